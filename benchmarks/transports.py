@@ -28,7 +28,7 @@ from network.namespaces import why_not
 from parts.transports_behind import GOAL, KIB, MIB, Behind, Found, measure, on_links, verdict
 
 from fscomm.device import Host
-from fscomm.exchange.wire_priority import BUDGET_BYTES
+from fscomm.exchange.wire_gate import BUDGET_BYTES
 from fscomm.plan.sharding_group import CHUNK_BYTES
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Part, Transport

@@ -15,7 +15,7 @@ from fscomm.device import device_of
 from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
-from fscomm.loop.lookahead import Lookahead, Rng, Unserved
+from fscomm.loop.lookahead import Listener, Lookahead, Rng
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -194,7 +194,7 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=self._engine or Unserved(), device=device, rng=rng)
+        lookahead = Lookahead(loader, listener=self._engine or Listener(), device=device, rng=rng)
         self._lookaheads.add(lookahead)
         self._newest_lookahead = lookahead
         return lookahead

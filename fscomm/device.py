@@ -3,6 +3,10 @@
 On the CPU work is done when the call that does it returns. On CUDA a call only issues work to the stream of its thread.
 Each worker has a stream of its own. A *mark* stands for everything that a thread has issued so far. A thread that uses
 a result of another thread lets its own stream wait for that thread's mark; the host does not wait.
+
+No graph can hold what fscomm does: a look-up waits for other ranks and for workers, and which rows are fetched ahead is
+known when it runs. So what a CUDA graph captures is refused, and `torch.compile` breaks its graphs at the calls where a
+user's program comes into fscomm. Code behind such a call runs as it is written, whatever is compiled around it.
 """
 
 import contextlib
@@ -28,6 +32,17 @@ LATE = (
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
+
+not_compiled = torch.compiler.disable(
+    reason="fscomm serves it, and waits in it for other ranks, which no graph can do. Compile without fullgraph=True, "
+    "or only parts of the model that look nothing up"
+)
+"""Decorates a function. With `fullgraph=True` torch raises its own error at a call of it, and says this reason."""
+
+
+def is_traced() -> bool:
+    """Whether `torch.compile` traces in this thread. It asks for the memory of tensors then, but for nothing in it."""
+    return torch._guards.TracingContext.try_get() is not None
 
 
 class Device(Protocol):

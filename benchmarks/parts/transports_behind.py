@@ -23,7 +23,6 @@ from network.world import World
 
 from fscomm.device import Host
 from fscomm.exchange.wire_gate import OpenWire, WireGate
-from fscomm.exchange.wire_priority import WirePriority
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Part
 from fsranks.rank_context import resolve
@@ -126,7 +125,7 @@ class Bench:
         if way == "two groups":
             return self.beside(lambda: self.bulk_rows.whole.over(self.bulk).wait(), None, alone=alone)
         chunk_bytes, budget_bytes = self.behind.chunked[way]
-        gate = WireGate(schedule=WirePriority(budget_bytes=budget_bytes))
+        gate = WireGate(budget_bytes=budget_bytes)
         return self.beside(lambda: gate.exchange(self.bulk, self.bulk_rows.parts(chunk_bytes)), gate, alone=alone)
 
     def one_group(self) -> tuple[list[float], float]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from fscomm.device import not_compiled
 from fscomm.engine import after_block
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
@@ -19,7 +20,6 @@ from fscomm.engine.step import Step
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
-from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.plain_kernels import Update
 from fscomm.tables.served_modules import ServedModules
 

@@ -25,14 +25,14 @@ from fscomm.engine.stand_ins import ServedForward
 from fscomm.engine.step import ModuleInStep, Step
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
+from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
 from fscomm.exchange.operations import ANY, Class, Rows, whole
-from fscomm.exchange.streams import Streams
-from fscomm.exchange.threads import Threads
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
+from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
@@ -55,7 +55,7 @@ IN_TURN = (
 EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
 
 
-class Engine:
+class Engine(Listener):
     """Serves `modules` on the ranks of `context`. Making it is collective.
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.

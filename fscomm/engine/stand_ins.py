@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from fscomm.device import not_compiled
 from fscomm.exchange.operations import Rows
-from fscomm.loop.uncompiled import not_compiled
 from fscomm.tables.binding import Binding
 from fscomm.tables.handles import Handles, find
 from fscomm.tables.plain_kernels import Update

@@ -28,7 +28,7 @@ From this follows all else:
   their place in program order are right if no conflicting update comes between the fetch and that place. Otherwise they
   are *stale*: `Program` drops them, and that forward reads again.
 - Every wait is for something that was submitted earlier, and all ranks submit in program order. So no wait goes in a
-  circle. (The wire may hold work back for what was submitted later: for a while only, see `wire_priority.py`.)
+  circle. (The wire may hold work back for what was submitted later: for a while only, see `wire_gate.py`.)
 
 A bag of a pooled table is fetched whole, with its collision rows: so that fetch reads other rows of n, too. Exclusive
 bags have exclusive rows only, and updates go row by row, as they do without pooling.

@@ -1,17 +1,26 @@
-"""Who works operations off: what both executors have in common, transports and what uses them.
+"""Who works operations off: transports and what uses them, on the host by threads, on a GPU by streams.
 
 No two threads may issue to one transport, and all are made in the same order on every rank by the thread that makes the
 engine. Exclusive rows and gradients have one each: a rank that leaves out a backward pass sends rows while others send
 gradients, and gloo ends a process that gets another size than it expects, before the next control word can say what is
 wrong.
+
+On the host there is one worker for each class of operations, and what a worker has done is done.
+
+On a GPU one thread issues all operations to streams of the device, in program order, and waits for none of them there.
+The host runs ahead of the device. An operation that waits for another one lets its stream wait for that; so does the
+compute stream, where a forward uses what was fetched. All ranks issue in the same order, over all transports. Exclusive
+operations wait on the device for the collision operations that were issued before them. What was issued is waited for
+by a thread of its own, which finds out if a rank is lost, and keeps what the device still uses.
 """
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fscomm.device import Device, Mark
 from fscomm.exchange.control_word import ControlWords
@@ -20,20 +29,19 @@ from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import RowExchange, Wire
-from fscomm.exchange.wire_gate import WireGate
-from fscomm.exchange.wire_priority import WirePriority
+from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.report.recorder import Recorder
 from fscomm.tables.served_modules import ServedModules
 from fscomm.transports.opening import open_transport
-from fscomm.transports.transport import Transport
+from fscomm.transports.transport import Part, Transport
 from fsranks.control_group import AnyGroup, control_group
 from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
-TRANSPORTS = ("collision", "exclusive rows", "exclusive gradients")
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
+_URGENT = -1  # the priority of a stream
 
 
 class Executor(ABC):
@@ -42,7 +50,10 @@ class Executor(ABC):
     Attributes:
         wire_gate: decides which class may use the wire.
         control_words, peers: for the training thread.
+        WORKERS: by name, whether it works in the background. One is called ids.
     """
+
+    WORKERS: ClassVar[Mapping[str, bool]]
 
     def __init__(
         self,
@@ -70,22 +81,20 @@ class Executor(ABC):
             opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: the ranks need not compare them.
             collision, rows, gradients = (
-                keep(open_transport(transport, context, device, timeout_s=timeout_s)) for _ in TRANSPORTS
+                keep(open_transport(transport, context, device, timeout_s=timeout_s)) for _ in range(3)
             )
             self._all: tuple[AnyGroup | Transport, ...] = (control, ids, collision, rows, gradients)
-            budget = WirePriority(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes)
-            self.wire_gate = WireGate(schedule=budget, awaited=self._awaited)
+            self.wire_gate = WireGate(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes, awaited=self._awaited)
             self.control_words = ControlWords(control, recorder)
             self.peers = LostPeers([module.process_group for module in served.modules], device.where, control)
             opened.callback(self.peers.close)
             self._ids = IdExchange(ids, self.wire_gate, served, device, recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
-            for name, background in self._workers_wanted().items():
+            for name, background in self.WORKERS.items():
                 self._workers[name] = Worker(
                     name, self._failed, device=device, limit_s=timeout_s, background=background
                 )
-            wires = self._wires()
             self._rows = {
                 of_class: RowExchange(
                     of_class,
@@ -93,7 +102,7 @@ class Executor(ABC):
                     served.tables(),
                     of_rows=of_rows,
                     of_gradients=of_gradients,
-                    wire=wires[of_class],
+                    wire=self._wire(of_class),
                     recorder=recorder,
                 )
                 for of_class, of_rows, of_gradients in (
@@ -116,12 +125,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def _workers_wanted(self) -> Mapping[str, bool]:
-        """By name, whether it works in the background. One is called ids."""
-
-    @abstractmethod
-    def _wires(self) -> Mapping[Class, Wire]:
-        """For the operations of each class."""
+    def _wire(self, of_class: Class) -> Wire:
+        """For the operations of this class."""
 
     def exchange_ids(
         self,
@@ -200,3 +205,107 @@ class Executor(ABC):
         if self._error is None:
             self._error = error
             self.abort(f"lost the others: {error}")
+
+
+class Threads(Executor):
+    """On the host. While collision operations run, or wait for their turn, no exclusive chunk begins: the wire is kept
+    for them.
+    """
+
+    WORKERS: ClassVar = {"ids": True, "collision": False, "exclusive": True, "plain": False}
+
+    _held_up: Pending[Any] | None = None  # the last collision operations that had to wait for another worker
+    _exclusive = 0  # operations that were submitted
+
+    def submit(self, operation: Operation) -> Pending[None]:
+        work = partial(self._run, operation)
+        if operation.of_class is Class.EXCLUSIVE:
+            self._exclusive += 1
+            work = partial(self._run_exclusive, self._exclusive, operation)
+        return self._workers[operation.of_class.value].submit(work)
+
+    def hurry(self) -> None:
+        self.wire_gate.let_go(self._exclusive)
+        self._signals.send(self._exclusive)
+
+    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
+        """The wire is kept at once if neither they nor earlier work of the worker have to wait for another worker,
+        which may need the wire itself. Otherwise it is kept when the waiting is over.
+        """
+        self.wire_gate.let_go(self._awaited())
+        after = [each for operation in operations for each in operation.after]
+        worker = self._workers[Class.COLLISION.value]
+        if all(each.done() for each in after) and (self._held_up is None or self._held_up.done()):
+            self.wire_gate.enter()
+        else:
+            self._held_up = worker.submit(partial(self._enter_after, after))
+        done = [self.submit(operation) for operation in operations]
+        worker.submit(partial(self._leave, done[-1], expecting))
+        return done
+
+    def _wire(self, of_class: Class) -> Wire:
+        return OpenWire() if of_class is Class.COLLISION else self.wire_gate
+
+    def _awaited(self) -> int:
+        """All that were submitted are let go: a rank that left out a backward pass has other numbers than this one."""
+        others = self._signals.received()
+        return max(*others, self._exclusive) if others else 0
+
+    def _run_exclusive(self, number: int, operation: Operation) -> None:
+        self.wire_gate.begin(number)
+        self._run(operation)
+
+    def _enter_after(self, after: Sequence[Pending[Any]]) -> None:
+        for each in after:
+            each.result()
+        self.wire_gate.enter()
+
+    def _leave(self, last: Pending[None], expecting: Callable[[], bool]) -> None:
+        self._device.wait(last.mark, self._limit_s)
+        self._rows[Class.COLLISION].meet()
+        self.wire_gate.leave(expecting=expecting())
+
+
+class Streams(Executor):
+    """On a GPU: a stream for each class; that of the collision class has priority. No wire gate holds anything back."""
+
+    WORKERS: ClassVar = {"ids": True, "issue": False, "watch": True}
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams = {
+            of_class: self._device.stream(priority=_URGENT if of_class is Class.COLLISION else 0) for of_class in Class
+        }
+        self._urgent: Pending[None] | None = None  # the last collision operation
+
+    def submit(self, operation: Operation) -> Pending[None]:
+        if operation.of_class is Class.EXCLUSIVE and self._urgent is not None:
+            operation = replace(operation, after=[*operation.after, self._urgent])
+        return self._workers["issue"].submit(partial(self._run, operation), stream=self._streams[operation.of_class])
+
+    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
+        done = [self.submit(operation) for operation in operations]
+        self._urgent = done[-1]
+        return done
+
+    def hurry(self) -> None:
+        pass
+
+    def _wire(self, of_class: Class) -> Wire:
+        return _Issued(self._workers["watch"])
+
+
+class _Issued:
+    """All parts are issued at once, and the worker `watch` waits for them."""
+
+    def __init__(self, watch: Worker) -> None:
+        self._watch = watch
+
+    def wait(self) -> None:
+        pass
+
+    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
+        for part in parts:
+            handle = part.over(transport)
+            handle.follow()
+            self._watch.submit(handle.wait)

@@ -22,6 +22,7 @@ from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_
 from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.ways import Most, exchanges, segments, starts_of
 from fscomm.report.recorder import Recorder
+from fscomm.report.report import Collisions
 from fscomm.tables.served_modules import ServedModules
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
@@ -169,14 +170,14 @@ class IdExchange:
         """Tell the recorder what the step will look up, and the ids that were exchanged for it."""
         for layout, ahead in zip(self._served.layouts, ids.groups, strict=True):
             if ahead is not None:
-                self._recorder.count(
-                    layout.module,
-                    ids.number,
+                unique, unique_colliding = ahead.rows
+                found = Collisions(
                     occurrences=ahead.occurrences,
                     colliding=ahead.colliding,
-                    unique=ahead.rows[0],
-                    unique_colliding=ahead.rows[1],
+                    unique=unique,
+                    unique_colliding=unique_colliding,
                 )
+                self._recorder.count(layout.module, ids.number, found)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
 
     def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:

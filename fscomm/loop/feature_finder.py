@@ -16,6 +16,9 @@ class FeatureFinder:
 
     `names`: of the served modules, once for each call; `given`: functions from a batch to the KJT of a module, by name;
     a list of them for its calls.
+
+    Attributes:
+        explicit: modules whose features the user names.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class FeatureFinder:
                 f"{', '.join(dict.fromkeys(names)) or 'none'}"
             )
         self._names = names
-        self._given: list[Reader | None] = [None] * len(names)
+        self._found: list[Reader | Path | Recipe | None] = [None] * len(names)
         for name, readers in given.items():
             of_calls, first = [readers] if callable(readers) else list(readers), names.index(name)
             if len(of_calls) > names.count(name):
@@ -41,17 +44,12 @@ class FeatureFinder:
                     f"features= has {len(of_calls)} functions for {name}, one for each call, but calls="
                     f"{names.count(name)} says how often it is called"
                 )
-            self._given[first : first + len(of_calls)] = of_calls
-        self._found: list[Path | Recipe | None] = [None] * len(names)
+            self._found[first : first + len(of_calls)] = of_calls
+        self.explicit = frozenset(m for m, reader in enumerate(self._found) if reader is not None)
         self._problem = problem
         self._make = make
         self._lost: list[str | None] = [None] * len(names)
         self._tries = [0] * len(names)
-
-    @property
-    def explicit(self) -> frozenset[int]:
-        """Modules whose features the user names."""
-        return frozenset(m for m, reader in enumerate(self._given) if reader is not None)
 
     def read(self, batch: Any) -> tuple[list[KJT | None], list[str | None]]:
         """[M] the features of each module in `batch`, and why there are none; neither before a module was seen."""
@@ -60,7 +58,7 @@ class FeatureFinder:
 
     def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
         """Module m got `kjt` while the user holds `batch`. Returns why its features are not found, if so."""
-        if self._given[m] is not None:
+        if m in self.explicit:
             return None
         found = self._found[m]
         if self._tries[m] < TRIES and (found is None or (isinstance(found, Recipe) and not found.settled)):
@@ -81,18 +79,18 @@ class FeatureFinder:
         return built
 
     def _read(self, m: int, batch: Any) -> tuple[KJT | None, str | None]:
-        reader, found = self._given[m], self._found[m]
+        found = self._found[m]
+        if found is None:
+            return None, self._lost[m]
         try:
-            if reader is not None:
-                kjt = reader(batch)
-            elif found is None:
-                return None, self._lost[m]
-            elif isinstance(found, Path):
+            if isinstance(found, Path):
                 kjt = kjt_paths.read(batch, found)
-            else:
+            elif isinstance(found, Recipe):
                 kjt = found.read(batch, self._make)
+            else:
+                kjt = found(batch)
         except ValueError as error:
-            if reader is not None:
+            if m in self.explicit:
                 raise
             return None, str(error)
         why = self._problem(kjt)

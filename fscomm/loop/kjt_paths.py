@@ -9,19 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.contents import contents
+from fscomm.plan.hash_tables import checksum
 
 _DEEPEST = 6
 _MOST_NODES = 10_000
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
-_LEAVES = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
+_NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
 
 class KJT(Protocol):
@@ -60,38 +62,35 @@ class Path:
         return "batch" + "".join(map(str, self.steps))
 
 
-def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
-    """Every KJT in a batch with its path, nearest first: at most six steps deep and the first 10,000 objects.
+def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
+    """Every KJT in a batch, and every tensor outside of KJTs, with its path, nearest first: at most six steps deep and
+    the first 10,000 objects.
 
     Enters mappings, lists, tuples and what instances store; not modules, functions, classes. A container that is met
     again, cycles included, is entered once.
     """
-    return ((path, value) for path, value in _walk(batch) if not isinstance(value, Tensor))
-
-
-def tensors_in(batch: Any) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in a batch with its path, in the order of `walk`; not those inside KJTs."""
-    return ((path, value) for path, value in _walk(batch) if isinstance(value, Tensor))
-
-
-def _walk(batch: Any) -> Iterator[tuple[Path, Any]]:
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
     for _ in range(_MOST_NODES):
         if not queue:
             return
         path, value = queue.popleft()
-        if isinstance(value, Tensor) or is_kjt(value):
+        if isinstance(value, Tensor) or _is_kjt(value):
             yield path, value
         elif len(path.steps) < _DEEPEST and id(value) not in entered:
             entered.add(id(value))
-            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _LEAVES))
+            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _NOT_ENTERED))
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
+
+
+def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
+    """Those of the `leaves` that are KJTs."""
+    return ((path, value) for path, value in leaves(batch) if not isinstance(value, Tensor))
 
 
 def tensors_of(batch: Any) -> list[Tensor | None]:
     """All tensors in a batch, those of its KJTs, too."""
-    found = (value for _, value in _walk(batch))
+    found = (value for _, value in leaves(batch))
     return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
@@ -101,7 +100,7 @@ def find(batch: Any, kjt: KJT) -> Path | None:
     Off the CPU, comparing contents waits for the device.
     """
     held = list(walk(batch))
-    for alike in (operator.is_, _shares_tensors, same):
+    for alike in (operator.is_, partial(same, alike=operator.is_), same):
         for path, other in held:
             if alike(other, kjt):
                 return path
@@ -110,7 +109,7 @@ def find(batch: Any, kjt: KJT) -> Path | None:
 
 def read(batch: Any, path: Path) -> KJT:
     """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
-    found: KJT = read_part(batch, path, is_kjt, "KeyedJaggedTensor")
+    found: KJT = read_part(batch, path, _is_kjt, "KeyedJaggedTensor")
     return found
 
 
@@ -134,13 +133,39 @@ def read_part(batch: Any, path: Path, fits: Callable[[Any], bool], kind: str) ->
     return value
 
 
-def same(a: KJT, b: KJT) -> bool:
-    """Do two KJTs hold the same keys, strides, values, lengths and weights.
+def equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Is it one tensor, or have both the same contents, which off the CPU waits for the device. Tensors on different
+    devices or of different types are not equal."""
+    if a is b:
+        return True
+    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a, b)
 
-    Shared tensors are not compared; others are by content, which off the CPU waits for the device. Tensors on different
-    devices or of different types are not the same.
+
+def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool] = equal) -> bool:
+    """Do two KJTs hold the same keys, strides, and values, lengths and weights that are `alike`."""
+    return a is b or (_shape(a) == _shape(b) and all(map(alike, _tensors(a), _tensors(b))))
+
+
+def contents(tensor: Tensor | None) -> tuple[int, int, int]:
+    """Where a tensor lies, its version and a checksum of its bytes; without the latter off the CPU.
+
+    The checksum tells of a change that torch does not know: by numpy, through `.data`, of reused memory.
     """
-    return a is b or (_shape(a) == _shape(b) and all(map(_equal, _tensors(a), _tensors(b))))
+    if tensor is None:
+        return 0, 0, 0
+    version = 0 if tensor.is_inference() else tensor._version
+    with suppress(RuntimeError, TypeError):  # of a kind without memory, or without bytes that can be looked at
+        return tensor.data_ptr(), version, _checksum(tensor) if tensor.device.type == "cpu" else 0
+    return 0, version, 0
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    whole = len(flat) // 8 * 8
+    rest = int.from_bytes(flat[whole:].tobytes(), "little")
+    return int(checksum(flat[:whole].view(np.uint64))) + (rest << 64)
 
 
 class Snapshot:
@@ -161,7 +186,7 @@ class Snapshot:
         """Is `kjt` what was announced: `same`, and nothing of it written to in between."""
         return (
             self._shape == _shape(kjt)
-            and all(map(_equal, self._tensors, _tensors(kjt)))
+            and all(map(equal, self._tensors, _tensors(kjt)))
             and self._contents == [contents(tensor) for tensor in self._tensors]
         )
 
@@ -202,7 +227,7 @@ def _stored(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(value)
 
 
-def is_kjt(value: Any) -> bool:
+def _is_kjt(value: Any) -> bool:
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 
@@ -214,15 +239,3 @@ def _shape(kjt: KJT) -> tuple[list[str], int, list[int]]:
 
 def _tensors(kjt: KJT) -> tuple[Tensor, Tensor, Tensor | None]:
     return kjt.values(), kjt.lengths(), kjt.weights_or_none()
-
-
-def _shares_tensors(a: KJT, b: KJT) -> bool:
-    return _shape(a) == _shape(b) and all(x is y for x, y in zip(_tensors(a), _tensors(b), strict=True))
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is b:
-        return True
-    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a, b)

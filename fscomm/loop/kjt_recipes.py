@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import KJT, Path, is_kjt, read_part, tensors_in, walk
+from fscomm.loop.kjt_paths import KJT, Path, leaves, read, read_part, walk
 
 Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
 
@@ -59,7 +59,7 @@ class OneKey:
 
     def read(self, batch: Any, seen: Seen) -> Jagged:
         if self.path not in seen:
-            kjt = read_part(batch, self.path, is_kjt, "KeyedJaggedTensor")
+            kjt = read(batch, self.path)
             seen[self.path] = dict(zip(kjt.keys(), by_key(kjt), strict=True))
         if self.key not in seen[self.path]:
             raise ValueError(f"features were found in the first batch at {self}, but this one has no such key there")
@@ -183,7 +183,7 @@ def _parts(batch: Any, samples: int) -> Iterator[tuple[Part, Jagged]]:
         if kjt.keys() and len(kjt.lengths()) == samples * len(kjt.keys()):
             for key, jagged in zip(kjt.keys(), by_key(kjt), strict=True):
                 yield OneKey(path=path, key=key), jagged
-    held = [(path, tensor) for path, tensor in tensors_in(batch) if _holds_ids(tensor)]
+    held = [(path, tensor) for path, tensor in leaves(batch) if _holds_ids(tensor)]
     for path, values in held:
         for part in _with_lengths(path, values, held, samples):
             yield part, part.read(batch, {})

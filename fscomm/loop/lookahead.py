@@ -10,25 +10,19 @@ looked at, and a loader that reuses its memory is refused.
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from fscomm.device import not_compiled
 from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.moving import Moved, Moving
-from fscomm.loop.random_streams import OwnStream, Streams
-from fscomm.loop.uncompiled import not_compiled
+from fscomm.loop.random_numbers import Draws
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
 Rng = Literal["shared", "own"]
-DREW_EARLY = (
-    "the training step drew random numbers after the loader had drawn some for the next batch, which was pulled early: "
-    "in the loop without fscomm the step draws first. All steps so far are those of that loop; this batch is not. Pass "
-    "rng='own' to lookahead() to give the loader random numbers of its own"
-)
 REUSED = (
     "the loader wrote into the {kind} that it gave before, or replaced tensors in it, while it made the next one. "
     "fscomm pulls one batch ahead, so that batch is still to be trained on. Give every batch memory of its own, for "
@@ -36,18 +30,24 @@ REUSED = (
 )
 
 
-class Listener(Protocol):
-    """Who is told what is fetched and what is handed out. What it raises reaches the user at once."""
+class Listener:
+    """Who is told what is fetched and what is handed out. What it raises reaches the user at once.
+
+    This one does nothing with it: nothing is served, and nothing is gained by pulling early.
+    """
 
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
+        return False
 
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. draws: loader and training draw from the same random numbers here. in_turn: so they did
         before, and this batch is about to be held."""
 
     def draws(self) -> bool:
-        """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
+        """Whether `draws` was said of the batch announced last on any rank: then no batch is pulled early. Blocks until
+        all ranks announced it."""
+        return True
 
     def hold(self, batch: Any) -> None:
         """The user is about to get this batch."""
@@ -62,44 +62,12 @@ class Listener(Protocol):
         """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
 
 
-class Unserved:
-    """The listener where nothing is served: nothing is gained by pulling early."""
-
-    def resume(self, epoch: Any) -> bool:
-        return False
-
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
-        pass
-
-    def draws(self) -> bool:
-        return True
-
-    def hold(self, batch: Any) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def fail(self, error: BaseException) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    value: Any
+    """What the loader's `state_dict()` gave, or why it gave nothing."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    pass
+    value: Any = None
+    error: Exception | None = None
 
 
 class Lookahead(Generic[T]):
@@ -128,7 +96,7 @@ class Lookahead(Generic[T]):
         self._loader = loader
         self._listener = listener
         self._moving = Moving(device)
-        self._draws = _Draws(OwnStream() if rng == "own" else None)
+        self._draws = Draws(own=rng == "own")
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
@@ -186,10 +154,12 @@ class Lookahead(Generic[T]):
 
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
-        state = _State(_method(self._loader, "state_dict")()) if self._epoch is None else self._epoch.state()
-        if isinstance(state, _Failed):
-            raise state.error
-        return copy.deepcopy(state.value)
+        saved = None if self._epoch is None else self._epoch.saved
+        if saved is None:  # nothing was fetched ahead: the loader itself knows
+            return copy.deepcopy(_method(self._loader, "state_dict")())
+        if saved.error is not None:
+            raise saved.error
+        return copy.deepcopy(saved.value)
 
     def load_state_dict(self, state: Any) -> None:
         """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
@@ -200,8 +170,8 @@ class Lookahead(Generic[T]):
 
     def close(self) -> None:
         """End the epoch and close its iterator, unless that is the loader itself. Idempotent."""
-        if not self._closed and self._epoch is not None:
-            self._epoch.leave()
+        if not self._closed:
+            self._give_up()
         self._closed = True
 
     def _give_up(self) -> None:
@@ -216,70 +186,12 @@ class Lookahead(Generic[T]):
             )
 
 
-class _Draws:
-    """Keeps what loader and training step draw from common random numbers in the order of the plain loop.
-
-    What both draw depends on their order, so no batch is pulled early then. Where one of them begins to draw later, it
-    is noticed before anything was trained on that the plain loop would not have: a batch that was pulled early leaves
-    the random numbers to the training step as it found them.
+class _Epoch(Generic[T]):
+    """One pass over the loader's iterator.
 
     Attributes:
-        early: batches may be pulled early; None while that is not known.
-        both: the loader drew for the batch pulled last, or may draw again, and the training step before it drew, too.
+        saved: the loader's state before it was asked for the batch that was fetched ahead; None if none was.
     """
-
-    def __init__(self, own: OwnStream | None) -> None:
-        self._own = own
-        self._handed_out: Streams | None = None
-        self._user_drew = False
-        self._loader_drew = False
-        self._after_early: Streams | None = None  # where the loader left the numbers that the training step has now
-        self.early: bool | None = None
-        self.both = False
-
-    def hand_out(self) -> None:
-        """The user gets a batch; the next pull tells whether the user draws."""
-        self._handed_out = None if self._own is not None else Streams()
-
-    def resume(self) -> None:
-        """The user asks for a batch. Raises RuntimeError if it was pulled too early."""
-        if self._handed_out is not None:
-            self._user_drew = self._handed_out != Streams()
-        if self._after_early is not None:
-            if self._user_drew:
-                raise RuntimeError(DREW_EARLY)
-            self._after_early.restore()
-            self._after_early = None
-
-    def begin(self) -> None:
-        """A new loop begins: in the plain loop the batch that was pulled early was never made."""
-        if self._handed_out is not None:
-            self._user_drew = self._handed_out != Streams()
-            self._handed_out = None
-        self._after_early = None
-
-    @contextmanager
-    def of_loader(self, *, early: bool = False, again: bool = False) -> Iterator[None]:
-        """The loader makes an iterator or a batch inside. again: if it drew before, it may do so in any batch."""
-        if self._own is not None:
-            with self._own.use():
-                yield
-            return
-        before = Streams()
-        try:
-            yield
-        finally:
-            after = Streams()
-            drew = before != after
-            self.both = self._user_drew and (drew or (again and self._loader_drew))
-            self._loader_drew |= drew
-            if early and drew:
-                self._after_early = after
-                before.restore()
-
-
-class _Epoch(Generic[T]):
-    """One pass over the loader's iterator."""
 
     def __init__(
         self,
@@ -287,22 +199,22 @@ class _Epoch(Generic[T]):
         loader: Iterable[T],
         listener: Listener,
         moving: Moving,
-        draws: _Draws,
+        draws: Draws,
     ) -> None:
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
         self._moving = moving
         self._draws = draws
+        self.saved: _State | None = None
         self._first = True
-        self._ahead: Moved[T] | _Failed | _End | None = None
-        self._state: _State | _Failed | None = None  # None: nothing was fetched ahead, the loader itself knows
+        self._ahead: Moved[T] | BaseException | None = None  # a batch, or what the loader raised: StopIteration too
         self._left = False
 
     @property
     def pending(self) -> bool:
         """Is there a batch, or an error, that the user has not got."""
-        return isinstance(self._ahead, Moved | _Failed)
+        return self._ahead is not None and not isinstance(self._ahead, StopIteration)
 
     @property
     def unconsumed(self) -> T | None:
@@ -323,19 +235,19 @@ class _Epoch(Generic[T]):
             self._announce(self._ahead, draws=False)
         if self._ahead is None:
             self._ahead = self._pull()
-        if isinstance(self._ahead, _End):
-            self._state = None
+        if isinstance(self._ahead, StopIteration):
+            self.saved = None
             self._listener.finish()
             raise StopIteration
-        if isinstance(self._ahead, _Failed):
-            error, self._ahead, self._state = self._ahead.error, None, None
+        if isinstance(self._ahead, BaseException):
+            error, self._ahead, self.saved = self._ahead, None, None
             raise error
         moved = self._ahead
         early = self._pulls_early()
         if early:
-            state, held = self._save(), BatchSnapshot(moved.pulled)
+            saved, held = self._save(), BatchSnapshot(moved.pulled)
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
-            self._state = state
+            self.saved = saved
             if held.changed():
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
@@ -344,7 +256,7 @@ class _Epoch(Generic[T]):
         batch = self._moving.end(moved)
         self._listener.hold(batch)
         if not early:
-            self._ahead = self._state = None
+            self._ahead = self.saved = None
         self._draws.hand_out()
         return batch
 
@@ -354,11 +266,6 @@ class _Epoch(Generic[T]):
             self._draws.early = not self._listener.draws()
         return bool(self._draws.early)
 
-    def state(self) -> "_State | _Failed":
-        if self._state is not None:
-            return self._state
-        return _State(_method(self._loader, "state_dict")())
-
     def leave(self) -> None:
         """Pull no more; what was fetched stays to be asked for."""
         self._left = True
@@ -366,14 +273,14 @@ class _Epoch(Generic[T]):
         if close is not None and self.iterator is not self._loader:
             close()
 
-    def _pull(self, *, early: bool = False) -> "Moved[T] | _Failed | _End":
+    def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         try:
             with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
             moved = self._moving.begin(pulled)
         except StopIteration:
             self._listener.end()
-            return _End()
+            return StopIteration()
         except PeerError as error:  # the batch before it could not be trained on either
             self._listener.fail(error)
             raise
@@ -381,19 +288,19 @@ class _Epoch(Generic[T]):
             raise
         except BaseException as error:
             self._listener.fail(error)
-            return _Failed(error)
+            return error
         self._announce(moved, draws=self._draws.both and (early or not self._first))
         return moved
 
     def _announce(self, moved: Moved[T], *, draws: bool) -> None:
         self._listener.announce(moved, draws=draws, in_turn=self._draws.early is False)
 
-    def _save(self) -> "_State | _Failed":
+    def _save(self) -> _State:
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
         try:
-            return _State(copy.deepcopy(_method(self._loader, "state_dict")()))
+            return _State(value=copy.deepcopy(_method(self._loader, "state_dict")()))
         except Exception as error:
-            return _Failed(error)
+            return _State(error=error)
 
 
 def _method(loader: Any, name: str) -> Any:

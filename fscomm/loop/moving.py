@@ -57,13 +57,11 @@ class Moving:
         return self._device.stream()
 
 
-def to_device(value: Any, device: torch.device | None) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
 
-    What holds no tensors of these kinds stays as it is. None: leave all where it is.
+    What holds no tensors of these kinds stays as it is.
     """
-    if device is None:
-        return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if callable(getattr(value, "to", None)):

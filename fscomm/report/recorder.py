@@ -58,13 +58,8 @@ class Recorder:
         """Around a wait of the training thread for `kind`: exposed time; 0 inside another wait."""
         return self._timed(kind, step, waiting=True)
 
-    def count(
-        self, module: str, step: int, *, occurrences: int, colliding: int, unique: int, unique_colliding: int
-    ) -> None:
-        """Add rows that this rank owns and `step` uses: ids and distinct rows, and those the step before used too."""
-        found = Collisions(
-            occurrences=occurrences, colliding=colliding, unique=unique, unique_colliding=unique_colliding
-        )
+    def count(self, module: str, step: int, found: Collisions) -> None:
+        """Add rows that this rank owns and `step` uses."""
         with self._lock:
             for sums in self._sums(step):
                 sums.collisions[module] = sums.collisions.get(module, Collisions()) + found

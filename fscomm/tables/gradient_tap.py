@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fscomm.loop.uncompiled import not_compiled
+from fscomm.device import not_compiled
 
 
 def tap(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:

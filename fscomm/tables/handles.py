@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fscomm.loop.uncompiled import is_traced, not_compiled
+from fscomm.device import is_traced, not_compiled
 
 _PROPERTIES = "dtype device layout shape ndim grad grad_fn is_leaf requires_grad _version"
 _METHODS = "size dim numel stride storage_offset element_size is_contiguous is_floating_point data_ptr __len__"

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fscomm.loop.uncompiled import not_compiled
+from fscomm.device import not_compiled
 from fscomm.tables.gradient_tap import tap
 from fscomm.tables.shadow_kernels import Shadow, own_forward, read_hyper
 

@@ -44,7 +44,7 @@ def notes(device: Clocks) -> Any:
     """What moves a batch, and notes when."""
     to_device = moving.to_device
 
-    def move(batch: Any, where: torch.device | None) -> Any:
+    def move(batch: Any, where: torch.device) -> Any:
         moved = to_device(batch, where)
         device.moved |= {id(kjt): (kjt, device.now()) for _, kjt in walk(moved)}
         return moved

@@ -1,8 +1,6 @@
-"""Threads at the wire: who waits, who is woken, and which parts of an exchange are under way when.
+"""The wire: who may go when, who waits and is woken, and which parts of an exchange are under way. Time is played."""
 
-Time is played. The rules are those of `test_wire_priority.py`.
-"""
-
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from fscomm.exchange.wire_gate import IN_FLIGHT, OpenWire, WireGate
-from fscomm.exchange.wire_priority import GRACE_S, WirePriority
+from fscomm.exchange import wire_gate
+from fscomm.exchange.wire_gate import GRACE_S, IN_FLIGHT, OpenWire, WireGate
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.transport import Part
 from fsranks.errors import PeerError
@@ -23,6 +21,10 @@ from fsranks.rank_context import RankContext
 
 BUDGET = 100
 SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
+ACTIONS = (
+    *("begin", "end", "expect", "settle", "stop", "half the wait", "await ids", "get ids"),
+    *("operation", "let go of it", "let go of the next"),
+)
 
 
 class Clock:
@@ -39,52 +41,81 @@ class Clock:
         return self.now_s
 
 
-def gate_of(clock: Clock, wait_s: float = math.inf) -> WireGate:
-    """Nobody who waits is let go by time alone, unless it is `wait_s`."""
-    return WireGate(clock, schedule=WirePriority(budget_bytes=BUDGET, grace_s=wait_s))
+class Account:
+    """One gate, and beside it, in the plainest words, what it was told."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.gate = WireGate(self.clock)
+        self.collision = 0
+        self.quiet_until = 0.0
+        self.operation = 0  # 0: none was begun
+        self.awaited: set[int] = set()
+        self.waiting = ExitStack()  # the training thread, for ids
+        self.ids_awaited = False
+        self.stopped = False
+
+    def act(self, action: str) -> None:
+        if action == "begin":
+            self.collision += 1
+            self.gate.enter()
+        elif action in ("end", "expect") and self.collision:
+            self.collision -= 1
+            if action == "expect":
+                self.quiet_until = self.clock.now_s + GRACE_S
+            self.gate.leave(expecting=action == "expect")
+        elif action == "settle":
+            self.quiet_until = 0.0
+            self.gate.settle()
+        elif action == "stop":
+            self.stopped = True
+            self.gate.stop()
+        elif action == "half the wait":
+            self.clock.now_s += GRACE_S / 2
+        elif action == "operation":
+            self.operation += 1
+            self.gate.begin(self.operation)
+        elif action in ("let go of it", "let go of the next"):
+            last = self.operation + (action == "let go of the next")
+            self.awaited |= set(range(1, last + 1))
+            self.gate.let_go(last)
+        elif action == "await ids" and not self.ids_awaited:
+            self.ids_awaited = True
+            self.waiting.enter_context(self.gate.awaiting_ids())
+        elif action == "get ids":
+            self.ids_awaited = False
+            self.waiting.close()
+
+    def check(self) -> None:
+        """Each goes now if it may. If nothing changes, it goes at the time that the gate says, and not before."""
+        now = self.clock.now_s
+        is_open = self.stopped or (not self.collision and now >= self.quiet_until)
+        goes_on = is_open or self.operation in self.awaited
+        exclusive_at, ids_at = self.gate.exclusive_at(), self.gate.ids_at()
+        assert (exclusive_at <= now) == goes_on
+        assert (ids_at <= now) == (is_open or self.ids_awaited)
+        assert goes_on or exclusive_at == (math.inf if self.collision else self.quiet_until)
 
 
-def is_open(gate: WireGate) -> bool:
-    """Whether an exclusive chunk may go."""
-    goes = gate.try_exclusive(4)
-    if goes:
-        gate.exclusive_done(4)
-    return goes
+@pytest.mark.parametrize("first", ACTIONS)
+def test_every_answer_is_that_of_the_rules(first: str) -> None:
+    """Whatever four things happen, one after the other."""
+    for others in itertools.product(ACTIONS, repeat=3):
+        account = Account()
+        for action in (first, *others):
+            account.act(action)
+            account.check()
 
 
-def nothing_counts(gate: WireGate) -> bool:
-    """Whether the whole budget is free, and no more than that."""
-    gate.settle()
-    return gate.try_exclusive(4) and gate.try_exclusive(BUDGET - 4) and not gate.try_exclusive(4)
-
-
-def test_closed_for_collision_exchanges_and_for_a_control_word_after_them() -> None:
-    clock = Clock()
-    gate = WireGate(clock)
-    assert is_open(gate)
-    gate.wait()
-    gate.enter()
-    gate.enter()
-    gate.leave()
-    assert not is_open(gate)
-    gate.leave(expecting=True)
-    clock.now_s += 0.9 * GRACE_S
-    assert not is_open(gate)
-    clock.now_s += 0.2 * GRACE_S
-    assert is_open(gate)
-    gate.enter()
-    gate.leave(expecting=True)
-    gate.settle()
-    assert is_open(gate)
-    gate.enter()
-    gate.stop()
-    assert is_open(gate)
-    gate.wait()
+@pytest.mark.parametrize("name", ["budget_bytes", "grace_s"])
+def test_negative_bounds_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
+        WireGate(**{name: -1})
 
 
 def test_a_wait_for_a_control_word_ends_by_itself() -> None:
     clock = Clock(tick=0.001)
-    gate = gate_of(clock, wait_s=0.02)
+    gate = WireGate(clock, grace_s=0.02)
     gate.enter()
     gate.leave(expecting=True)
     begun = clock.now_s
@@ -99,9 +130,9 @@ def test_what_another_rank_waits_for_goes() -> None:
     gate.enter()
     gate.begin(3)
     gate.wait()
-    assert is_open(gate)
+    assert gate.exclusive_at() == -math.inf
     gate.begin(4)
-    assert not is_open(gate)
+    assert gate.exclusive_at() == math.inf
     assert next(said) == 0
 
 
@@ -121,11 +152,6 @@ def waits_for_a_control_word(gate: WireGate) -> None:
     gate.leave(expecting=True)
 
 
-def waits_for_room(gate: WireGate) -> None:
-    """That of another worker of the same budget, or of its own helper thread."""
-    assert gate.try_exclusive(BUDGET)
-
-
 @pytest.mark.parametrize(
     ("closes", "waits", "wakes"),
     [
@@ -133,22 +159,24 @@ def waits_for_room(gate: WireGate) -> None:
         (waits_for_the_wire, WireGate.wait, WireGate.stop),
         (waits_for_a_control_word, WireGate.wait, WireGate.settle),
         (waits_for_the_wire, WireGate.wait_for_ids, lets_ids_go),
-        (waits_for_the_wire, lambda gate: gate.wait_exclusive(4), WireGate.leave),
-        (waits_for_room, lambda gate: gate.wait_exclusive(4), lambda gate: gate.exclusive_done(BUDGET)),
     ],
 )
 def test_who_waits_is_woken(
-    closes: Callable[[WireGate], None], waits: Callable[[WireGate], None], wakes: Callable[[WireGate], None]
+    closes: Callable[[WireGate], None],
+    waits: Callable[[WireGate], None],
+    wakes: Callable[[WireGate], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Not by time, and not by a look at what other ranks said."""
+    monkeypatch.setattr(wire_gate, "_LOOK_S", threading.TIMEOUT_MAX)
     clock = Clock()
-    gate = gate_of(clock)
+    gate = WireGate(clock, grace_s=math.inf)
     closes(gate)
     while clock.asked.acquire(blocking=False):
         pass
     thread = threading.Thread(target=waits, args=[gate], daemon=True)
     thread.start()
-    for _ in range(2):  # the second time it has the lock, and gives it back only when it can be woken
-        assert clock.asked.acquire(timeout=PATIENCE_S)
+    assert clock.asked.acquire(timeout=PATIENCE_S)  # it has the lock, and gives it back only when it can be woken
     wakes(gate)
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "not woken"
@@ -218,14 +246,12 @@ def filled(outs: Sequence[torch.Tensor]) -> bool:
 
 @given(st.lists(st.tuples(SIZES, SIZES), max_size=30))
 def test_exclusive_stays_within_the_budget(sizes: list[tuple[int, int]]) -> None:
-    gate = gate_of(Clock())
     wire = Wire()
     parts, outs = parts_of(sizes, wire.log)
-    gate.exchange(wire, parts)
+    WireGate(budget_bytes=BUDGET).exchange(wire, parts)
     assert filled(outs)
     assert wire.most_bytes <= max([BUDGET, *(max(pair) for pair in sizes)])
     assert not wire.under_way
-    assert nothing_counts(gate)
 
 
 @pytest.mark.parametrize("size", [(40, 40), (40, 4), (4, 40)])
@@ -233,7 +259,7 @@ def test_parts_are_asked_for_one_by_one_and_the_budget_is_used(size: tuple[int, 
     """The larger direction of a part counts."""
     wire = Wire()
     parts, _ = parts_of([size] * 4, wire.log)
-    gate_of(Clock()).exchange(wire, parts)
+    WireGate(budget_bytes=BUDGET).exchange(wire, parts)
     assert wire.log == [
         *("ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0", "issue 2", "ask 3", "wait 1", "issue 3"),
         *("wait 2", "wait 3"),
@@ -249,11 +275,26 @@ def test_collision_parts_go_a_few_at_a_time() -> None:
     assert wire.log[:6] == ["ask 0", "issue 0", "ask 1", "issue 1", "ask 2", "wait 0"]
 
 
+def test_what_is_under_way_ends_before_a_closed_gate_is_waited_for() -> None:
+    wire = Wire()
+    gate = WireGate(Clock(), budget_bytes=BUDGET, awaited=lambda: 1)  # another rank wants it at the first look
+    gate.begin(1)
+
+    def parts() -> Iterator[Part]:
+        for number, part in enumerate(parts_of([(4, 4)] * 3, wire.log)[0]):
+            if number == 2:
+                gate.enter()
+            yield part
+
+    gate.exchange(wire, parts())
+    assert wire.log[-5:] == ["ask 2", "wait 0", "wait 1", "issue 2", "wait 2"]
+
+
 @pytest.mark.parametrize("number", [0, 5])
 @pytest.mark.parametrize("fails", ["fails_to_issue", "fails_to_end", "fails_to_make"])
-def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
+def test_what_comes_after_an_error_has_the_whole_budget(fails: str, number: int) -> None:
     wire = Wire(**({fails: number} if fails != "fails_to_make" else {}))
-    gate = gate_of(Clock())
+    gate = WireGate(budget_bytes=BUDGET)
 
     def parts() -> Iterator[Part]:
         for i, part in enumerate(parts_of([(40, 40)] * 6, wire.log)[0]):
@@ -263,4 +304,6 @@ def test_an_error_gives_the_budget_back(fails: str, number: int) -> None:
 
     with pytest.raises(PeerError, match="lost"):
         gate.exchange(wire, parts())
-    assert nothing_counts(gate)
+    wire = Wire()
+    gate.exchange(wire, parts_of([(BUDGET // 2, 4)] * 3, wire.log)[0])
+    assert wire.most_parts == 2

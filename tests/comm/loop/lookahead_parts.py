@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from fscomm.loop.lookahead import Lookahead
+from fscomm.loop.lookahead import Listener, Lookahead
 from fscomm.loop.moving import Moved
 
 META = torch.device("meta")  # another device that every machine has
 Event = tuple[Any, ...]
 
 
-class Told:
+class Told(Listener):
     """A listener that keeps what it was told, in one list with what the loader did.
 
     fails_at: it raises at this event. draws: whether a rank says that loader and training draw from the same numbers;

@@ -262,6 +262,8 @@ def test_told_by_the_user() -> None:
     assert found.read(batch) == ([None, batch["z"]], [None, None])
     with pytest.raises(KeyError, match="z"):
         found.read({})
+    with pytest.raises(ValueError, match="invalid literal"):
+        finder(item=int).read("no number")
     for names, readers, modules in (["a"], {"c": kjt, "b": kjt}, "a"), ([], {"b": kjt, "c": kjt}, "none"):
         with pytest.raises(ValueError, match=f"features= names b, c, but the modules served are {modules}"):
             FeatureFinder(names, readers, problem=weighted, make=make_features)

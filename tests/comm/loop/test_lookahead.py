@@ -445,7 +445,6 @@ def test_batches_of_any_structure_move_whole() -> None:
     assert {one.device, with_x[0].x.device, counts["x"].device} == {torch.device("cpu")}
     for value in (None, 3, "text", Frozen, MappingProxyType({"x": one}), object()):
         assert to_device(value, META) is value
-    assert to_device(batch, None) is batch
 
 
 def test_batches_are_announced_on_the_device_and_an_error_of_moving_is_the_loader_s() -> None:

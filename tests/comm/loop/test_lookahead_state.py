@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,25 @@ def test_states_are_those_of_a_loop_without_lookahead_and_the_user_s() -> None:
             seen.append(batches.state_dict())
         seen.append(batches.state_dict())
     assert seen == states, "neither the loader nor the user changes what was saved"
+
+
+class Counting(Loader):
+    """Its state tells of an end."""
+
+    ends = 0
+
+    def _batches(self) -> Iterator[str]:
+        yield from super()._batches()
+        self.ends += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ends": self.ends}
+
+
+def test_the_state_is_that_of_an_ended_loader_only_after_the_end() -> None:
+    batches = ahead(Counting(3))
+    assert [batches.state_dict()["ends"] for _ in batches] == [0, 0, 0]
+    assert batches.state_dict() == {"ends": 1}
 
 
 @pytest.mark.parametrize("stop", range(1, 6))

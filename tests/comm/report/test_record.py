@@ -99,8 +99,8 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     recorder = Recorder(rank=2)
     recorder.travels_by("gloo")
     for step in (0, 1):
-        recorder.count("a", step, occurrences=10, colliding=4, unique=5, unique_colliding=1)
-        recorder.count("b", step, occurrences=2, colliding=0, unique=2, unique_colliding=0)
+        recorder.count("a", step, Collisions(occurrences=10, colliding=4, unique=5, unique_colliding=1))
+        recorder.count("b", step, Collisions(occurrences=2, colliding=0, unique=2, unique_colliding=0))
         recorder.bytes("a", step, "ids", sent=100, received=50)
         recorder.bytes("a", step, "ids", sent=10, received=5)
         recorder.bytes("b", step, "collision rows", sent=1, received=2)
@@ -122,7 +122,7 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
 def test_counts_that_contradict_each_other(wrong: dict[str, int]) -> None:
     given = {"occurrences": 10, "colliding": 4, "unique": 5, "unique_colliding": 1} | wrong
     with pytest.raises(ValueError, match="cannot exceed"):
-        Recorder().count("a", 0, **given)
+        Collisions(**given)
 
 
 def test_only_the_last_steps_are_kept_but_all_are_summed() -> None:
@@ -151,7 +151,7 @@ def test_many_threads_lose_nothing() -> None:
         for step in range(200):
             with recorder.span("ids", step=step):
                 recorder.bytes("a", step, "ids", sent=1, received=1)
-                recorder.count("a", step, occurrences=1, colliding=1, unique=1, unique_colliding=0)
+                recorder.count("a", step, Collisions(occurrences=1, colliding=1, unique=1, unique_colliding=0))
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work) for _ in range(8)]:
@@ -163,10 +163,10 @@ def test_many_threads_lose_nothing() -> None:
 
 def test_a_report_is_frozen_and_plain_json() -> None:
     recorder = Recorder()
-    recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
+    recorder.count("a", 0, Collisions(occurrences=3, colliding=1, unique=2, unique_colliding=1))
     report = recorder.report()
     before = report.to_dict()
-    recorder.count("a", 0, occurrences=3, colliding=1, unique=2, unique_colliding=1)
+    recorder.count("a", 0, Collisions(occurrences=3, colliding=1, unique=2, unique_colliding=1))
     assert report.to_dict() == before
     assert json.loads(json.dumps(before)) == before
     assert before["steps"][0]["collisions"]["a"]["colliding"] == 1
