@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from fscomm.plan.bags import BagApply, BagLookup
 from fscomm.plan.ways import Apply, Lookup
 from fscomm.tables.shadow_kernels import GroupTables, TableUpdate
 
@@ -23,7 +22,6 @@ class PooledTables(GroupTables):
         self._columns = [sum(kernel.dims[table] for table in kernel.feature_table_map) for kernel in kernels]
 
     def _read(self, lookup: Lookup) -> torch.Tensor:
-        assert isinstance(lookup, BagLookup)
         if not len(lookup.ids):
             return torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)
         vectors = [
@@ -33,7 +31,6 @@ class PooledTables(GroupTables):
         return torch.cat(vectors, dim=1).view(-1, self._dim).index_select(0, lookup.index)
 
     def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
-        assert isinstance(apply, BagApply)
         came = [] if kept is None else [kept]
         gradients = torch.cat([*came, received, received.new_zeros(1, self._dim)]).index_select(0, apply.index)
         for ranks in self._divide_by:

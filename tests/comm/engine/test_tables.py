@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from fscomm.plan.routes import Apply, Lookup
+from fscomm.plan.ways import Apply, Lookup
 from fscomm.tables.codec import as_they_are
 from fscomm.tables.shadow_kernels import Hyper, Tables, take_hyper
 
