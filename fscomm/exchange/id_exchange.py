@@ -30,7 +30,7 @@ from fscomm.plan.ways import (
     with_tensors,
 )
 from fscomm.report.recorder import Recorder
-from fscomm.tables.served_modules import ServedModules
+from fscomm.tables.binding import ServedModules
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 

@@ -13,7 +13,7 @@ from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.ways import Back, ByClass, Most, PassOn, Splits
 from fscomm.report.recorder import Recorder
-from fscomm.tables.shadow_kernels import GroupTables
+from fscomm.tables.group_tables import GroupTables
 from fscomm.transports.transport import Part, Transport
 
 T = TypeVar("T")
