@@ -278,6 +278,9 @@ class BagPlan:
 
     def __init__(self, layout: GroupLayout) -> None:
         self.layout = layout
+        self._pooling = pooled(layout)
+        self._features = int(layout.features[layout.rank])
+        self._widths = np.array(self._pooling.strips[layout.rank], np.int64)  # [F] strips of this owner's features
 
     @property
     def numbers_to(self) -> np.ndarray:
@@ -290,50 +293,34 @@ class BagPlan:
         return np.stack([samples, weighted, request.counts], axis=1).ravel()
 
     def words(self, request: BagRequest) -> tuple[np.ndarray, np.ndarray]:
-        weights = request.bags.weights
-        of_lengths, ids = self.layout.features * request.samples, request.counts
-        of_weights = ids if weights is not None else np.zeros_like(ids)
-        given = (request.lengths, np.zeros(1, np.int32), weights, request.bags.ids)
-        parts = [part.view(np.int32) for part in given if part is not None]
-        zero, first_weight = len(request.lengths), len(request.lengths) + 1
-        lengths = np.stack([of_lengths, of_lengths % 2, of_weights, of_weights % 2, 2 * ids], axis=1)
-        starts = (
-            starts_of(lengths[:, 0]),
-            np.zeros_like(ids),
-            starts_of(of_weights),
-            np.zeros_like(ids),
-            starts_of(2 * ids),
-        )
-        firsts = np.array([0, zero, first_weight, zero, first_weight + of_weights.sum()])
-        words = segments(np.concatenate(parts), np.stack(starts, axis=1) + firsts, lengths)
-        return words.view(np.int64), lengths.sum(1) // 2
+        weights, lengths = request.bags.weights, request.lengths
+        given = (lengths, np.zeros(1, np.int32), weights, request.bags.ids)
+        source = np.concatenate([part.view(np.int32) for part in given if part is not None])
+        pieces = _pieces(self.layout.features, request.samples, weights is not None, request.counts)
+        zero, first_weight, first_id = len(lengths), len(lengths) + 1, len(source) - 2 * len(request.bags.ids)
+        starts = np.cumsum(pieces, axis=0) - pieces + np.array([0, zero, first_weight, zero, first_id])
+        starts[:, [1, 3]] = zero
+        return segments(source, starts, pieces).view(np.int64), pieces.sum(1) // 2
 
     def words_of(self, numbers: np.ndarray) -> np.ndarray:
-        samples, weighted, ids = numbers.T
-        return -(-samples * self._features // 2) + weighted * -(-ids // 2) + ids
+        return _pieces(self._features, *numbers.T).sum(1) // 2
 
     def serve(self, words: np.ndarray, numbers: np.ndarray) -> ServedBags:
         """Irregular are also requests that differ in what all ranks must have alike."""
-        samples, weighted, asked = np.ascontiguousarray(numbers.T)
-        halves, firsts = words.view(np.int32), 2 * starts_of(self.words_of(numbers))
-        of_lengths, of_weights = samples * self._features, weighted * asked
-        first_weight = firsts + of_lengths + of_lengths % 2
-        first_id = first_weight + of_weights + of_weights % 2
-        lengths = segments(halves, firsts, of_lengths)
-        weights = segments(halves, first_weight, of_weights).view(np.float32) if weighted.all() else None
-        ids = segments(halves, first_id, 2 * asked).view(np.int64)
+        samples, weighted, _ = np.ascontiguousarray(numbers.T)
+        halves, pieces = words.view(np.int32), _pieces(self._features, *numbers.T)
+        starts = starts_of(pieces.ravel()).reshape(pieces.shape)
+        lengths, weights, ids = (segments(halves, starts[:, column], pieces[:, column]) for column in (0, 2, 4))
         layout, world_size = self.layout, self.layout.world_size
         features, widths = np.full(world_size, self._features), np.tile(self._widths, world_size)
         mine = np.array(layout.runs[layout.rank], np.int64)
         by_table = sums(lengths, (samples[:, None] * mine).ravel()).reshape(world_size, len(mine))
-        rows = OwnerRows(ids, by_table, np.array(layout.rows, np.int64))
-        samples_alike = (samples == samples[0]).all() or pooled(layout).owners == 1
+        rows = OwnerRows(ids.view(np.int64), by_table, np.array(layout.rows, np.int64))
+        samples_alike = (samples == samples[0]).all() or self._pooling.owners == 1
         alike = samples_alike and (weighted == weighted[0]).all()
-        return ServedBags(
-            bags=bags(lengths, features, samples, widths, ids, weights),
-            rows=rows,
-            irregular=rows.irregular or not alike,
-        )
+        given = weights.view(np.float32) if weighted.all() else None
+        found = bags(lengths, features, samples, widths, ids.view(np.int64), given)
+        return ServedBags(bags=found, rows=rows, irregular=rows.irregular or not alike)
 
     def shared(self, served: ServedBags, rows: np.ndarray) -> Shared:
         ids = take(rows, served.rows.numbers)
@@ -385,7 +372,7 @@ class BagPlan:
 
     def _merge(self, request: BagRequest, asked: Cut) -> BagMerge:
         """asked: of the strips of distinct bags."""
-        found, owners, strips = request.bags, pooled(self.layout).owners, row_strips(self.layout)
+        found, owners, strips = request.bags, self._pooling.owners, row_strips(self.layout)
         of_distinct = asked.moved(collision=asked.totals.exclusive)  # in the buffer
         place = of_distinct[spread(starts_of(found.distinct_widths)[found.slots], found.widths)]
         index = np.full((owners, request.samples * strips), len(asked.places))
@@ -424,13 +411,13 @@ class BagPlan:
         index = np.full(call.samples * self._widths.sum(), zeros, np.int64)
         index[call.strips] = came[chosen.repeat(found.widths)]
         shares = None
-        if pooled(self.layout).mean:
+        if self._pooling.mean:
             shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
         return Apply(splits=splits, index=torch.from_numpy(index), shares=shares, **call.arguments(found))
 
     def _kernel_call(self, found: Bags, chosen: np.ndarray, taken: np.ndarray | None) -> _KernelCall:
         """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
-        pooling, widths, world_size = pooled(self.layout), self._widths, self.layout.world_size
+        pooling, widths, world_size = self._pooling, self._widths, self.layout.world_size
         numbers = np.flatnonzero(chosen)
         features = found.features[numbers]
         turns = np.repeat(np.array(pooling.turns), found.by_peer)[numbers]
@@ -452,14 +439,12 @@ class BagPlan:
             strips=spread(row * widths.sum() + starts_of(widths)[features], found.widths[numbers]),
         )
 
-    @property
-    def _features(self) -> int:
-        return int(self.layout.features[self.layout.rank])
 
-    @property
-    def _widths(self) -> np.ndarray:
-        """int64[F] strips of each feature of this owner."""
-        return np.array(pooled(self.layout).strips[self.layout.rank], np.int64)
+def _pieces(features: Any, samples: Any, weighted: Any, ids: np.ndarray) -> np.ndarray:
+    """int64[W, 5] how many halves of words a requester tells an owner: lengths, a zero if that makes words whole,
+    weights, a zero likewise, ids. What is given: int64[W], or one number for all peers."""
+    lengths, weights = features * samples, weighted * ids
+    return np.stack([lengths, lengths % 2, weights, weights % 2, 2 * ids], axis=1)
 
 
 def _sums(samples: int, layout: GroupLayout) -> list[Added]:

@@ -50,7 +50,7 @@ def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict
     said: dict[str, str] = {}
     served: list[str] = []
     for name, module in found.items():
-        why = _problem(module) or _problem_here(module) or _elsewhere(module, context)
+        why = _problem(module) or _problem_here(module, context)
         of_groups = {} if why else group_problems(name, module)
         if why is None and len(of_groups) == len(structure.parts(name, module)):
             said |= of_groups
@@ -95,7 +95,7 @@ def _problem(module: Any) -> str | None:
     return None
 
 
-def _problem_here(module: Any) -> str | None:
+def _problem_here(module: Any, context: RankContext) -> str | None:
     """What only the rank itself can see, such as devices and trackers set on instances."""
     device = structure.where(module)
     if device.type not in ("cpu", "cuda"):
@@ -109,14 +109,10 @@ def _problem_here(module: Any) -> str | None:
         for submodule in module.modules()
     ):
         return "it is compiled"
-    return None
-
-
-def _elsewhere(module: Any, context: RankContext) -> str | None:
     group = module._env.process_group
-    if group.size() == context.world_size and group.rank() == context.rank:
-        return None
-    return f"it is sharded over {group.size()} of {context.world_size} ranks"
+    if (group.size(), group.rank()) != (context.world_size, context.rank):
+        return f"it is sharded over {group.size()} of {context.world_size} ranks"
+    return None
 
 
 def _problem_of_group(module: Any, kind: str, sharding: Any) -> str | None:
