@@ -49,7 +49,7 @@ def _exchanged(
                 partial(_apply, call, gradients.hypers[g][call.kernel]) if len(call.ids) else nothing
                 for call in tables.updates(way.apply, received, kept)
             ]
-        kept = received
+        kept = received if layout.pooling is not None else None
 
 
 def _exchange(

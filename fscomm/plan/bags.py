@@ -395,20 +395,17 @@ class BagPlan:
         came = served.bags.cut(served.shared_bags(ids), largest, chunk_rows)
         index = np.empty_like(request.local)
         index[sent.places] = request.local
-        applies = of_classes(
-            partial(self._apply, served, came.places),
-            taken=(ids, ~ids),
-            zeros=(came.totals.collision, len(came.places)),
-            splits=came.splits,
-        )
+        applies = of_classes(partial(self._apply, served, came.places), taken=(ids, ~ids), splits=came.splits)
         return of_classes(Back, index=sent.by_class(index), sent=sent.splits, apply=applies)
 
-    def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray, zeros: int, splits: Splits) -> Apply:
-        """Of the ids `taken`, bool[N]. came: where the gradient of each strip is, once all have come. zeros: where the
-        strip of zeros is."""
+    def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray, splits: Splits) -> Apply:
+        """Of the ids `taken`, bool[N]. came: where the gradient of each strip is, once all have come.
+
+        Bags without an id in the call get some gradient: it reaches no row.
+        """
         found, chosen = served.bags, served.shared_bags(taken)
         call = self._kernel_call(found, chosen, taken)
-        index = np.full(call.samples * self._widths.sum(), zeros, np.int64)
+        index = np.zeros(call.samples * self._widths.sum(), np.int64)
         index[call.strips] = came[chosen.repeat(found.widths)]
         shares = None
         if self._pooling.mean:

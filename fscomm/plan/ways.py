@@ -192,7 +192,7 @@ class Apply:
     Attributes:
         splits: from each requester.
         index: int64[n] which strips of what was received, in the order of the look-up. In bags, int64[B * P]: of the
-            collision strips kept, then of those received with this class, then a strip of zeros.
+            collision strips kept, then of those received with this class.
         ids, offsets, weights: as in `Lookup`; of a bag, only the rows of this class.
         shares: float32[u] 1 / the number of ids of the whole bag; None where no table averages.
     """

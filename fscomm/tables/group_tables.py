@@ -83,10 +83,10 @@ class GroupTables(ABC):
         return self.codecs.rows.encode(self._read(lookup).index_select(0, lookup.index))
 
     def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
-        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with
-        the collision class before, if some of the rows updated now have theirs there."""
+        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with the
+        collision class before; of pooled tables, where some of the rows updated now have theirs there."""
         decode = self.codecs.gradients.decode
-        came = self._came(decode(received), None if kept is None else decode(kept))
+        came = decode(received) if kept is None else torch.cat([decode(kept), decode(received)])
         gradients = came.index_select(0, apply.index)
         for ranks in self._divide_by:
             gradients.div_(ranks)
@@ -103,10 +103,6 @@ class GroupTables(ABC):
     @abstractmethod
     def _read(self, lookup: Lookup) -> torch.Tensor:
         """[*, D] what all kernels give."""
-
-    @abstractmethod
-    def _came(self, received: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-        """[*, D] what `Apply.index` counts in."""
 
     @abstractmethod
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]: ...
@@ -133,10 +129,6 @@ class Tables(GroupTables):
                 parts.append(self.shadows[number].lookup(lookup.ids[ids], offsets).view(-1, self._dim))
         return parts[-1] if len(parts) == 2 else torch.cat(parts)
 
-    def _came(self, received: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-        del kept  # every id has a gradient of its own
-        return received
-
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
         for number, ids, offsets in self._by_kernel(apply.offsets):
             yield TableUpdate(number, apply.ids[ids], offsets, gradients[ids])
@@ -162,9 +154,6 @@ class PooledTables(GroupTables):
             for number, ids, offsets in self._by_kernel(lookup.offsets)
         ]
         return torch.cat(vectors, dim=1).view(-1, self._dim)
-
-    def _came(self, received: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-        return torch.cat([*([] if kept is None else [kept]), received, received.new_zeros(1, self._dim)])
 
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
         by_kernel = gradients.view(-1, sum(self._columns)).split(self._columns, dim=1) if self._columns else ()

@@ -223,7 +223,7 @@ def test_gradients_reach_the_rows(found: World, share: float) -> None:
         received = exchange(sent, [way.sent for way in of_class], [each.splits for each in applies], None)
         for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
             before = kept[rank] if kept is not None else came[:0]
-            updated = add(found.layouts[rank], apply, torch.cat([before, came, torch.zeros(1, DIM)]), added[rank])
+            updated = add(found.layouts[rank], apply, torch.cat([before, came]), added[rank])
             rows = found.served[rank].rows
             tables = np.searchsorted(rows.ends, np.arange(len(rows)), side="right")
             allowed = zip(tables.tolist(), rows.ids.tolist(), shared[rank] == (kind == "collision"), strict=True)
