@@ -20,7 +20,7 @@ from common.lengths import LOGNORMAL
 from common.synthetic_peers import Asked, Planner, World, in_time_order, uniform
 from common.table import RESULTS, emit
 
-from fscomm.plan.compiled import compile_kernels
+from fscomm.plan.group_plan import compile_kernels
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.exchange import RecordSpec
 from fsdata.balance.exchange.route import Route
@@ -56,7 +56,7 @@ def planning(name: str, world: World, asked: Callable[..., Asked]) -> list[Any]:
     tracemalloc.stop()
     back = ids.back[0]
     assert back is not None
-    rows = len(ids.ahead(0).exclusive.splits) + len(back.exclusive_send.splits) + 2
+    rows = len(ids.ahead(0).fetch.exclusive.received) + len(back.exclusive.sent) + 2
     return ["fscomm: plan a step", name, world.ranks, min(times), most / 2**20, sum(planner.peers.sent[-3:]), 3 + rows]
 
 

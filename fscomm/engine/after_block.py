@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from fscomm.exchange.handed_over import Gradients
-from fscomm.plan.group_plan import WayBack
+from fscomm.plan.ways import Back, ByClass
 from fscomm.tables.binding import Binding
+from fscomm.tables.group_tables import TableUpdate
 from fscomm.tables.plain_kernels import Update, nothing, update_in_turn
-from fscomm.tables.shadow_kernels import Hyper, Shadow, TableUpdate
+from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 
-def update(gradients: Gradients, back: Sequence[WayBack | None], module: Binding, groups: Sequence[int]) -> None:
+def update(gradients: Gradients, back: Sequence[ByClass[Back] | None], module: Binding, groups: Sequence[int]) -> None:
     """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
 
     Tables that are in another block now are updated in its order.
@@ -30,25 +31,25 @@ def update(gradients: Gradients, back: Sequence[WayBack | None], module: Binding
 
 
 def _exchanged(
-    gradients: Gradients, g: int, back: WayBack | None, module: Binding, number: int
+    gradients: Gradients, g: int, back: ByClass[Back] | None, module: Binding, number: int
 ) -> Iterator[list[Update]]:
     """The updates of all kernels of a group, for one class after the other."""
     layout, tables, gradient = module.layouts[number], module.tables(number), gradients.by_group.get(g)
     assert back is not None
     kept = None
-    for send, apply in ((back.collision_send, back.collision_apply), (back.exclusive_send, back.exclusive_apply)):
+    for way in back:
         codec = tables.codecs.gradients
-        mine = torch.zeros(len(send.index), codec.width, dtype=codec.dtype, device=tables.where)
+        mine = torch.zeros(len(way.index), codec.width, dtype=codec.dtype, device=tables.where)
         if gradient is not None:
-            mine = codec.encode(gradient.reshape(-1, layout.dim).index_select(0, send.index))
-        received = torch.empty(apply.total, codec.width, dtype=codec.dtype, device=tables.where)
-        _exchange(received, mine, apply.splits, send.splits, module.process_group)
+            mine = codec.encode(gradient.reshape(-1, layout.dim).index_select(0, way.index))
+        received = torch.empty(way.apply.total, codec.width, dtype=codec.dtype, device=tables.where)
+        _exchange(received, mine, way.apply.splits, way.sent, module.process_group)
         if gradient is not None:
             yield [
                 partial(_apply, call, gradients.hypers[g][call.kernel]) if len(call.ids) else nothing
-                for call in tables.updates(apply, received, kept)
+                for call in tables.updates(way.apply, received, kept)
             ]
-        kept = received
+        kept = received if layout.pooling is not None else None
 
 
 def _exchange(

@@ -20,8 +20,8 @@ from fscomm.engine.step import Step
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
+from fscomm.tables.binding import ServedModules
 from fscomm.tables.plain_kernels import Update
-from fscomm.tables.served_modules import ServedModules
 
 Forward = tuple[Step, int]  # the step, and which calls in it: see `ServedModules.sent_with`
 

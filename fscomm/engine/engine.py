@@ -36,11 +36,9 @@ from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
-from fscomm.tables.binding import Binding
-from fscomm.tables.gradient_tap import tap
+from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
-from fscomm.tables.plain_kernels import Update
-from fscomm.tables.served_modules import ServedModules
+from fscomm.tables.plain_kernels import Update, tap
 from fscomm.tables.shadow_kernels import own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext

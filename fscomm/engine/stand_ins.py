@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 from fscomm.device import not_compiled
 from fscomm.exchange.operations import Rows
-from fscomm.tables.binding import Binding
+from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles, find
-from fscomm.tables.plain_kernels import Update
-from fscomm.tables.served_modules import ServedModules
+from fscomm.tables.plain_kernels import LookupProxy, Update
 
 
 class Runs(Protocol):
@@ -60,8 +59,10 @@ def take_over_module(engine: Runs, m: int, undo: contextlib.ExitStack) -> None:
     undo.callback(_give_back, module.module, ours)
     groups = engine.served.groups[m]
     for group in groups:
-        for number, make in enumerate(module.proxies(group - groups.start)):
-            proxy = make(_KernelAccess(engine, group, number))
+        empty = not engine.served.kernels[group]
+        for number, target in enumerate(module.proxy_targets(group - groups.start)):
+            read, update = partial(engine.may_read, group), partial(engine.take_plain_update, group, number)
+            proxy = LookupProxy(target, empty=empty, read=read, update=update)
             proxy.install()
             undo.callback(proxy.remove)
     undo.callback(module.module.register_state_dict_pre_hook(partial(_flush, engine, m)).remove)
@@ -74,18 +75,3 @@ def _give_back(target: Any, ours: ServedForward) -> None:
 
 def _flush(engine: Runs, m: int, *_: Any) -> None:
     engine.flush([m])
-
-
-class _KernelAccess:
-    """When one kernel, or a group without any kernel, may read and update."""
-
-    def __init__(self, engine: Runs, group: int, number: int) -> None:
-        self._engine = engine
-        self._group = group
-        self._number = number
-
-    def read(self) -> Rows:
-        return self._engine.may_read(self._group)
-
-    def update(self, read: Rows | None, update: Update) -> None:
-        self._engine.take_plain_update(self._group, self._number, read, update)

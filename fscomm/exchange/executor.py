@@ -32,7 +32,7 @@ from fscomm.exchange.rows import RowExchange, Wire
 from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.report.recorder import Recorder
-from fscomm.tables.served_modules import ServedModules
+from fscomm.tables.binding import ServedModules
 from fscomm.transports.opening import open_transport
 from fscomm.transports.transport import Part, Transport
 from fsranks.control_group import AnyGroup, control_group

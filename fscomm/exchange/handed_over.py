@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from fscomm.plan.group_plan import WayBack
-from fscomm.plan.ways import Lookup, Merge, Most, PassOn
+from fscomm.plan.ways import Back, ByClass, Fetch, Merge
 from fscomm.tables.shadow_kernels import Hyper
 
 
@@ -17,8 +16,7 @@ class GroupAhead:
 
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
-        merge, exclusive, collision: how the rows of the step travel; exclusive_passed, collision_passed: what of them
-            this rank passes on inside its host, if rows go in two levels.
+        merge, fetch: how the rows of the step travel.
         most, most_passed: of what owners send, and of what is passed on; the same on every rank.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
@@ -29,12 +27,9 @@ class GroupAhead:
     request: Any
     served: Any
     merge: Merge
-    exclusive: Lookup
-    collision: Lookup
-    exclusive_passed: PassOn | None
-    collision_passed: PassOn | None
-    most: Most
-    most_passed: Most
+    fetch: ByClass[Fetch]
+    most: ByClass[int]
+    most_passed: ByClass[int]
     buffer: torch.Tensor
     occurrences: int
     colliding: int
@@ -74,8 +69,8 @@ class ExchangedIds:
     number: int
     verdict: Verdict
     groups: Sequence[GroupAhead | None]
-    back: Sequence[WayBack | None]
-    most_back: Sequence[Most | None] = ()
+    back: Sequence[ByClass[Back] | None]
+    most_back: Sequence[ByClass[int] | None] = ()
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
 

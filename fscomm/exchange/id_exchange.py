@@ -6,8 +6,7 @@ as the owners see it. Ranks never guess how many collectives follow: all of it i
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,22 @@ from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
-from fscomm.plan import row_masks, two_levels
-from fscomm.plan.group_plan import GroupPlan, RowsAhead, Shared, WayBack, group_plan
+from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.shared_rows import OwnerRows
-from fscomm.plan.ways import Most, exchanges, segments, starts_of
+from fscomm.plan.two_levels import TwoLevelPlan
+from fscomm.plan.ways import (
+    Back,
+    ByClass,
+    RowsAhead,
+    Shared,
+    exchanges,
+    segments,
+    starts_of,
+    with_tensors,
+)
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
-from fscomm.tables.served_modules import ServedModules
+from fscomm.tables.binding import ServedModules
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
@@ -56,14 +64,14 @@ class _Side:
         """The exclusive strips of all other ranks than this one; of each class the most strips of one rank; and of each
         class the most of these rows that one rank passes on to another one."""
         collision, exclusive = self.strips
-        passed = (0, 0)
-        if self.two_levels:
-            passed = two_levels.most_passed_on(self.served, self.shared.units, self.plan.layout)
+        passed = ByClass(0, 0)
+        if self.two_levels and isinstance(self.plan, TwoLevelPlan):
+            passed = self.plan.most_passed_on(self.served, self.shared.units)
         return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max()), *passed]
 
-    def most(self, collision: int, exclusive: int, largest: int) -> Most:
+    def most(self, collision: int, exclusive: int, largest: int) -> ByClass[int]:
         """Of one exchange, from what all owners sent."""
-        return Most(collision, math.ceil(exclusive / exchanges(largest, self.plan.layout.chunk_rows)))
+        return ByClass(collision, math.ceil(exclusive / exchanges(largest, self.plan.layout.chunk_rows)))
 
 
 class _Told(NamedTuple):
@@ -73,8 +81,8 @@ class _Told(NamedTuple):
     mine: np.ndarray  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
     asking: np.ndarray | None  # bool[U, H] which ranks of this host asked for them, if rows go in two levels
     largest: int  # the most exclusive gradients or rows of any owner
-    most: Most
-    most_passed: Most
+    most: ByClass[int]
+    most_passed: ByClass[int]
 
 
 class IdExchange:
@@ -275,14 +283,14 @@ class IdExchange:
         out_rows, in_rows = (
             [units * each for units, each in zip(rows, bits, strict=True)]
             for rows in (
-                [side.plan.served_units(side.served) for side in there + fanned],
-                [side.plan.asked_units(side.request) for side in there + fanned],
+                [side.served.units for side in there + fanned],
+                [side.request.units for side in there + fanned],
             )
         )
-        sent = row_masks.pack(head, masks, out_rows, self._world_size)
-        out_sizes, sizes = (row_masks.sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
+        sent = pack_masks(head, masks, out_rows, self._world_size)
+        out_sizes, sizes = (mask_sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = self._all_to_all_first(sent, out_sizes, sizes)
-        heads, came = row_masks.unpack(received, len(head), in_rows, self._world_size)
+        heads, came = unpack_masks(received, len(head), in_rows, self._world_size)
         shared, asking = iter(came[: len(there)]), iter(came[len(there) :])
         numbers = heads[:, 1:].reshape(len(heads), len(sides), len(_NOTHING_SENT))
         # A rank passes on what came from several owners: no more than the sum of the most of each.
@@ -310,7 +318,7 @@ class IdExchange:
         side = told.side
         return self._plans[group].ahead(side.request, side.served, side.shared, told.mine, told.largest, told.asking)
 
-    def _plan_back(self, group: int, told: _Told) -> WayBack:
+    def _plan_back(self, group: int, told: _Told) -> ByClass[Back]:
         """How the gradients of the step before travel."""
         side = told.side
         return self._plans[group].back(side.request, side.served, side.shared, told.mine, told.largest)
@@ -320,7 +328,8 @@ class IdExchange:
         return GroupAhead(
             request=told.side.request,
             served=told.side.served,
-            **ahead._asdict(),
+            merge=ahead.merge,
+            fetch=ahead.fetch,
             most=told.most,
             most_passed=told.most_passed,
             buffer=ahead.merge.new_buffer(self._plans[group].layout, self._device.where),
@@ -331,31 +340,25 @@ class IdExchange:
         )
 
     def _placed(
-        self, aheads: Sequence[RowsAhead | None], backs: Sequence[WayBack | None]
-    ) -> tuple[list[RowsAhead | None], list[WayBack | None]]:
+        self, aheads: list[RowsAhead | None], backs: list[ByClass[Back] | None]
+    ) -> tuple[list[RowsAhead | None], list[ByClass[Back] | None]]:
         """The same plans with their tensors where the tables are, by one copy. Offsets stay in host memory.
 
         Indices go as int32: half of the bytes.
         """
         if self._device.where.type == "cpu":
-            return list(aheads), list(backs)
-        parts: list[Any] = [part for of_group in (*aheads, *backs) if of_group is not None for part in of_group]
-        found = [
-            (number, each.name, value)
-            for number, part in enumerate(parts)
-            if part is not None
-            for each in fields(part)
-            if isinstance(value := getattr(part, each.name), torch.Tensor) and each.name != "offsets"
-        ]
-        changed: list[dict[str, torch.Tensor]] = [{} for _ in parts]
-        there = self._device.put([value.int() if name == "index" else value for _, name, value in found])
-        for (number, name, _), tensor in zip(found, there, strict=True):
-            changed[number][name] = tensor
-        placed = iter([part and replace(part, **of_part) for part, of_part in zip(parts, changed, strict=True)])
-        return (
-            [of_group and RowsAhead(*islice(placed, len(of_group))) for of_group in aheads],
-            [of_group and WayBack(*islice(placed, len(of_group))) for of_group in backs],
-        )
+            return aheads, backs
+        found: list[torch.Tensor] = []
+
+        def note(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor.int() if name == "index" else tensor)
+            return tensor
+
+        for plan in (*aheads, *backs):
+            with_tensors(plan, note)
+        there = iter(self._device.put(found))
+        new, old = ([with_tensors(plan, lambda *_: next(there)) for plan in plans] for plans in (aheads, backs))
+        return new, old
 
 
 def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:

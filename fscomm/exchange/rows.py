@@ -4,18 +4,19 @@ Collision rows and gradients go in one piece, exclusive ones in chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
-from fscomm.plan.group_plan import WayBack
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, Lookup, Most, PassOn, SendGradients
+from fscomm.plan.ways import Back, ByClass, PassOn, Splits
 from fscomm.report.recorder import Recorder
-from fscomm.tables.shadow_kernels import GroupTables
+from fscomm.tables.group_tables import GroupTables
 from fscomm.transports.transport import Part, Transport
+
+T = TypeVar("T")
 
 
 class Wire(Protocol):
@@ -78,11 +79,11 @@ class RowExchange:
         """Look up the rows of the class and fill the step's buffers with those from all owners."""
         self._wire.wait()
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
-            mine = {g: self._tables[g].lookup(self._lookup(ids, g)) for g in groups}
+            mine = {g: self._tables[g].lookup(self._of_class(ids.ahead(g).fetch).lookup) for g in groups}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
             parts = (part for g in groups for part in self._row_parts(ids, g, mine[g]))
             self._wire.exchange(self._of_rows, parts)
-            passed = {g: on for g in groups if (on := self._passed_on(ids, g)) is not None}
+            passed = {g: on for g in groups if (on := self._of_class(ids.ahead(g).fetch).passed_on) is not None}
             parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on))
             self._wire.exchange(self._of_rows, parts)
 
@@ -94,22 +95,22 @@ class RowExchange:
         """
         self._wire.wait()
         ways = {g: self._back(ids.back, g) for g in groups}
-        came = {g: self._new_gradients(g, apply.total) for g, (_, apply) in ways.items()}
+        came = {g: self._new_gradients(g, way.apply.total) for g, way in ways.items()}
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
-            parts = [self._gradient_parts(gradients, g, *ways[g], came[g], ids.most_back[g]) for g in groups]
+            parts = [self._gradient_parts(gradients, g, ways[g], came[g], ids.most_back[g]) for g in groups]
             self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
         gradients.came[self._name].update(came)
         if self._collision:
             gradients.kept.update({g: came[g] for g in groups if self._layouts[g].pooling is not None})
 
-    def update(self, gradients: Gradients, back: Sequence[WayBack | None], groups: Sequence[int]) -> None:
+    def update(self, gradients: Gradients, back: Sequence[ByClass[Back] | None], groups: Sequence[int]) -> None:
         """Apply the gradients that came. A group that no gradient was sent of leaves its tables untouched."""
         with self._recorder.span(f"{self._name} apply", step=gradients.number):
             for g in groups:
                 came = gradients.came[self._name].pop(g)
                 kept = None if self._collision else gradients.kept.pop(g, None)
                 if g in gradients.by_group:
-                    self._tables[g].apply(self._back(back, g)[1], came, gradients.hypers[g], kept)
+                    self._tables[g].apply(self._back(back, g).apply, came, gradients.hypers[g], kept)
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
@@ -119,25 +120,18 @@ class RowExchange:
     def _collision(self) -> bool:
         return self._class is Class.COLLISION
 
-    def _lookup(self, ids: ExchangedIds, group: int) -> Lookup:
-        ahead = ids.ahead(group)
-        return ahead.collision if self._collision else ahead.exclusive
+    def _of_class(self, both: ByClass[T]) -> T:
+        return both.collision if self._collision else both.exclusive
 
-    def _passed_on(self, ids: ExchangedIds, group: int) -> PassOn | None:
-        ahead = ids.ahead(group)
-        return ahead.collision_passed if self._collision else ahead.exclusive_passed
-
-    def _back(self, back: Sequence[WayBack | None], group: int) -> tuple[SendGradients, Apply]:
-        way = back[group]
-        assert way is not None
-        if self._collision:
-            return way.collision_send, way.collision_apply
-        return way.exclusive_send, way.exclusive_apply
+    def _back(self, back: Sequence[ByClass[Back] | None], group: int) -> Back:
+        both = back[group]
+        assert both is not None
+        return self._of_class(both)
 
     def _rows_of_class(self, ids: ExchangedIds, group: int) -> torch.Tensor:
         """[n, row width] where they are received: those of owners, then those that are passed on."""
         ahead = ids.ahead(group)
-        first = ahead.merge.exclusive_total
+        first = ahead.merge.totals.exclusive
         return ahead.buffer[first:] if self._collision else ahead.buffer[:first]
 
     def _new_gradients(self, group: int, number: int) -> torch.Tensor:
@@ -146,10 +140,10 @@ class RowExchange:
         return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor) -> Iterator[Part]:
-        merge, sent = ids.ahead(group).merge, self._lookup(ids, group).splits
-        received = merge.collision if self._collision else merge.exclusive
-        target = self._rows_of_class(ids, group)[: sum(map(sum, received))]
-        return self._parts(ids.number, group, "rows", target, mine, received, sent, ids.ahead(group).most)
+        way = self._of_class(ids.ahead(group).fetch)
+        target = self._rows_of_class(ids, group)[: sum(map(sum, way.received))]
+        most = ids.ahead(group).most
+        return self._parts(ids.number, group, "rows", target, mine, way.received, way.lookup.splits, most)
 
     def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[Part]:
         rows, most = self._rows_of_class(ids, group), ids.ahead(group).most_passed
@@ -158,21 +152,15 @@ class RowExchange:
         return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, most)
 
     def _gradient_parts(
-        self,
-        gradients: Gradients,
-        group: int,
-        send: SendGradients,
-        apply: Apply,
-        came: torch.Tensor,
-        most: Most | None,
+        self, gradients: Gradients, group: int, way: Back, came: torch.Tensor, most: ByClass[int] | None
     ) -> Iterator[Part]:
         assert most is not None  # as there is a way back
         if group in gradients.by_group:
             strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
-            mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, send.index))
+            mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, way.index))
         else:
-            mine = self._new_gradients(group, len(send.index)).zero_()
-        return self._parts(gradients.number, group, "gradients", came, mine, apply.splits, send.splits, most)
+            mine = self._new_gradients(group, len(way.index)).zero_()
+        return self._parts(gradients.number, group, "gradients", came, mine, way.apply.splits, way.sent, most)
 
     def _parts(
         self,
@@ -181,14 +169,14 @@ class RowExchange:
         what: str,
         out: torch.Tensor,
         mine: torch.Tensor,
-        received: list[list[int]],
-        sent: list[list[int]],
-        most: Most,
+        received: Splits,
+        sent: Splits,
+        most: ByClass[int],
     ) -> Iterator[Part]:
         """Chunk by chunk."""
         layout = self._layouts[group]
         row_bytes = mine.shape[1] * mine.element_size()
-        largest_bytes = getattr(most, self._name) * row_bytes
+        largest_bytes = self._of_class(most) * row_bytes
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):

@@ -16,7 +16,8 @@ sample.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,25 @@ from fscomm.plan import wire_kernels
 from fscomm.plan.gloo_order import Region, add, regions
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 from fscomm.plan.shared_rows import OwnerRows, first_occurrences
-from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, cut, of_classes, starts_of, sums
+from fscomm.plan.ways import (
+    Apply,
+    Back,
+    ByClass,
+    Cut,
+    Fetch,
+    Lookup,
+    Merge,
+    RowsAhead,
+    Shared,
+    Splits,
+    count,
+    cut,
+    of_classes,
+    segments,
+    starts_of,
+    sums,
+    take,
+)
 
 _UNIQUE = 1 << 62  # above all ids: the key of a bag that is like no other
 
@@ -61,17 +80,25 @@ class Bags:
         """int64[U] ids of each bag."""
         return np.diff(self.starts)
 
+    @property
+    def distinct_widths(self) -> np.ndarray:
+        """int64[V] strips of each distinct bag."""
+        return self.widths[self.positions]
+
     def first(self, chosen: np.ndarray) -> np.ndarray:
         """bool[U] the first bags of the distinct bags `chosen`, bool[V]."""
         found = np.zeros(len(self.slots), np.bool_)
         found[self.positions[chosen]] = True
         return found
 
-    def cut(self, urgent: np.ndarray, largest: int, chunk_rows: int, taken: np.ndarray | None = None) -> Cut:
-        """Of the strips of the bags `taken`, bool[U]. urgent: bool[U] which bags are in the collision class."""
-        lengths = self.strips if taken is None else sums(self.widths * taken, self.by_peer)
-        widths = self.widths if taken is None else self.widths[taken]
-        return cut((urgent if taken is None else urgent[taken]).repeat(widths), lengths, largest, chunk_rows)
+    def cut(self, urgent: np.ndarray, largest: int, chunk_rows: int) -> Cut:
+        """Of the strips of all bags. urgent: bool[U] which bags are in the collision class."""
+        return cut(urgent.repeat(self.widths), self.strips, largest, chunk_rows)
+
+    def cut_distinct(self, urgent: np.ndarray, largest: int, chunk_rows: int) -> Cut:
+        """Of the strips of distinct bags. urgent: bool[V]."""
+        widths = self.distinct_widths
+        return cut(urgent.repeat(widths), sums(widths, self.distinct), largest, chunk_rows)
 
 
 def bags(
@@ -124,6 +151,11 @@ class BagRequest:
     samples: int
     local: np.ndarray
 
+    @property
+    def units(self) -> np.ndarray:
+        """int64[W] distinct bags by owner."""
+        return self.bags.distinct
+
 
 def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, layout: GroupLayout) -> BagRequest:
     """lengths: [F of all owners, B] in wire order."""
@@ -160,61 +192,15 @@ class ServedBags:
     rows: OwnerRows
     irregular: bool
 
+    @property
+    def units(self) -> np.ndarray:
+        """int64[W] distinct bags by requester."""
+        return self.bags.distinct
+
     def shared_bags(self, shared: np.ndarray) -> np.ndarray:
         """bool[U] bags with a shared row; `shared`: bool[N] by id."""
         starts = self.bags.starts[:-1]
         return np.logical_or.reduceat(shared, starts) if len(starts) else np.empty(0, np.bool_)
-
-
-def serve(
-    ids: np.ndarray,
-    lengths: np.ndarray,
-    samples: np.ndarray,
-    weights: np.ndarray | None,
-    layout: GroupLayout,
-    *,
-    alike: bool,
-) -> ServedBags:
-    """lengths: int32 by requester, feature and sample. samples: int64[W]. alike: ranks agree where they must."""
-    mine, world_size = np.array(layout.runs[layout.rank], np.int64), layout.world_size
-    features = np.full(world_size, mine.sum(), np.int64)
-    widths = np.tile(np.array(pooled(layout).strips[layout.rank], np.int64), world_size)
-    found = bags(lengths, features, samples, widths, ids, weights)
-    by_table = sums(lengths, (samples[:, None] * mine).ravel()).reshape(world_size, len(mine))
-    rows = OwnerRows(ids, by_table, np.array(layout.rows, np.int64))
-    return ServedBags(bags=found, rows=rows, irregular=rows.irregular or not alike)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BagLookup(Lookup):
-    """Owner: the bags of one class for the next step, as the fused kernel reads them.
-
-    Every feature has as many bags as the one with the most: the rest are empty.
-
-    Attributes:
-        ids, offsets: int64[n], int64[F * B + 1], by feature. Offsets stay in host memory.
-        weights: float32[n] or None.
-        index: int64[q] which strips of the B * P that the kernels give go on the wire.
-        splits: [chunks][W] strips to each requester.
-    """
-
-    weights: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BagApply(Apply):
-    """Owner: the gradients of one class, and the rows that they update.
-
-    Attributes:
-        splits: [chunks][W] strips from each requester.
-        ids, offsets, weights: as in `BagLookup`; of a bag, only the rows of this class.
-        shares: float32[n] 1 / the number of ids of the whole bag; None where no table averages.
-        index: int64[B * P] the strip of the gradient: of the collision strips kept, then of those received with this
-            class, then a strip of zeros.
-    """
-
-    weights: torch.Tensor | None
-    shares: torch.Tensor | None
 
 
 class Added(NamedTuple):
@@ -229,8 +215,7 @@ class BagMerge(Merge):
     """Requester: how the strips received in both classes become the local output.
 
     Attributes:
-        exclusive, collision: [chunks][W] strips from each owner, which fill one buffer in this order; a strip of zeros
-            follows.
+        totals: strips of each class, which fill one buffer, the exclusive class first; a strip of zeros follows.
         index: int64[A, B * P] the strip of the buffer, for each of A parts that are added up.
         samples, strips: B, P.
         added: how parts are added up, columns by columns; None where there is one.
@@ -241,7 +226,7 @@ class BagMerge(Merge):
     added: list[Added] | None
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
-        total = self.exclusive_total + self.collision_total
+        total = sum(self.totals)
         buffer = torch.empty(total + 1, layout.row_width, dtype=layout.dtype, device=where)
         buffer[total] = 0
         return buffer
@@ -260,97 +245,203 @@ class BagMerge(Merge):
         return totals[0] if len(totals) == 1 else torch.cat(totals, dim=1)
 
 
-def send_gradients(request: BagRequest, of_strips: Cut) -> tuple[SendGradients, SendGradients]:
-    """Collision class, exclusive class. of_strips: of all bags."""
-    index = np.empty_like(request.local)
-    index[of_strips.places] = request.local
-    urgent, deferred = of_classes(index, of_strips.total)
-    return (
-        SendGradients(index=urgent, splits=of_strips.collision),
-        SendGradients(index=deferred, splits=of_strips.exclusive),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KernelCall:
+    """How chosen bags are given to a fused kernel that wants equally many of every feature: B, that of the feature with
+    the most. The rest are empty.
+
+    Attributes:
+        ids: int64[n] which ids, by feature. offsets: int64[F * B + 1]. samples: B.
+        strips: int64[q] where the strips of the bags are among B * P, in wire order.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    samples: int
+    strips: np.ndarray
+
+    def arguments(self, found: Bags) -> dict[str, Any]:
+        """Of the kernel, by what a look-up and an update call them."""
+        return {
+            "ids": torch.from_numpy(found.ids[self.ids]),
+            "offsets": torch.from_numpy(self.offsets),
+            "weights": _floats(found.weights, self.ids),
+        }
 
 
-def lookup(served: ServedBags, shared: np.ndarray, largest: int, layout: GroupLayout) -> tuple[BagLookup, BagLookup]:
-    """Collision class, exclusive class. shared: bool[V] which distinct bags are in the former."""
-    found = served.bags
-    once = found.first(np.ones(len(shared), np.bool_))
-    urgent = found.first(shared)
-    way = found.cut(urgent, largest, layout.chunk_rows, once)
-    now = way.places < way.total
-    return (
-        _lookup(found, urgent, way.places[now], way.collision, layout),
-        _lookup(found, once & ~urgent, way.places[~now] - way.total, way.exclusive, layout),
-    )
+class BagPlan:
+    """Of a group that gives the ids of one feature of one sample one vector. For the rest see `RowPlan`.
+
+    Numbers: samples, whether ids are weighted, ids. Words: lengths (int32), weights (float32), ids, each rounded up to
+    whole words.
+    """
+
+    def __init__(self, layout: GroupLayout) -> None:
+        self.layout = layout
+        self._pooling = pooled(layout)
+        self._features = int(layout.features[layout.rank])
+        self._widths = np.array(self._pooling.strips[layout.rank], np.int64)  # [F] strips of this owner's features
+
+    @property
+    def numbers_to(self) -> np.ndarray:
+        return np.full(self.layout.world_size, 3, np.int64)
+
+    def numbers(self, request: BagRequest) -> np.ndarray:
+        samples, weighted = (
+            np.full_like(request.counts, number) for number in (request.samples, request.bags.weights is not None)
+        )
+        return np.stack([samples, weighted, request.counts], axis=1).ravel()
+
+    def words(self, request: BagRequest) -> tuple[np.ndarray, np.ndarray]:
+        weights, lengths = request.bags.weights, request.lengths
+        given = (lengths, np.zeros(1, np.int32), weights, request.bags.ids)
+        source = np.concatenate([part.view(np.int32) for part in given if part is not None])
+        pieces = _pieces(self.layout.features, request.samples, weights is not None, request.counts)
+        zero, first_weight, first_id = len(lengths), len(lengths) + 1, len(source) - 2 * len(request.bags.ids)
+        starts = np.cumsum(pieces, axis=0) - pieces + np.array([0, zero, first_weight, zero, first_id])
+        starts[:, [1, 3]] = zero
+        return segments(source, starts, pieces).view(np.int64), pieces.sum(1) // 2
+
+    def words_of(self, numbers: np.ndarray) -> np.ndarray:
+        return _pieces(self._features, *numbers.T).sum(1) // 2
+
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> ServedBags:
+        """Irregular are also requests that differ in what all ranks must have alike."""
+        samples, weighted, _ = np.ascontiguousarray(numbers.T)
+        halves, pieces = words.view(np.int32), _pieces(self._features, *numbers.T)
+        starts = starts_of(pieces.ravel()).reshape(pieces.shape)
+        lengths, weights, ids = (segments(halves, starts[:, column], pieces[:, column]) for column in (0, 2, 4))
+        layout, world_size = self.layout, self.layout.world_size
+        features, widths = np.full(world_size, self._features), np.tile(self._widths, world_size)
+        mine = np.array(layout.runs[layout.rank], np.int64)
+        by_table = sums(lengths, (samples[:, None] * mine).ravel()).reshape(world_size, len(mine))
+        rows = OwnerRows(ids.view(np.int64), by_table, np.array(layout.rows, np.int64))
+        samples_alike = (samples == samples[0]).all() or self._pooling.owners == 1
+        alike = samples_alike and (weighted == weighted[0]).all()
+        given = weights.view(np.float32) if weighted.all() else None
+        found = bags(lengths, features, samples, widths, ids.view(np.int64), given)
+        return ServedBags(bags=found, rows=rows, irregular=rows.irregular or not alike)
+
+    def shared(self, served: ServedBags, rows: np.ndarray) -> Shared:
+        ids = take(rows, served.rows.numbers)
+        asked = sums(served.bags.lengths, served.bags.by_peer)
+        return Shared(rows, served.shared_bags(ids)[served.bags.positions], asked, count(ids, asked))
+
+    def strips_ahead(self, served: ServedBags, shared: Shared) -> np.ndarray:
+        found = served.bags
+        urgent = sums(found.distinct_widths * shared.units, found.distinct)
+        return np.stack([urgent, sums(found.distinct_widths, found.distinct) - urgent])
+
+    def strips_back(self, served: ServedBags, shared: Shared) -> np.ndarray:
+        found = served.bags
+        urgent = sums(served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths, found.by_peer)
+        return np.stack([urgent, found.strips - urgent])
+
+    def ahead(
+        self,
+        request: BagRequest,
+        served: ServedBags,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
+    ) -> RowsAhead:
+        del asking
+        asked, sent = (
+            found.cut_distinct(urgent, largest, self.layout.chunk_rows)
+            for found, urgent in ((request.bags, mine), (served.bags, shared.units))
+        )
+        moved, urgent = sent.moved(), sent.places < sent.totals.collision
+        places = ByClass(moved[urgent], moved[~urgent])
+        lookups = of_classes(
+            partial(self._lookup, served.bags),
+            distinct=(shared.units, ~shared.units),
+            places=places,
+            splits=sent.splits,
+        )
+        return RowsAhead(
+            merge=self._merge(request, asked), fetch=of_classes(Fetch, lookup=lookups, received=asked.splits)
+        )
+
+    def _lookup(self, found: Bags, distinct: np.ndarray, places: np.ndarray, splits: Splits) -> Lookup:
+        """places: int32[q] where each strip of the bags `distinct`, bool[V], travels."""
+        call = self._kernel_call(found, found.first(distinct), None)
+        index = np.empty_like(call.strips)
+        index[places] = call.strips
+        return Lookup(index=torch.from_numpy(index), splits=splits, **call.arguments(found))
+
+    def _merge(self, request: BagRequest, asked: Cut) -> BagMerge:
+        """asked: of the strips of distinct bags."""
+        found, owners, strips = request.bags, self._pooling.owners, row_strips(self.layout)
+        of_distinct = asked.moved(collision=asked.totals.exclusive)  # in the buffer
+        place = of_distinct[spread(starts_of(found.distinct_widths)[found.slots], found.widths)]
+        index = np.full((owners, request.samples * strips), len(asked.places))
+        part = np.arange(self.layout.world_size) % owners
+        index[part.repeat(found.strips), request.local] = place
+        return BagMerge(
+            totals=asked.totals,
+            index=torch.from_numpy(index),
+            samples=request.samples,
+            strips=strips,
+            added=None if owners == 1 else _sums(request.samples, self.layout),
+        )
+
+    def back(
+        self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int
+    ) -> ByClass[Back]:
+        """The gradients of all bags travel. An id is updated with its row's class."""
+        chunk_rows, ids = self.layout.chunk_rows, take(shared.rows, served.rows.numbers)
+        sent = request.bags.cut(mine[request.bags.slots], largest, chunk_rows)
+        came = served.bags.cut(served.shared_bags(ids), largest, chunk_rows)
+        index = np.empty_like(request.local)
+        index[sent.places] = request.local
+        applies = of_classes(partial(self._apply, served, came.places), taken=(ids, ~ids), splits=came.splits)
+        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, apply=applies)
+
+    def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray, splits: Splits) -> Apply:
+        """Of the ids `taken`, bool[N]. came: where the gradient of each strip is, once all have come.
+
+        Bags without an id in the call get some gradient: it reaches no row.
+        """
+        found, chosen = served.bags, served.shared_bags(taken)
+        call = self._kernel_call(found, chosen, taken)
+        index = np.zeros(call.samples * self._widths.sum(), np.int64)
+        index[call.strips] = came[chosen.repeat(found.widths)]
+        shares = None
+        if self._pooling.mean:
+            shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
+        return Apply(splits=splits, index=torch.from_numpy(index), shares=shares, **call.arguments(found))
+
+    def _kernel_call(self, found: Bags, chosen: np.ndarray, taken: np.ndarray | None) -> _KernelCall:
+        """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
+        pooling, widths, world_size = self._pooling, self._widths, self.layout.world_size
+        numbers = np.flatnonzero(chosen)
+        features = found.features[numbers]
+        turns = np.repeat(np.array(pooling.turns), found.by_peer)[numbers]
+        by_feature = np.empty_like(numbers)
+        wire_kernels.by_bucket(features * world_size + turns, len(widths) * world_size, by_feature)
+        counts = np.bincount(features, minlength=len(widths))
+        samples = int(counts.max(initial=0))
+        row = np.empty_like(numbers)
+        row[by_feature] = np.arange(len(numbers)) - starts_of(counts).repeat(counts)
+        each = found.lengths if taken is None else np.diff(np.concatenate([[0], np.cumsum(taken)])[found.starts])
+        lengths = np.zeros(len(widths) * samples, np.int64)
+        lengths[features * samples + row] = each[numbers]
+        ordered = numbers[by_feature]
+        ids = spread(found.starts[ordered], found.lengths[ordered])
+        return _KernelCall(
+            ids=ids if taken is None else ids[taken[ids]],
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            samples=samples,
+            strips=spread(row * widths.sum() + starts_of(widths)[features], found.widths[numbers]),
+        )
 
 
-def _lookup(
-    found: Bags, chosen: np.ndarray, places: np.ndarray, splits: list[list[int]], layout: GroupLayout
-) -> BagLookup:
-    """places: int32[q] where each strip of the bags `chosen`, bool[U], travels."""
-    call = _kernel_call(found, chosen, None, layout)
-    index = np.empty_like(call.strips)
-    index[places] = call.strips
-    return BagLookup(
-        ids=torch.from_numpy(found.ids[call.ids]),
-        offsets=torch.from_numpy(call.offsets),
-        weights=_floats(found.weights, call.ids),
-        index=torch.from_numpy(index),
-        splits=splits,
-    )
-
-
-def apply(served: ServedBags, shared: np.ndarray, of_strips: Cut, layout: GroupLayout) -> tuple[BagApply, BagApply]:
-    """Collision class, exclusive class. shared: bool[N] which ids lie on shared rows; of_strips: of all bags."""
-    came = of_strips.places  # where the gradient of each strip is, once all have come
-    return (
-        _apply(served, shared, came, of_strips.total, of_strips.collision, layout),
-        _apply(served, ~shared, came, len(came), of_strips.exclusive, layout),
-    )
-
-
-def _apply(
-    served: ServedBags, taken: np.ndarray, came: np.ndarray, zeros: int, splits: list[list[int]], layout: GroupLayout
-) -> BagApply:
-    """Of the ids `taken`, bool[N]. zeros: where the strip of zeros is."""
-    found = served.bags
-    call = _kernel_call(found, served.shared_bags(taken), taken, layout)
-    index = np.full(call.samples * sum(pooled(layout).strips[layout.rank]), zeros, np.int64)
-    index[call.strips] = came[call.bags.repeat(found.widths)]
-    shares = None
-    if pooled(layout).mean:
-        shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
-    return BagApply(
-        splits=splits,
-        index=torch.from_numpy(index),
-        ids=torch.from_numpy(found.ids[call.ids]),
-        offsets=torch.from_numpy(call.offsets),
-        weights=_floats(found.weights, call.ids),
-        shares=shares,
-    )
-
-
-def merge(request: BagRequest, shared: np.ndarray, largest: int, layout: GroupLayout) -> BagMerge:
-    """shared: bool[V] which distinct bags are in the collision class."""
-    found, owners = request.bags, pooled(layout).owners
-    once = found.first(np.ones(len(shared), np.bool_))
-    way = found.cut(found.first(shared), largest, layout.chunk_rows, once)
-    place = np.full(found.widths.sum(), -1)  # in the buffer, of the strips of first bags
-    deferred = len(way.places) - way.total
-    place[once.repeat(found.widths)] = np.where(way.places < way.total, way.places + deferred, way.places - way.total)
-    place = place[spread(starts_of(found.widths)[found.positions[found.slots]], found.widths)]
-    strips = row_strips(layout)
-    index = np.full((owners, request.samples * strips), len(way.places))
-    part = np.arange(layout.world_size) % owners
-    index[part.repeat(found.strips), request.local] = place
-    return BagMerge(
-        exclusive=way.exclusive,
-        collision=way.collision,
-        index=torch.from_numpy(index),
-        samples=request.samples,
-        strips=strips,
-        added=None if owners == 1 else _sums(request.samples, layout),
-    )
+def _pieces(features: Any, samples: Any, weighted: Any, ids: np.ndarray) -> np.ndarray:
+    """int64[W, 5] how many halves of words a requester tells an owner: lengths, a zero if that makes words whole,
+    weights, a zero likewise, ids. What is given: int64[W], or one number for all peers."""
+    lengths, weights = features * samples, weighted * ids
+    return np.stack([lengths, lengths % 2, weights, weights % 2, 2 * ids], axis=1)
 
 
 def _sums(samples: int, layout: GroupLayout) -> list[Added]:
@@ -372,49 +463,6 @@ def pooled(layout: GroupLayout) -> Pooling:
 def row_strips(layout: GroupLayout) -> int:
     """P of a requester: strips of a sample in the output."""
     return sum(map(sum, pooled(layout).of_hosts))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KernelCall:
-    """How chosen bags are given to a fused kernel that wants equally many of every feature.
-
-    Attributes:
-        ids: int64[n] which ids, by feature. offsets: int64[F * B + 1]. samples: B.
-        bags: bool[U] which bags. strips: int64[q] where their strips are among B * P, in wire order.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    samples: int
-    bags: np.ndarray
-    strips: np.ndarray
-
-
-def _kernel_call(found: Bags, chosen: np.ndarray, taken: np.ndarray | None, layout: GroupLayout) -> _KernelCall:
-    """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
-    pooling = pooled(layout)
-    widths = np.array(pooling.strips[layout.rank], np.int64)
-    numbers = np.flatnonzero(chosen)
-    features = found.features[numbers]
-    turns = np.repeat(np.array(pooling.turns), found.by_peer)[numbers]
-    by_feature = np.empty_like(numbers)
-    wire_kernels.by_bucket(features * layout.world_size + turns, len(widths) * layout.world_size, by_feature)
-    counts = np.bincount(features, minlength=len(widths))
-    samples = int(counts.max(initial=0))
-    row = np.empty_like(numbers)
-    row[by_feature] = np.arange(len(numbers)) - starts_of(counts).repeat(counts)
-    each = found.lengths if taken is None else np.diff(np.concatenate([[0], np.cumsum(taken)])[found.starts])
-    lengths = np.zeros(len(widths) * samples, np.int64)
-    lengths[features * samples + row] = each[numbers]
-    ordered = numbers[by_feature]
-    ids = spread(found.starts[ordered], found.lengths[ordered])
-    return _KernelCall(
-        ids=ids if taken is None else ids[taken[ids]],
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-        samples=samples,
-        bags=chosen,
-        strips=spread(row * widths.sum() + starts_of(widths)[features], found.widths[numbers]),
-    )
 
 
 def _floats(values: np.ndarray | None, which: np.ndarray) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""What travels where: pure planning of one step of one sharding group, from ids and masks to index tensors.
+"""What travels where, where every id gets its row: from ids and masks to index tensors.
 
 Every id *occurrence* of a rank has a place in the *wire order*: by peer, then by feature, then by sample. Among the ids
 of one pair of ranks a row counts once: both ranks see the same ids, and number these *distinct rows* alike, by first
@@ -23,7 +23,23 @@ import torch
 from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.shared_rows import OwnerRows, first_occurrences
-from fscomm.plan.ways import Apply, Cut, Lookup, Merge, SendGradients, of_classes, sums, take
+from fscomm.plan.ways import (
+    Apply,
+    Back,
+    ByClass,
+    Cut,
+    Fetch,
+    Lookup,
+    Merge,
+    RowsAhead,
+    Shared,
+    count,
+    cut,
+    halves,
+    of_classes,
+    sums,
+    take,
+)
 
 _IN_WIRE_ORDER = np.empty(0, np.int64)
 
@@ -79,6 +95,17 @@ class Request:
     counts: np.ndarray
     from_wire: np.ndarray
 
+    @property
+    def units(self) -> np.ndarray:
+        """int64[W] distinct rows by owner."""
+        return self.wire.rows
+
+    def merge(self, places: np.ndarray, totals: ByClass[int]) -> Merge:
+        """places: int32[U] of the distinct rows as they come, the collision class first."""
+        index = np.empty(len(self.wire.slots), np.int64)
+        wire_kernels.merged(places, totals.collision, self.wire.slots, self.from_wire, index)
+        return Merge(totals=totals, index=torch.from_numpy(index))
+
 
 def request(ids: torch.Tensor, counts: Sequence[int], from_wire: torch.Tensor | None, layout: GroupLayout) -> Request:
     of_features = np.asarray(counts, np.int64)
@@ -106,90 +133,127 @@ class Served:
     asking: np.ndarray | None = None
 
     @property
+    def units(self) -> np.ndarray:
+        """int64[W] distinct rows by requester."""
+        return self.wire.rows
+
+    @property
     def irregular(self) -> bool:
         """An id lies outside its table."""
         return self.rows.irregular
 
 
-def serve(ids: np.ndarray, counts: np.ndarray, layout: GroupLayout) -> Served:
-    """counts: int64[W, F] occurrences."""
-    world_size, mine = layout.world_size, np.array(layout.runs[layout.rank], np.int64)
-    features, tables = (np.full(world_size, of_one, np.int64) for of_one in (counts.shape[1], len(mine)))
-    found = wire(ids, counts.ravel(), features, np.tile(mine, world_size), tables)
-    by_table = found.by_table.reshape(world_size, len(mine))
-    rows = OwnerRows(take(ids, found.positions), by_table, np.array(layout.rows, np.int64))
-    return Served(wire=found, counts=counts, rows=rows)
+class RowPlan:
+    """Of a group whose every id gets its row. Numbers: ids of each feature of the owner; words: ids.
 
-
-def send_gradients(request: Request, of_ids: Cut) -> tuple[SendGradients, SendGradients]:
-    """Collision class, exclusive class. of_ids: of the occurrences; so in `apply`."""
-    index = np.empty(len(of_ids.places), np.int64)
-    wire_kernels.indices_to_send(of_ids.places, request.from_wire, index)
-    urgent, deferred = of_classes(index, of_ids.total)
-    return (
-        SendGradients(index=urgent, splits=of_ids.collision),
-        SendGradients(index=deferred, splits=of_ids.exclusive),
-    )
-
-
-def apply(served: Served, of_ids: Cut) -> tuple[Apply, Apply]:
-    """Collision class, exclusive class."""
-    offsets = np.zeros((2, served.counts.shape[1] + 1), np.int64)
-    index, ids = (np.empty(len(of_ids.places), np.int64) for _ in range(2))
-    wire_kernels.updates(served.wire.ids, of_ids.places, of_ids.total, served.counts, index, ids, offsets[:, 1:])
-    of_class = zip(
-        (of_ids.collision, of_ids.exclusive),
-        of_classes(index, of_ids.total),
-        of_classes(ids, of_ids.total),
-        offsets,
-        strict=True,
-    )
-    urgent, deferred = (
-        Apply(splits=splits, index=places, ids=rows, offsets=torch.from_numpy(ends))
-        for splits, places, rows, ends in of_class
-    )
-    return urgent, deferred
-
-
-def lookup(
-    served: Served, sent: np.ndarray, of_rows: Cut, shared: np.ndarray, layout: GroupLayout
-) -> tuple[Lookup, Lookup]:
-    """Collision class, exclusive class. sent: int32[n] the numbers of the rows that travel. of_rows: of these; in
-    `merge`, of the distinct rows of pairs of ranks. shared: bool[R] which distinct rows of this owner are.
-
-    All rows of a table are read as if its first feature had asked for them: `offsets` repeats where it ends.
+    Numbers and words for owners, and from requesters, stand by rank. `mine`: bool[U] which units that this rank asked
+    for are in the collision class. `largest`: the most exclusive strips that one owner sends to all others, or gets
+    from them. `asking`: bool[U, H] which ranks of this host ask for the units; None unless rows go in two levels.
     """
-    rows, total = served.rows, int(np.count_nonzero(shared))
-    ids, index = np.empty(len(rows), np.int64), np.empty(len(of_rows.places), np.int64)
-    ends = np.zeros((2, len(layout.rows) + 1), np.int64)
-    wire_kernels.rows_to_read(
-        sent, of_rows.places, rows.ids, shared, rows.ends, total, np.empty(len(rows), np.int32),
-        ids, index, ends[:, 1:],
-    )  # fmt: skip
-    of_class = zip(
-        (of_rows.collision, of_rows.exclusive),
-        of_classes(ids, total),
-        of_classes(index, of_rows.total),
-        ends.repeat([1, *layout.runs[layout.rank]], axis=1),
-        strict=True,
+
+    def __init__(self, layout: GroupLayout) -> None:
+        self.layout = layout
+
+    @property
+    def numbers_to(self) -> np.ndarray:
+        """int64[W] how many numbers every requester tells each owner."""
+        return self.layout.features
+
+    def numbers(self, request: Request) -> np.ndarray:
+        """int64, those of `request`."""
+        return request.counts
+
+    def words(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """int64 words: what the owners have to know of `request`; int64[W] how many go to each."""
+        return request.wire.ids, request.wire.occurrences
+
+    def words_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int64[W] how many words come from requesters that told `numbers`, int64[W, n]."""
+        return numbers.sum(1)
+
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> Served:
+        """What the ranks ask of this owner, from what they sent."""
+        world_size, mine = self.layout.world_size, np.array(self.layout.runs[self.layout.rank], np.int64)
+        features, tables = (np.full(world_size, of_one, np.int64) for of_one in (numbers.shape[1], len(mine)))
+        found = wire(words, numbers.ravel(), features, np.tile(mine, world_size), tables)
+        by_table = found.by_table.reshape(world_size, len(mine))
+        rows = OwnerRows(take(words, found.positions), by_table, np.array(self.layout.rows, np.int64))
+        return Served(wire=found, counts=numbers, rows=rows)
+
+    def shared(self, served: Served, rows: np.ndarray) -> Shared:
+        """`rows`: bool[R]."""
+        found = served.wire
+        units = take(rows, served.rows.numbers)
+        return Shared(rows, units, found.occurrences, count(units, found.occurrences, found.slots))
+
+    def strips_ahead(self, served: Served, shared: Shared) -> np.ndarray:
+        """int64[2, W] that this owner sends each requester, in the collision class and in the exclusive class."""
+        urgent = count(shared.units, served.units)
+        return np.stack([urgent, served.units - urgent])
+
+    def strips_back(self, served: Served, shared: Shared) -> np.ndarray:
+        """The same of the gradients that come back."""
+        return np.stack([shared.colliding, shared.ids - shared.colliding])
+
+    def ahead(
+        self,
+        request: Request,
+        served: Served,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
+    ) -> RowsAhead:
+        """How rows travel before the step."""
+        del asking
+        asked = cut(mine, request.units, largest, self.layout.chunk_rows)
+        sent = cut(shared.units, served.units, largest, self.layout.chunk_rows)
+        lookups = self.lookups(served, served.rows.numbers, sent, shared.rows)
+        return RowsAhead(
+            merge=request.merge(asked.places, asked.totals),
+            fetch=of_classes(Fetch, lookup=lookups, received=asked.splits),
+        )
+
+    def lookups(self, served: Served, sent: np.ndarray, of_sent: Cut, shared: np.ndarray) -> ByClass[Lookup]:
+        """sent: int32[n] the numbers of the rows that travel. shared: bool[R] which rows of this owner are.
+
+        All rows of a table are read as if its first feature had asked for them: `offsets` repeats where it ends.
+        """
+        rows, total = served.rows, int(np.count_nonzero(shared))
+        ids, index = np.empty(len(rows), np.int64), np.empty(len(sent), np.int64)
+        ends = np.zeros((2, len(rows.ends) + 1), np.int64)
+        wire_kernels.rows_to_read(
+            sent, of_sent.places, rows.ids, shared, rows.ends, total, np.empty(len(rows), np.int32),
+            ids, index, ends[:, 1:],
+        )  # fmt: skip
+        offsets = ends.repeat([1, *self.layout.runs[self.layout.rank]], axis=1)
+        return of_classes(
+            Lookup,
+            ids=halves(ids, total),
+            offsets=map(torch.from_numpy, offsets),
+            index=of_sent.by_class(index),
+            splits=of_sent.splits,
+        )
+
+    def back(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> ByClass[Back]:
+        """How gradients travel after it: those of all occurrences."""
+        chunk_rows = self.layout.chunk_rows
+        asked, here = request.wire, served.wire
+        sent = cut(mine, asked.occurrences, largest, chunk_rows, asked.slots)
+        came = cut(shared.units, here.occurrences, largest, chunk_rows, here.slots)
+        index = np.empty(len(sent.places), np.int64)
+        wire_kernels.indices_to_send(sent.places, request.from_wire, index)
+        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, apply=_applies(served, came))
+
+
+def _applies(served: Served, came: Cut) -> ByClass[Apply]:
+    offsets = np.zeros((2, served.counts.shape[1] + 1), np.int64)
+    index, ids = (np.empty(len(came.places), np.int64) for _ in range(2))
+    wire_kernels.updates(served.wire.ids, came.places, came.totals.collision, served.counts, index, ids, offsets[:, 1:])
+    return of_classes(
+        Apply,
+        splits=came.splits,
+        index=came.by_class(index),
+        ids=came.by_class(ids),
+        offsets=map(torch.from_numpy, offsets),
     )
-    urgent, deferred = (
-        Lookup(ids=read, offsets=torch.from_numpy(offsets), index=sent, splits=splits)
-        for splits, read, sent, offsets in of_class
-    )
-    return urgent, deferred
-
-
-def merge(request: Request, of_rows: Cut) -> Merge:
-    return Merge(
-        exclusive=of_rows.exclusive,
-        collision=of_rows.collision,
-        index=merged(request, of_rows.places, of_rows.total),
-    )
-
-
-def merged(request: Request, places: np.ndarray, total: int) -> torch.Tensor:
-    """int64[N] of `Merge.index`. places: int32[U] of the distinct rows, `total` of them collision rows."""
-    index = np.empty(len(request.wire.slots), np.int64)
-    wire_kernels.merged(places, total, request.wire.slots, request.from_wire, index)
-    return torch.from_numpy(index)

@@ -10,100 +10,123 @@ between two ranks of a host stand by owner, then table, then id, as the two numb
 U distinct rows of pairs of ranks, W ranks, H ranks of a host.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from fscomm.plan import routes, wire_kernels
-from fscomm.plan.routes import Request, Served, Wire
-from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Cut, Lookup, Merge, PassOn, count, cut, of_classes, take
+from fscomm.plan import wire_kernels
+from fscomm.plan.routes import Request, RowPlan, Served, Wire
+from fscomm.plan.ways import (
+    ByClass,
+    Cut,
+    Fetch,
+    Lookup,
+    Merge,
+    PassOn,
+    RowsAhead,
+    Shared,
+    Splits,
+    count,
+    cut,
+    of_classes,
+    take,
+)
 
 MOST_RANKS_PER_HOST = 64  # one bit each
 _BITS_OF_IDS = 40  # of a key of (owner, table, id); a table has fewer rows
 
 
-def asking(served: Served, layout: GroupLayout) -> np.ndarray:
-    """bool[U, H] which ranks of the requester's host ask for a row that this owner serves."""
-    out = np.empty((len(served.rows.numbers), layout.ranks_per_host), np.bool_)
-    wire_kernels.asking(served.rows.numbers, served.wire.rows, np.zeros(len(served.rows), np.uint64), out)
-    return out
+class TwoLevelPlan(RowPlan):
+    """Of a group whose rows go in two levels."""
 
+    def serve(self, words: np.ndarray, numbers: np.ndarray) -> Served:
+        served = super().serve(words, numbers)
+        asking = np.empty((len(served.rows.numbers), self.layout.ranks_per_host), np.bool_)
+        wire_kernels.asking(served.rows.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
+        return replace(served, asking=asking)
 
-def lookup(
-    served: Served, units: np.ndarray, shared: np.ndarray, largest: int, layout: GroupLayout
-) -> tuple[Lookup, Lookup]:
-    """Collision class, exclusive class: every row goes to this host's requesters, and to one of each other host.
+    def ahead(
+        self,
+        request: Request,
+        served: Served,
+        shared: Shared,
+        mine: np.ndarray,
+        largest: int,
+        asking: np.ndarray | None = None,
+    ) -> RowsAhead:
+        assert asking is not None
+        merge, received, passed_on = self._coming(request, asking, mine, largest)
+        lookups = self._going(served, shared, largest)
+        return RowsAhead(merge=merge, fetch=of_classes(Fetch, lookup=lookups, received=received, passed_on=passed_on))
 
-    units: bool[U], shared: bool[R] what is in the collision class; largest: as in `cut`.
-    """
-    assert served.asking is not None
-    peers, carriers = _by_unit(served.wire, served.asking, layout)
-    straight = _goes_straight(peers, carriers, layout)
-    of_rows = cut(units[straight], count(straight, served.wire.rows), largest, layout.chunk_rows)
-    return routes.lookup(served, served.rows.numbers[straight], of_rows, shared, layout)
+    def _going(self, served: Served, shared: Shared, largest: int) -> ByClass[Lookup]:
+        """Every row goes to this host's requesters, and to one of each other host."""
+        assert served.asking is not None
+        peers, carriers = self._by_unit(served.wire, served.asking)
+        straight = self._goes_straight(peers, carriers)
+        sent = cut(shared.units[straight], count(straight, served.units), largest, self.layout.chunk_rows)
+        return self.lookups(served, served.rows.numbers[straight], sent, shared.rows)
 
+    def most_passed_on(self, served: Served, units: np.ndarray) -> ByClass[int]:
+        """Of the rows that this owner serves: the most that one rank of another host passes on to one other rank there.
 
-def most_passed_on(served: Served, units: np.ndarray, layout: GroupLayout) -> tuple[int, int]:
-    """Of the rows that this owner serves: the most that one rank of another host passes on to one other rank there, in
-    the collision class, which is `units`, bool[U], and in the exclusive class."""
-    assert served.asking is not None
-    peers, carriers = _by_unit(served.wire, served.asking, layout)
-    pairs, passed = peers * layout.ranks_per_host + carriers, ~_goes_straight(peers, carriers, layout)
-    collision, exclusive = (np.bincount(pairs[passed & of_class], minlength=1).max() for of_class in (units, ~units))
-    return int(collision), int(exclusive)
+        units: bool[U] what is in the collision class.
+        """
+        assert served.asking is not None
+        peers, carriers = self._by_unit(served.wire, served.asking)
+        pairs, passed = peers * self.layout.ranks_per_host + carriers, ~self._goes_straight(peers, carriers)
+        return ByClass(*(int(np.bincount(pairs[passed & of], minlength=1).max()) for of in (units, ~units)))
 
+    def _coming(
+        self, request: Request, told: np.ndarray, mine: np.ndarray, largest: int
+    ) -> tuple[Merge, ByClass[Splits], ByClass[PassOn]]:
+        """How all rows become the output, how many come from owners, and what is passed on.
 
-def merge(
-    request: Request, told: np.ndarray, mine: np.ndarray, largest: int, layout: GroupLayout
-) -> tuple[Merge, PassOn, PassOn]:
-    """And what is passed on of the collision class and of the exclusive class.
+        told: bool[U, H] as the owners told it.
+        """
+        peers, carriers = self._by_unit(request.wire, told)
+        per_host = self.layout.ranks_per_host
+        place = self.layout.rank % per_host
+        straight = self._in_host(peers) | (carriers == place)
+        from_owners = cut(mine[straight], count(straight, request.units), largest, self.layout.chunk_rows)
+        mates = [mate for mate in range(per_host) if mate != place]
+        to_pass = _in_common_order(request.wire, ~self._in_host(peers) & (told.sum(1) > 1))
+        carrier, wanted = carriers[to_pass], told[to_pass]
+        received, coming = self._cut([to_pass[carrier == mate] for mate in mates], mine, largest)
+        sent, going = self._cut([to_pass[(carrier == place) & wanted[:, mate]] for mate in mates], mine, largest)
+        places = np.empty(len(straight), np.int32)
+        places[straight] = from_owners.moved()
+        index = np.empty(len(sent), np.int64)
+        index[going.places] = places[sent]
+        totals = ByClass(*map(sum, zip(from_owners.totals, coming.totals, strict=True)))
+        places[straight] = from_owners.moved(exclusive=totals.collision)
+        places[received] = coming.moved(
+            collision=from_owners.totals.collision, exclusive=totals.collision + from_owners.totals.exclusive
+        )
+        passed_on = of_classes(PassOn, index=going.by_class(index), sent=going.splits, received=coming.splits)
+        return request.merge(places, totals), from_owners.splits, passed_on
 
-    told: bool[U, H] as the owners told it; mine: bool[U] what is in the collision class.
-    """
-    peers, carriers = _by_unit(request.wire, told, layout)
-    rank, per_host = layout.rank, layout.ranks_per_host
-    straight = _in_host(peers, layout) | (carriers == rank % per_host)
-    from_owners = cut(mine[straight], count(straight, request.wire.rows), largest, layout.chunk_rows)
-    mates = [mate for mate in range(per_host) if mate != rank % per_host]
-    to_pass = _in_common_order(request.wire, ~_in_host(peers, layout) & (told.sum(1) > 1))
-    carrier, wanted = carriers[to_pass], told[to_pass]
-    received, coming = _cut([to_pass[carrier == mate] for mate in mates], mine, largest, layout)
-    here = carrier == rank % per_host
-    sent, going = _cut([to_pass[here & wanted[:, mate]] for mate in mates], mine, largest, layout)
-    places = np.empty(len(straight), np.int32)
-    places[straight] = from_owners.places
-    index = np.empty(len(sent), np.int64)
-    index[going.places] = _in_class(places[sent], from_owners.total)
-    collision_sent, exclusive_sent = of_classes(index, going.total)
-    total = from_owners.total + coming.total
-    exclusive = len(from_owners.places) - from_owners.total
-    places[straight] = _moved(from_owners, 0, total)
-    places[received] = _moved(coming, from_owners.total, total + exclusive)
-    return (
-        Merge(
-            exclusive=from_owners.exclusive,
-            collision=from_owners.collision,
-            index=routes.merged(request, places, total),
-            passed_on=(len(received) - coming.total, coming.total),
-        ),
-        PassOn(index=collision_sent, sent=going.collision, received=coming.collision),
-        PassOn(index=exclusive_sent, sent=going.exclusive, received=coming.exclusive),
-    )
+    def _by_unit(self, wire: Wire, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64[U] the peer of each distinct row, and int32[U] the place of its carrier in the requester's host."""
+        carriers = np.empty(len(wire.positions), np.int32)
+        wire_kernels.carriers(told, take(wire.ids, wire.positions), carriers)
+        return np.repeat(np.arange(self.layout.world_size), wire.rows), carriers
 
+    def _in_host(self, peers: np.ndarray) -> np.ndarray:
+        return (peers >= self.layout.host.start) & (peers < self.layout.host.stop)
 
-def _by_unit(wire: Wire, told: np.ndarray, layout: GroupLayout) -> tuple[np.ndarray, np.ndarray]:
-    """int64[U] the peer of each distinct row, and int32[U] the place of its carrier in the requester's host."""
-    carriers = np.empty(len(wire.positions), np.int32)
-    wire_kernels.carriers(told, take(wire.ids, wire.positions), carriers)
-    return np.repeat(np.arange(layout.world_size), wire.rows), carriers
+    def _goes_straight(self, peers: np.ndarray, carriers: np.ndarray) -> np.ndarray:
+        """bool[U] which of the distinct rows that this owner serves it sends to their requester itself."""
+        return self._in_host(peers) | (carriers == peers % self.layout.ranks_per_host)
 
-
-def _in_host(peers: np.ndarray, layout: GroupLayout) -> np.ndarray:
-    return (peers >= layout.host.start) & (peers < layout.host.stop)
-
-
-def _goes_straight(peers: np.ndarray, carriers: np.ndarray, layout: GroupLayout) -> np.ndarray:
-    """bool[U] which of the distinct rows that this owner serves it sends to their requester itself."""
-    return _in_host(peers, layout) | (carriers == peers % layout.ranks_per_host)
+    def _cut(self, of_mates: list[np.ndarray], mine: np.ndarray, largest: int) -> tuple[np.ndarray, Cut]:
+        """The distinct rows that pass between this rank and each of the others of its host, in one array, and their
+        cut."""
+        layout = self.layout
+        lengths, units = np.zeros(layout.world_size, np.int64), np.concatenate([np.empty(0, np.int64), *of_mates])
+        others = [rank for rank in range(layout.host.start, layout.host.stop) if rank != layout.rank]
+        lengths[others] = [len(of_mate) for of_mate in of_mates]
+        return units, cut(mine[units], lengths, largest, layout.chunk_rows)
 
 
 def _in_common_order(wire: Wire, chosen: np.ndarray) -> np.ndarray:
@@ -112,22 +135,3 @@ def _in_common_order(wire: Wire, chosen: np.ndarray) -> np.ndarray:
     units = np.flatnonzero(chosen)
     keys = (tables[units] << _BITS_OF_IDS) + wire.ids[wire.positions[units]]
     return units[np.argsort(keys, kind="stable")]
-
-
-def _cut(of_mates: list[np.ndarray], mine: np.ndarray, largest: int, layout: GroupLayout) -> tuple[np.ndarray, Cut]:
-    """The distinct rows that pass between this rank and each of the others of its host, in one array, and their cut."""
-    lengths, units = np.zeros(layout.world_size, np.int64), np.concatenate(of_mates)
-    others = [rank for rank in range(layout.host.start, layout.host.stop) if rank != layout.rank]
-    lengths[others] = [len(of_mate) for of_mate in of_mates]
-    return units, cut(mine[units], lengths, largest, layout.chunk_rows)
-
-
-def _in_class(places: np.ndarray, total: int) -> np.ndarray:
-    """Of places of both classes, the collision class first, those inside the class."""
-    return np.where(places < total, places, places - total)
-
-
-def _moved(of_rows: Cut, collision: int, exclusive: int) -> np.ndarray:
-    """Its places, where the rows of its classes begin at `collision` and `exclusive`."""
-    places, total = of_rows.places, of_rows.total
-    return np.where(places < total, places + collision, places - total + exclusive)

@@ -1,12 +1,13 @@
-"""How the rows, or the pooled vectors, of one class travel: what is sent, what is read and what is updated.
+"""How rows, or pooled vectors, travel: what is sent, what is read and what is updated, in each class.
 
 A *strip* is what has one place on the wire: a row; or, of a pooled vector, as many columns as divide the width of every
 table of the group. Letters: n strips or ids of the class, W peers, F features of an owner, D columns of a strip.
 """
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,22 @@ import torch
 from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
 
+Splits = list[list[int]]
+"""[chunks][W] strips to each rank, or from each."""
+T = TypeVar("T")
 _ONE_EACH = np.empty(0, np.int32)
+
+
+class ByClass(NamedTuple, Generic[T]):
+    """The same of both classes of rows: those that two steps share, and all others."""
+
+    collision: T
+    exclusive: T
+
+
+def of_classes(make: Callable[..., T], **given: Iterable[Any]) -> ByClass[T]:
+    """What `make` makes of each class; given: what it is given, by class."""
+    return ByClass(*(make(**dict(zip(given, of_class, strict=True))) for of_class in zip(*given.values(), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +39,22 @@ class Cut:
 
     Attributes:
         places: int32[n] where each stands as it travels, the collision class before the exclusive one.
-        total: of the collision class.
-        collision: [1][W], exclusive: [chunks][W] how many travel.
+        totals: how many travel.
+        splits: how many travel to, or from, each peer; the collision class has one chunk.
     """
 
     places: np.ndarray
-    total: int
-    collision: list[list[int]]
-    exclusive: list[list[int]]
+    totals: ByClass[int]
+    splits: ByClass[Splits]
+
+    def moved(self, *, collision: int = 0, exclusive: int = 0) -> np.ndarray:
+        """int[n] the places, if the classes begin there."""
+        urgent = self.totals.collision
+        return np.where(self.places < urgent, self.places + collision, self.places - urgent + exclusive)
+
+    def by_class(self, values: np.ndarray) -> ByClass[torch.Tensor]:
+        """`values`, [n] in the order of places."""
+        return halves(values, self.totals.collision)
 
 
 def cut(urgent: np.ndarray, lengths: np.ndarray, largest: int, step: int, slots: np.ndarray = _ONE_EACH) -> Cut:
@@ -45,7 +69,12 @@ def cut(urgent: np.ndarray, lengths: np.ndarray, largest: int, step: int, slots:
     splits = np.empty((exchanges(largest, step), len(lengths)), np.int64)
     places, counts = np.empty(lengths.sum(), np.int32), count(urgent, lengths, slots)
     wire_kernels.cut(urgent, slots, lengths, counts, splits, places)
-    return Cut(places=places, total=int(counts.sum()), collision=[counts.tolist()], exclusive=splits.tolist())
+    total = int(counts.sum())
+    return Cut(
+        places=places,
+        totals=ByClass(total, len(places) - total),
+        splits=ByClass([counts.tolist()], splits.tolist()),
+    )
 
 
 def exchanges(largest: int, step: int) -> int:
@@ -60,61 +89,40 @@ def count(flags: np.ndarray, lengths: np.ndarray, slots: np.ndarray = _ONE_EACH)
     return counts
 
 
-class Most(NamedTuple):
-    """No rank sends another one more strips than these in an exchange of the class. The same on every rank."""
-
-    collision: int
-    exclusive: int
+def halves(values: np.ndarray, total: int) -> ByClass[torch.Tensor]:
+    """`values` that stand with those of the collision class, `total` of them, first."""
+    return ByClass(torch.from_numpy(values[:total]), torch.from_numpy(values[total:]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendGradients:
-    """Requester: the gradient of one class.
+class Shared(NamedTuple):
+    """What an owner serves that two steps have in common: of its rows bool[R], and of units bool[U].
 
-    Attributes:
-        index: int64[n] rows of the local gradient, as they go on the wire.
-        splits: [chunks][W] to each owner.
+    ids: int64[W] those of each requester; colliding: int64[W] those of them on shared rows.
     """
 
-    index: torch.Tensor
-    splits: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
-    """Owner: the gradient of one class.
-
-    Attributes:
-        splits: [chunks][W] from each requester.
-        index: int64[n] rows of what was received, in the order of the lookup.
-        ids, offsets: int64[n], int64[F + 1] the rows they belong to. Offsets stay in host memory.
-    """
-
-    splits: list[list[int]]
-    index: torch.Tensor
-    ids: torch.Tensor
-    offsets: torch.Tensor
-
-    @property
-    def total(self) -> int:
-        """Strips that come."""
-        return sum(map(sum, self.splits))
+    rows: np.ndarray
+    units: np.ndarray
+    ids: np.ndarray
+    colliding: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Owner: the rows of one class for the next step.
+    """Owner: the rows, or vectors, of one class for the next step, as the fused kernels read them.
 
     Attributes:
-        ids, offsets: int64[u], int64[F + 1] to look up, every row once, by table. Offsets stay in host memory.
-        index: int64[n] which of them go on the wire.
-        splits: [chunks][W] to each requester.
+        ids, offsets: int64[u] to look up, by feature; int64[F + 1] where the ids of each feature begin, or int64
+            [F * B + 1] where those of each of B bags of a feature do. Offsets stay in host memory.
+        index: int64[n] which of the strips that the kernels give go on the wire.
+        splits: to each requester.
+        weights: float32[u] of ids in bags, or None.
     """
 
     ids: torch.Tensor
     offsets: torch.Tensor
     index: torch.Tensor
-    splits: list[list[int]]
+    splits: Splits
+    weights: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +131,21 @@ class PassOn:
 
     Attributes:
         index: int64[n] of the rows that came to this rank from owners, those that it passes on.
-        sent, received: [chunks][W] to and from each rank.
+        sent, received: to and from each rank.
     """
 
     index: torch.Tensor
-    sent: list[list[int]]
-    received: list[list[int]]
+    sent: Splits
+    received: Splits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """How what one class needs comes from the owners. received: from each. passed_on: if rows go in two levels."""
+
+    lookup: Lookup
+    received: Splits
+    passed_on: PassOn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,37 +153,83 @@ class Merge:
     """Requester: how the rows received in both classes become the local output.
 
     Attributes:
-        exclusive, collision: [chunks][W] rows from each owner, which fill one buffer in this order.
+        totals: rows of each class, which fill one buffer, the exclusive class first; inside a class those of owners
+            come first, then those that ranks of the same host pass on.
         index: int64[N] the row of the buffer that is local output i.
-        passed_on: how many more rows of each class ranks of the same host pass on; they stand behind those of owners.
     """
 
-    exclusive: list[list[int]]
-    collision: list[list[int]]
+    totals: ByClass[int]
     index: torch.Tensor
-    passed_on: tuple[int, int] = (0, 0)
-
-    @property
-    def exclusive_total(self) -> int:
-        return sum(map(sum, self.exclusive)) + self.passed_on[0]
-
-    @property
-    def collision_total(self) -> int:
-        return sum(map(sum, self.collision)) + self.passed_on[1]
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
         """[E + C, row width] to be filled with what is received, exclusive strips first."""
-        total = self.exclusive_total + self.collision_total
-        return torch.empty(total, layout.row_width, dtype=layout.dtype, device=where)
+        return torch.empty(sum(self.totals), layout.row_width, dtype=layout.dtype, device=where)
 
     def output(self, buffer: torch.Tensor) -> torch.Tensor:
         """[N, D] the rows in the order of the ids that asked for them."""
         return buffer.index_select(0, self.index)
 
 
-def of_classes(values: np.ndarray, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of the collision class, `total` of them, and those of the exclusive class."""
-    return torch.from_numpy(values[:total]), torch.from_numpy(values[total:])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAhead:
+    """How the rows of a group travel before a step."""
+
+    merge: Merge
+    fetch: ByClass[Fetch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Owner: the gradient of one class, and the rows that it updates.
+
+    Attributes:
+        splits: from each requester.
+        index: int64[n] which strips of what was received, in the order of the look-up. In bags, int64[B * P]: of the
+            collision strips kept, then of those received with this class.
+        ids, offsets, weights: as in `Lookup`; of a bag, only the rows of this class.
+        shares: float32[u] 1 / the number of ids of the whole bag; None where no table averages.
+    """
+
+    splits: Splits
+    index: torch.Tensor
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
+
+    @property
+    def total(self) -> int:
+        """Strips that come."""
+        return sum(map(sum, self.splits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Back:
+    """How the gradients of one class travel after a step.
+
+    Attributes:
+        index: int64[n] strips of the local gradient, as they go on the wire to the owners.
+        sent: to each owner.
+        apply: what this rank does with what comes.
+    """
+
+    index: torch.Tensor
+    sent: Splits
+    apply: Apply
+
+
+def with_tensors(part: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """The same part of a plan, with `change(its name, it)` in the place of every tensor but offsets."""
+    if isinstance(part, ByClass):
+        return ByClass(*(with_tensors(each, change) for each in part))
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    changed = {}
+    for name in (each.name for each in fields(part)):
+        value = getattr(part, name)
+        tensor = isinstance(value, torch.Tensor) and name != "offsets"
+        changed[name] = change(name, value) if tensor else with_tensors(value, change)
+    return replace(part, **changed)
 
 
 def sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Look-ups of modules that run plainly: they read and update tables in program order, as served modules do.
+"""Look-ups as autograd sees them; of modules that run plainly, reads and updates of tables in program order.
+
+`tap` is the node of autograd between rows that fscomm looked up, or let TorchRec look up, and the user's graph.
 
 TorchRec's forward calls a fused kernel to look rows up, and autograd calls that kernel again to update them. A proxy
 stands in for the kernel's forward. Its look-up first waits for the updates before it. Its update is handed over, and is
@@ -9,38 +11,70 @@ A sharding group that has no kernel on a rank has a proxy there all the same. So
 the same order, and no rank waits for an update that another rank does not know of.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.tables.gradient_tap import tap
 from fscomm.tables.shadow_kernels import Shadow, own_forward, read_hyper
 
 Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
 
 
-class AccessOrder(Protocol):
-    """Keeps the order of reads and updates. Called by the thread that runs the forward or the backward."""
-
-    def read(self) -> Any:
-        """A look-up is about to read. Blocks until it may; gives what `update` wants to know of this read."""
-
-    def update(self, read: Any, update: Update) -> None:
-        """The tables shall be updated. Does not block."""
+def tap(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
+    """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`."""
+    anchor = rows.new_zeros(0).requires_grad_()  # not shared: compiled autograd adds up what a leaf gets, even nothing
+    result: torch.Tensor = GradientTap.apply(anchor, rows, deliver, *saved)
+    return result
 
 
-class LookupProxy(ABC):
-    """In the place of the `forward` of `target`, from `install` until `remove`."""
+class GradientTap(torch.autograd.Function):
+    """The node of `tap`.
 
-    def __init__(self, target: Any, order: AccessOrder) -> None:
+    A graph that a loss still holds after its backward keeps nothing of the step, unless it is retained for another one.
+    `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the graph. `saved` passes
+    through hooks on saved tensors: under activation checkpointing the forward runs again to give it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.deliver = deliver
+        ctx.save_for_backward(*saved)
+        return rows.data  # not a view of `rows`: the user may write into what a forward gives
+
+    @staticmethod
+    @not_compiled
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        deliver, saved = ctx.deliver, ctx.saved_tensors
+        if deliver is None:
+            raise RuntimeError("a second backward through a graph: call the first one with retain_graph=True")
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.deliver = None
+        deliver(gradient, *saved)
+        return (None,) * len(ctx.needs_input_grad)
+
+
+class LookupProxy:
+    """In the place of the `forward` of `target`, from `install` until `remove`.
+
+    target: a fused kernel; where this rank has none, what looks up nothing (`empty`).
+    read: a look-up is about to read; blocks until it may, gives what `update` wants to know of this read.
+    update: the tables shall be updated; does not block. Both are called by the thread that runs forward or backward.
+    """
+
+    def __init__(
+        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, Update], None]
+    ) -> None:
         self._target = target
-        self.order = order
+        self._empty = empty
+        self._read = read
+        self.update = update
 
     def install(self) -> None:
         self._target.forward = self
@@ -50,32 +84,20 @@ class LookupProxy(ABC):
 
     @not_compiled
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
-        read = self.order.read()
+        read = self._read()
         with _saved_tensors() as saved:
             rows = own_forward(self._target)(*args, **options)
         if not rows.requires_grad:
             return rows
-        make_update = self._backward(args, options, saved)
+        make_update = self._update_of(args, options, saved)
         return tap(rows.detach(), partial(self._deliver, read, make_update), *saved)
 
-    @abstractmethod
-    def _backward(
+    def _update_of(
         self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
     ) -> Callable[..., Update]:
         """What makes an update of the gradient and of `saved`, which may have been computed again."""
-
-    def _deliver(self, read: Any, make_update: Callable[..., Update], *came: torch.Tensor) -> None:
-        """Maybe after the block of the forward was left."""
-        here = vars(self._target).get("forward") is self
-        update_in_turn(self._target, read if here else None, make_update(*came))
-
-
-class KernelProxy(LookupProxy):
-    """Of a fused kernel."""
-
-    def _backward(
-        self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
-    ) -> Callable[..., Update]:
+        if self._empty:
+            return lambda *_: nothing
         hyper = read_hyper(self._target)
         # The kernel saves its learning rate as a tensor, the only one without a dimension, and all else as numbers:
         # what is computed again in backward changes the one and not the others.
@@ -87,14 +109,10 @@ class KernelProxy(LookupProxy):
 
         return make_update
 
-
-class EmptyProxy(LookupProxy):
-    """Of a look-up that has no kernel on this rank."""
-
-    def _backward(
-        self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
-    ) -> Callable[..., Update]:
-        return lambda *_: nothing
+    def _deliver(self, read: Any, make_update: Callable[..., Update], *came: torch.Tensor) -> None:
+        """Maybe after the block of the forward was left."""
+        here = vars(self._target).get("forward") is self
+        update_in_turn(self._target, read if here else None, make_update(*came))
 
 
 @contextmanager
@@ -120,10 +138,10 @@ def nothing(_: Callable[[], Shadow]) -> None:
 def update_in_turn(target: Any, read: Any, update: Update) -> None:
     """Update the tables behind `target` when it is its turn, or at once where nobody orders them.
 
-    read: what `AccessOrder.read` gave for the forward; None for a forward that its `AccessOrder` does not know.
+    read: what the proxy read for the forward; None for a forward that the proxy does not know.
     """
     proxy = vars(target).get("forward")
     if isinstance(proxy, LookupProxy):
-        proxy.order.update(read, update)
+        proxy.update(read, update)
     else:
         update(lambda: Shadow(target))

@@ -7,16 +7,12 @@ bitwise the fused update, and so are calls on disjoint rows instead of one.
 """
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-
-from fscomm.plan.ways import Apply, Lookup
-from fscomm.tables.codec import Codecs
 
 _STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
@@ -105,98 +101,6 @@ class Shadow:
         if not all(getattr(self._copy, name) is getattr(self._kernel, name) for name in self._memory):
             self._copy = _copy(self._kernel, self._pooling)
         return self._copy
-
-
-class TableUpdate(NamedTuple):
-    """What the backward of one fused kernel would do."""
-
-    kernel: int  # its number
-    ids: torch.Tensor
-    offsets: torch.Tensor
-    gradient: torch.Tensor
-    weights: torch.Tensor | None = None
-    adding: bool = False  # by the sum of weighted rows, in place of a mean
-
-    def run(self, shadow: Shadow, hyper: Hyper) -> None:
-        kernel = shadow.adding if self.adding else shadow
-        kernel.update(hyper, self.gradient, self.ids, self.offsets, self.weights)
-
-
-class GroupTables(ABC):
-    """The fused kernels of one sharding group on this rank, for one thread. D columns of a row, or of a strip of one.
-
-    Attributes:
-        where: the device of the tables, and so of the rows.
-        codecs: how rows and gradients travel.
-        shadows: of the kernels.
-    """
-
-    def __init__(
-        self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: Sequence[int], where: torch.device
-    ) -> None:
-        self.where = where
-        self.codecs = codecs
-        self.shadows = [Shadow(kernel) for kernel in kernels]
-        self._features = [len(kernel.feature_table_map) for kernel in kernels]
-        self._dim = dim
-        self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
-
-    def lookup(self, lookup: Lookup) -> torch.Tensor:
-        """[n, D] what `lookup` asks for, as it goes on the wire."""
-        return self.codecs.rows.encode(self._read(lookup))
-
-    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
-        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with
-        the collision class before, if some of the rows updated now have theirs there."""
-        decode = self.codecs.gradients.decode
-        return self._updates(apply, decode(received), None if kept is None else decode(kept))
-
-    @abstractmethod
-    def _read(self, lookup: Lookup) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]: ...
-
-    def apply(
-        self, apply: Apply, received: torch.Tensor, hypers: list[Hyper], kept: torch.Tensor | None = None
-    ) -> None:
-        """Update the rows of `apply`; `received`, `kept`: see `updates`."""
-        for update in self.updates(apply, received, kept):
-            if len(update.ids):
-                update.run(self.shadows[update.kernel], hypers[update.kernel])
-
-
-class Tables(GroupTables):
-    """Of tables that give every id its row."""
-
-    def _read(self, lookup: Lookup) -> torch.Tensor:
-        parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
-        for number, ids, offsets, _ in self._by_kernel(lookup.ids, lookup.offsets):
-            if len(ids):
-                parts.append(self.shadows[number].lookup(ids, offsets).view(-1, self._dim))
-        rows = parts[-1] if len(parts) == 2 else torch.cat(parts)
-        return rows.index_select(0, lookup.index)
-
-    def _updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
-        del kept  # every id has a gradient of its own
-        gradients = received.index_select(0, apply.index)
-        for ranks in self._divide_by:
-            gradients.div_(ranks)
-        for number, ids, offsets, rows in self._by_kernel(apply.ids, apply.offsets):
-            yield TableUpdate(number, ids, offsets, gradients[rows])
-
-    def _by_kernel(
-        self, ids: torch.Tensor, offsets: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, slice]]:
-        """(number, ids, offsets, slice of the rows) for each kernel."""
-        start = 0
-        for number, features in enumerate(self._features):
-            end = start + features
-            first, last = int(offsets[start]), int(offsets[end])
-            rows = slice(first, last)
-            inside = (offsets[start : end + 1] - first).to(self.where, non_blocking=True)
-            yield number, ids[rows], inside, rows
-            start = end
 
 
 def _copy(kernel: Any, pooling: Any) -> Any:

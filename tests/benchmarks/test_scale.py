@@ -43,9 +43,10 @@ def counted(source: str, ranks: int) -> dict[str, int]:
     tracemalloc.stop()
     back = ids.back[0]
     assert back is not None
-    sent, came = ids.ahead(0).exclusive.splits, ids.ahead(0).merge.exclusive
+    fetch = ids.ahead(0).fetch.exclusive
+    sent, came = fetch.lookup.splits, fetch.received
     assert len(sent) == len(came)
-    return {"exchanges": len(sent) + len(back.exclusive_send.splits), "calls": calls, "bytes": most}
+    return {"exchanges": len(sent) + len(back.exclusive.sent), "calls": calls, "bytes": most}
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -67,5 +68,5 @@ def test_what_the_peers_say_is_what_a_rank_expects() -> None:
         merge = ids.ahead(0).merge
         assert len(merge.index) == len(mine.ids) == len(order)
         used = torch.unique(merge.index)
-        assert torch.equal(used, torch.arange(merge.exclusive_total + merge.collision_total))
+        assert torch.equal(used, torch.arange(sum(merge.totals)))
         assert ids.ahead(0).occurrences == planner.peers.asked.counts.sum()

@@ -20,7 +20,7 @@ from fscomm.comm import Comm
 from fscomm.plan.routes import Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.tables.binding import Asked, Binding
-from fscomm.tables.codec import as_they_are
+from fscomm.tables.group_tables import as_they_are
 
 HOST = torch.device("cpu")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fscomm.plan import bags, routes
@@ -89,11 +90,10 @@ class TorchRecBinding(Binding):
 
     def asked(self, features: Any) -> list[Asked]:
         if not self.in_part:
-            return [Asked(self.name, *structure.asked(self.module, features), None)]
-        names = structure.parts(self.name, self.module)
+            return [Asked(self.name, *asked(self.module, features), None)]
         return [
-            Asked(name, *structure.asked_of_group(self.module, sharding, features), self.plainly.get(name))
-            for name, (_, sharding) in zip(names, structure.shardings(self.module), strict=True)
+            Asked(part, *asked_of_group(self.module, sharding, features), self.plainly.get(part))
+            for part, _, sharding in structure.groups(self.name, self.module)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
@@ -117,13 +117,6 @@ class TorchRecBinding(Binding):
         output._wait_impl = guarded
 
 
-def make_features(
-    keys: list[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, stride: int
-) -> KeyedJaggedTensor:
-    """A KJT [N] of `keys` [F], with lengths [F * stride]."""
-    return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
-
-
 def _request(dist: InputDist, layout: Any) -> Any:
     """What is asked of the owners of a group."""
     sent = dist.sent
@@ -135,3 +128,24 @@ def _request(dist: InputDist, layout: Any) -> Any:
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
     return bags.request(ids, sent.lengths().view(len(sent.keys()), -1), weights, layout)
+
+
+def asked(module: Any, features: Any) -> tuple[int, int]:
+    """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
+    if not isinstance(features, KeyedJaggedTensor):
+        return 0, 0
+    ids = features.values().numel()
+    if isinstance(module, ShardedEmbeddingCollection):
+        return ids, 4 * ids * module._embedding_dim
+    return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
+
+
+def asked_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
+    """The same of one of its groups."""
+    if not isinstance(features, KeyedJaggedTensor):
+        return 0, 0
+    lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
+    ids = sum(lengths[name] for name in set(sharding.feature_names()))
+    if structure.is_pooled(module):  # one vector a sample
+        return ids, 4 * features.stride() * sum(sharding.embedding_dims())
+    return ids, 4 * ids * module._embedding_dim

@@ -11,7 +11,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import CommOp
 
-from fscomm.tables.codec import Codec, Codecs, as_they_are
+from fscomm.tables.group_tables import Codec, Codecs, as_they_are
 from fscomm.tables.torchrec.structure import is_pooled
 
 _NUMBER_BY_NUMBER = (SparseType.FP32, SparseType.FP16, SparseType.BF16)

@@ -1,6 +1,6 @@
 """Says which sharded modules, and which of their sharding groups, can be served exactly."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,12 +9,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.errors import INSTEAD
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.sharding_library import MOST_CALLS
-from fscomm.tables.torchrec import codecs, facts, structure
+from fscomm.tables.torchrec import codecs, structure
 from fscomm.tables.torchrec.structure import IN_PARTS
 from fsranks.rank_context import RankContext
 
@@ -51,7 +50,7 @@ def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict
     said: dict[str, str] = {}
     served: list[str] = []
     for name, module in found.items():
-        why = _problem(module) or _problem_here(module) or _elsewhere(module, context)
+        why = _problem(module) or _problem_here(module, context)
         of_groups = {} if why else group_problems(name, module)
         if why is None and len(of_groups) == len(structure.parts(name, module)):
             said |= of_groups
@@ -71,10 +70,10 @@ def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict
 
 def group_problems(name: str, module: Any) -> dict[str, str]:
     """Why groups of the module of this name cannot be served, by what they are called."""
-    parts = zip(structure.parts(name, module), structure.shardings(module), module._lookups, strict=True)
+    groups = zip(structure.groups(name, module), module._lookups, strict=True)
     return {
         part: why
-        for part, (kind, sharding), lookup in parts
+        for (part, kind, sharding), lookup in groups
         if (why := _problem_of_group(module, kind, sharding) or _problem_of_lookup(module, kind, sharding, lookup))
     }
 
@@ -84,7 +83,7 @@ def _problem(module: Any) -> str | None:
     kind = next((kind for kind in METHODS if isinstance(module, kind)), None)
     if kind is None:
         return f"{type(module).__name__} is not served (only {' and '.join(each.__name__ for each in METHODS)} are)"
-    if why := facts.of_module(module, METHODS[kind]):
+    if why := structure.missing_of_module(module, METHODS[kind]):
         return why
     if changed := [name for name in METHODS[kind] if getattr(type(module), name) is not getattr(kind, name)]:
         return f"{type(module).__name__} changes {', '.join(changed)} of {kind.__name__}"
@@ -96,7 +95,7 @@ def _problem(module: Any) -> str | None:
     return None
 
 
-def _problem_here(module: Any) -> str | None:
+def _problem_here(module: Any, context: RankContext) -> str | None:
     """What only the rank itself can see, such as devices and trackers set on instances."""
     device = structure.where(module)
     if device.type not in ("cpu", "cuda"):
@@ -110,33 +109,29 @@ def _problem_here(module: Any) -> str | None:
         for submodule in module.modules()
     ):
         return "it is compiled"
-    return None
-
-
-def _elsewhere(module: Any, context: RankContext) -> str | None:
     group = module._env.process_group
-    if group.size() == context.world_size and group.rank() == context.rank:
-        return None
-    return f"it is sharded over {group.size()} of {context.world_size} ranks"
+    if (group.size(), group.rank()) != (context.world_size, context.rank):
+        return f"it is sharded over {group.size()} of {context.world_size} ranks"
+    return None
 
 
 def _problem_of_group(module: Any, kind: str, sharding: Any) -> str | None:
     """Why a group cannot be served, as all ranks see it."""
     if kind not in SERVED_SHARDINGS:
         return f"sharding {kind} is not served"
-    if why := facts.of_sharding(module, kind, sharding):
+    if why := structure.missing_of_sharding(module, kind, sharding):
         return why
     columns, given_out = structure.row_columns(module, kind, sharding), structure.output_dtype(sharding)
     if why := codecs.problem(module, kind, columns, given_out):
         return why
-    tables = [table for of_rank in structure.tables(sharding) for table in of_rank]
+    tables = structure.all_tables(sharding)
     names = {table.name for table in tables}
     for name, planned in module.module_sharding_plan.items():
         if name in names and planned.compute_kernel != "fused":
             return f"table {name} uses the compute kernel {planned.compute_kernel}, only fused is served"
     if any(getattr(table, "stash_weights", False) for table in tables):
         return "its tables leave the GPU between their uses (stash_weights)"
-    for config in (config for of_rank in structure.configs(sharding) for config in of_rank):
+    for config in structure.configs(sharding):
         given = config.fused_params or {}
         if (given.get("output_dtype") or SparseType.FP32) not in SERVED_OUTPUTS:
             return f"rows are given out as {given['output_dtype'].name} (output_dtype)"
@@ -150,7 +145,7 @@ def _problem_of_lookup(module: Any, kind: str, sharding: Any, lookup: Any) -> st
     on_cuda = structure.where(module).type == "cuda"
     if on_cuda and structure.owners(module, kind, sharding) is not None:
         return "NCCL adds the parts of its vectors in an order that is not known (row-wise pooling)"
-    if why := facts.of_lookup(lookup):
+    if why := structure.missing_of_lookup(lookup):
         return why
     if getattr(lookup, "_need_prefetch", False) or getattr(lookup, "optim_state_tracker_fn", None) is not None:
         return "a tracker or a cache follows its lookups"
@@ -180,22 +175,3 @@ def _problem_of_kernel(kernel: Any, on_cuda: bool) -> str | None:
     if getattr(kernel, "use_writeback_bwd_prehook", False) or getattr(kernel, "enable_raw_embedding_streaming", False):
         return "its kernel writes rows back or streams them out"
     return None
-
-
-def features_problem(features: Any) -> str | None:
-    """Why these features cannot be prefetched, or None."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return f"features are a {type(features).__name__}, not a KeyedJaggedTensor"
-    if features.variable_stride_per_key():
-        return "batch sizes vary by feature (VBE)"
-    weights = features.weights_or_none()
-    if weights is not None and weights.is_floating_point() and weights.dtype != torch.float32:
-        return f"the weights of its features are {weights.dtype}, not float32"
-    return None
-
-
-def adds_parts(name: str, module: Any, unserved: Iterable[str]) -> dict[str, Any]:
-    """By what groups are called: the process group whose ranks add up the parts that they have of vectors."""
-    parts = zip(structure.parts(name, module), structure.shardings(module), strict=True)
-    found = {part: structure.owners(module, kind, sharding) for part, (kind, sharding) in parts if part not in unserved}
-    return {part: group for part, group in found.items() if group is not None}

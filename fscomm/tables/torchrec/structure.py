@@ -1,22 +1,62 @@
-"""How the parts of a TorchRec sharded module are reached."""
+"""How the parts of a TorchRec sharded module are reached, and whether all of them are there.
 
+The names below are what fscomm relies on in TorchRec and fbgemm, beyond what these promise. They are looked up before
+they are used. No version number decides what is served: where something is missing, modules run plainly, and the report
+names it. Whether all of it still means the same is seen in a trial (`throwaway.py`).
+"""
+
+import inspect
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.sharding_library import outermost
 
 HOST = torch.device("cpu")
 OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
 IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
+
+MODULE = (
+    "_device",
+    "_env",
+    "_input_dists",
+    "_lookups",
+    "_output_dists",
+    "module_sharding_plan",
+    "post_lookup_tracker_fn",
+    "post_odist_tracker_fn",
+    "qcomm_codecs_registry",
+)
+OF_ROWS = ("_embedding_dim", "_embedding_dim_for_sharding_type", "_sharding_type_to_sharding")
+OF_BAGS = ("_embedding_dims", "_embedding_shardings", "_sharding_types")
+SHARDING = ("_grouped_embedding_configs_per_rank", "create_input_dist", "embedding_dims", "feature_names")
+CONFIG = ("embedding_tables", "fused_params", "pooling")
+TABLE = ("local_cols", "local_rows", "name", "num_features")
+SHARDING_OF_HOSTS = ("_intra_pg",)  # of bags that lie in parts on the ranks of one host
+LOOKUP = ("_emb_modules",)
+KERNEL = (
+    "_max_counter_update_freq",
+    "_used_rowwise_adagrad_with_global_weight_decay",
+    "current_device",
+    "dims",
+    "feature_table_map",
+    "iter",
+    "iter_cpu",
+    "learning_rate_tensor",
+    "optimizer",
+    "optimizer_args",
+    "pooling_mode",
+    "stochastic_rounding",
+    "weights_precision",
+)
+ARGUMENTS = {"create_context": 0, "input_dist": 2, "compute_and_output_dist": 2}  # by method of a module
 
 
 def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -37,28 +77,35 @@ def where(module: Any) -> torch.device:
     return module._device or HOST
 
 
-def shardings(module: Any) -> list[tuple[str, Any]]:
-    """(sharding type, TorchRec's sharding) of each group of its tables; none where there are no such groups."""
+def groups(name: str, module: Any) -> list[tuple[str, str, Any]]:
+    """(what it is called, sharding type, TorchRec's sharding) of each group of the tables of the module of this name;
+    none where there are no such groups."""
+    found = getattr(module, "_sharding_type_to_sharding", {}).items()
     if is_pooled(module):
-        kinds, found = getattr(module, "_sharding_types", []), getattr(module, "_embedding_shardings", [])
-        return list(zip(kinds, found, strict=True))
-    return list(getattr(module, "_sharding_type_to_sharding", {}).items())
+        kinds, shardings = getattr(module, "_sharding_types", []), getattr(module, "_embedding_shardings", [])
+        found = zip(kinds, shardings, strict=True)
+    return [(f"{name} ({kind})", kind, sharding) for kind, sharding in found]
 
 
 def parts(name: str, module: Any) -> list[str]:
     """What the groups of the module of this name are called."""
-    return [f"{name} ({kind})" for kind, _ in shardings(module)]
+    return [part for part, _, _ in groups(name, module)]
 
 
-def configs(sharding: Any) -> list[list[Any]]:
-    """[W][...] of the tables of a group that have one kernel on a rank."""
-    found: list[list[Any]] = sharding._grouped_embedding_configs_per_rank
-    return found
+def configs(sharding: Any) -> list[Any]:
+    """Of all ranks; each is of the tables of a group that have one kernel on a rank."""
+    return [config for of_rank in sharding._grouped_embedding_configs_per_rank for config in of_rank]
 
 
 def tables(sharding: Any) -> list[list[Any]]:
     """[W][...] the shards of tables on each rank."""
-    return [[table for config in of_rank for table in config.embedding_tables] for of_rank in configs(sharding)]
+    by_rank = sharding._grouped_embedding_configs_per_rank
+    return [[table for config in of_rank for table in config.embedding_tables] for of_rank in by_rank]
+
+
+def all_tables(sharding: Any) -> list[Any]:
+    """The same of all ranks, one after the other."""
+    return [table for of_rank in tables(sharding) for table in of_rank]
 
 
 def runs(sharding: Any) -> tuple[tuple[int, ...], ...]:
@@ -69,18 +116,14 @@ def runs(sharding: Any) -> tuple[tuple[int, ...], ...]:
 def row_columns(module: Any, kind: str, sharding: Any) -> int:
     """Of the rows of a group; of pooled tables the most that divides the columns of all of them."""
     if is_pooled(module):
-        return math.gcd(*(table.local_cols for of_rank in tables(sharding) for table in of_rank))
+        return math.gcd(*(table.local_cols for table in all_tables(sharding)))
     columns: int = module._embedding_dim_for_sharding_type(kind)
     return columns
 
 
 def output_dtype(sharding: Any) -> torch.dtype:
     """Of the rows that a group gives out."""
-    given = {
-        (config.fused_params or {}).get("output_dtype") or SparseType.FP32
-        for of_rank in configs(sharding)
-        for config in of_rank
-    }
+    given = {(config.fused_params or {}).get("output_dtype") or SparseType.FP32 for config in configs(sharding)}
     return given.pop().as_dtype() if given else torch.float32
 
 
@@ -96,22 +139,57 @@ def owners(module: Any, kind: str, sharding: Any) -> Any:
     return sharding._intra_pg if kind in OF_HOSTS else module._env.process_group
 
 
-def asked(module: Any, features: Any) -> tuple[int, int]:
-    """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    ids = features.values().numel()
-    if isinstance(module, ShardedEmbeddingCollection):
-        return ids, 4 * ids * module._embedding_dim
-    return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
+def missing_of_module(module: Any, methods: Iterable[str]) -> str | None:
+    """What is missing of a sharded module; methods: what its forward goes through."""
+    of_kind = OF_BAGS if is_pooled(module) else OF_ROWS
+    if why := _missing(module, [*MODULE, *of_kind, *methods]):
+        return why
+    for name, given in ARGUMENTS.items():
+        method = getattr(module, name)
+        try:
+            inspect.signature(method).bind(*[None] * given)
+        except TypeError:
+            return f"{name} of {_called(module)} takes {inspect.signature(method)}, not {given} arguments"
+    return None
 
 
-def asked_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
-    """The same of one of its groups."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
-    ids = sum(lengths[name] for name in set(sharding.feature_names()))
-    if is_pooled(module):  # one vector a sample
-        return ids, 4 * features.stride() * sum(sharding.embedding_dims())
-    return ids, 4 * ids * module._embedding_dim
+def missing_of_sharding(module: Any, kind: str, sharding: Any) -> str | None:
+    """What is missing of a group, as all ranks see it. kind: its sharding type."""
+    of_hosts = SHARDING_OF_HOSTS if is_pooled(module) and kind in OF_HOSTS else ()
+    if why := _missing(sharding, (*SHARDING, *of_hosts)):
+        return why
+    if why := _first_missing(configs(sharding), CONFIG) or _first_missing(all_tables(sharding), TABLE):
+        return why
+    dist = sharding.create_input_dist(device=HOST)
+    splits = getattr(getattr(dist, "_dist", None), "_splits", None)
+    if splits is None:
+        return f"the input dist of {_called(sharding)} says nothing of the features that each rank gets (_dist._splits)"
+    if list(splits) != [sum(of_rank) for of_rank in runs(sharding)]:
+        return f"the input dist of {_called(sharding)} sends {splits} features to the ranks, which is not what they own"
+    return None
+
+
+def missing_of_lookup(lookup: Any) -> str | None:
+    """What is missing of a group on this rank."""
+    if why := _missing(lookup, LOOKUP):
+        return why
+    without = [embedding for embedding in lookup._emb_modules if not hasattr(embedding, "emb_module")]
+    if without:
+        return f"{type(without[0]).__name__} has no kernel of its own (emb_module)"
+    return _first_missing(kernels(lookup), KERNEL)
+
+
+def _first_missing(things: Iterable[Any], names: Iterable[str]) -> str | None:
+    return next((why for thing in things if (why := _missing(thing, names))), None)
+
+
+def _missing(thing: Any, names: Iterable[str]) -> str | None:
+    missing = [name for name in names if not hasattr(thing, name)]
+    return f"{_called(thing)} has no {', '.join(missing)}" if missing else None
+
+
+def _called(thing: Any) -> str:
+    """Its class, and the package and version that this is from."""
+    package = type(thing).__module__.partition(".")[0]
+    version = getattr(sys.modules.get(package), "__version__", "")
+    return f"{type(thing).__name__} of {package} {version}".rstrip()

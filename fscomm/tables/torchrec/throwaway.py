@@ -1,6 +1,5 @@
 """Small sharded modules that are made and thrown away: on them fscomm tries what it is about to do."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,22 +29,21 @@ def trial(module: Any) -> Trial:
     pooled = structure.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
-        make=partial(_make, _bags if pooled else _rows),
+        make=partial(_make, pooled=pooled),
         batches=_batches,
         tensors=_of_bags if pooled else _of_rows,
     )
 
 
-def _make(collection: Callable[[], Any], group: Any) -> Any:
+def _make(group: Any, *, pooled: bool) -> Any:
     """The same at every call."""
     size = group.size()
     ways = {"r": row_wise(), "t": table_wise(rank=size - 1), "c": column_wise(ranks=[0, size - 1])}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = collection()
-        apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-        pooled = isinstance(module, EmbeddingBagCollection)
+        module = _bags() if pooled else _rows()
         sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
+        apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
         plan = construct_module_sharding_plan(
             module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
         )
@@ -55,25 +53,22 @@ def _make(collection: Callable[[], Any], group: Any) -> Any:
 
 
 def _rows() -> EmbeddingCollection:
-    tables = [
-        EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=COLUMNS, feature_names=list(features))
-        for name, features in TABLES.items()
-    ]
-    return EmbeddingCollection(tables=tables, device=structure.HOST)
+    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=structure.HOST)
 
 
 def _bags() -> EmbeddingBagCollection:
     tables = [
-        EmbeddingBagConfig(
-            name=name,
-            num_embeddings=ROWS,
-            embedding_dim=COLUMNS,
-            feature_names=list(features),
-            pooling=PoolingType.MEAN if name == "r" else PoolingType.SUM,
-        )
-        for name, features in TABLES.items()
+        EmbeddingBagConfig(pooling=PoolingType.MEAN if table["name"] == "r" else PoolingType.SUM, **table)
+        for table in _tables()
     ]
     return EmbeddingBagCollection(tables=tables, device=structure.HOST)
+
+
+def _tables() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "num_embeddings": ROWS, "embedding_dim": COLUMNS, "feature_names": list(features)}
+        for name, features in TABLES.items()
+    ]
 
 
 def _batches(rank: int) -> list[KeyedJaggedTensor]:

@@ -13,9 +13,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from fscomm.plan.routes import Apply, Lookup
-from fscomm.tables.codec import as_they_are
-from fscomm.tables.shadow_kernels import Hyper, Tables, take_hyper
+from fscomm.plan.ways import Apply, Lookup
+from fscomm.tables.group_tables import Tables, as_they_are
+from fscomm.tables.shadow_kernels import Hyper, take_hyper
 
 DIM = 8
 ROWS = (11, 6)  # of the two tables of a kernel

@@ -22,7 +22,7 @@ import fscomm
 from fscomm.engine import trial
 from fscomm.errors import MismatchError
 from fscomm.tables.shadow_kernels import Shadow
-from fscomm.tables.torchrec import facts, own_forward, structure
+from fscomm.tables.torchrec import own_forward, structure
 from fscomm.tables.torchrec.binding import TorchRecBinding
 
 ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
@@ -62,15 +62,15 @@ def it_raises(patch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_have_less(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(facts, "KERNEL", (*facts.KERNEL, "momentum_of_old"))
+    patch.setattr(structure, "KERNEL", (*structure.KERNEL, "momentum_of_old"))
 
 
 def modules_have_less(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(facts, "MODULE", (*facts.MODULE, "_of_old"))
+    patch.setattr(structure, "MODULE", (*structure.MODULE, "_of_old"))
 
 
 def methods_take_more(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(facts, "ARGUMENTS", {**facts.ARGUMENTS, "input_dist": 1})
+    patch.setattr(structure, "ARGUMENTS", {**structure.ARGUMENTS, "input_dist": 1})
 
 
 def features_go_elsewhere(patch: pytest.MonkeyPatch) -> None:

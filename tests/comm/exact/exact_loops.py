@@ -413,6 +413,22 @@ def without_backward(run: Run) -> None:
 
 
 @loop
+def last_backward_after_the_block(run: Run) -> None:
+    """The thread that runs it sends the gradients. The loop is left early: rows are shared with the batch after it."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            if step == run.steps - 2:
+                break
+            loss.backward()
+            run.optimizer.step()
+    loss.backward()
+    run.optimizer.step()
+
+
+@loop
 def two_steps_in_three_without_forward(run: Run) -> None:
     """Updates may still be under way when rows of a batch two or three steps later are asked for."""
     with run.enable() as comm:

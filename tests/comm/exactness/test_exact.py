@@ -188,6 +188,11 @@ def test_loops(loop: str, ahead: bool) -> None:
     check_loop(2, SMALL, loop, ahead=ahead)
 
 
+def test_the_last_backward_of_pooled_tables_after_the_block() -> None:
+    """Rows of bags whose gradients came with the collision class are updated with the other class, there, too."""
+    check(shared_world(2), CONFIGS["pooled mixed"], "last_backward_after_the_block")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("loop", LOOPS)

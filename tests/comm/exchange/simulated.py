@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from fscomm.exchange.handed_over import GroupAhead
 from fscomm.plan import routes
-from fscomm.plan.group_plan import WayBack
-from fscomm.plan.routes import Apply, Lookup, Request, SendGradients
+from fscomm.plan.routes import Request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.plan.ways import Most, PassOn
+from fscomm.plan.ways import Back, ByClass, Lookup, PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
 
@@ -223,19 +222,19 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
     two_levels = 1 < shape.ranks_per_host < shape.world_size
     both = []
     for kind, limit in (("exclusive", shape.chunk_rows), ("collision", None)):
-        lookups = [getattr(group, kind) for group in groups]
+        fetch = [getattr(group.fetch, kind) for group in groups]
+        lookups = [each.lookup for each in fetch]
         rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
         check_most([lookup.splits for lookup in lookups], {getattr(group.most, kind) for group in groups}, two_levels)
-        coming = [getattr(group.merge, kind) for group in groups]
-        both.append(exchange(rows, [lookup.splits for lookup in lookups], coming, limit))
+        both.append(exchange(rows, [lookup.splits for lookup in lookups], [each.received for each in fetch], limit))
     if two_levels:
         check_hosts(shape, *both)
-        passed = [group.exclusive_passed for group in groups], [group.collision_passed for group in groups]
-        check_most_passed(shape, passed[0], {group.most_passed.exclusive for group in groups})
-        check_most_passed(shape, passed[1], {group.most_passed.collision for group in groups})
+        passed = [[getattr(group.fetch, kind).passed_on for group in groups] for kind in ("exclusive", "collision")]
+        for kind, of_class in zip(("exclusive", "collision"), passed, strict=True):
+            check_most_passed(shape, of_class, {getattr(group.most_passed, kind) for group in groups})
         both = [pass_on(shape, *of_class) for of_class in zip(both, passed, strict=True)]
     for rank, (group, early, late) in enumerate(zip(groups, *both, strict=True)):
-        assert (len(early), len(late)) == (group.merge.exclusive_total, group.merge.collision_total)
+        assert (len(late), len(early)) == group.merge.totals
         assert group.buffer.shape == (len(early) + len(late), 3)
         assert set(late.tolist()) <= shared
         assert shared.isdisjoint(early.tolist())
@@ -281,33 +280,26 @@ def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> lis
 
 
 def check_gradients(
-    shape: Shape, asked: Asked, shared: set[int], backs: Sequence[WayBack], most: Sequence[Most]
+    shape: Shape, asked: Asked, shared: set[int], backs: Sequence[ByClass[Back]], most: Sequence[ByClass[int]]
 ) -> None:
     """Gradients of both classes reach their rows in TorchRec's order."""
     both = {"collision": (shared, None), "exclusive": (used(shape, asked) - shared, shape.chunk_rows)}
     for kind, (rows, limit) in both.items():
-        sends, applies = ([getattr(back, f"{kind}_{what}") for back in backs] for what in ("send", "apply"))
-        check_updates(shape, asked, rows, sends, applies, limit)
-        check_most([apply.splits for apply in applies], {getattr(of_rank, kind) for of_rank in most}, False)
+        of_class = [getattr(back, kind) for back in backs]
+        check_updates(shape, asked, rows, of_class, limit)
+        check_most([back.apply.splits for back in of_class], {getattr(of_rank, kind) for of_rank in most}, False)
 
 
-def check_updates(
-    shape: Shape,
-    asked: Asked,
-    chosen: set[int],
-    sends: list[SendGradients],
-    applies: list[Apply],
-    limit: int | None,
-) -> None:
+def check_updates(shape: Shape, asked: Asked, chosen: set[int], backs: list[Back], limit: int | None) -> None:
     """Those of the occurrences on the rows `chosen`, and no others."""
     names = []
-    for rank, send in enumerate(sends):
+    for rank, back in enumerate(backs):
         local = as_ids([gradient_name(rank, i) for i in range(len(flat(asked.ids[rank])))])
-        names.append(local[send.index])
+        names.append(local[back.index])
     received = exchange(
-        names, [send.splits for send in sends], [apply.splits for apply in applies], limit, owners_send=False
+        names, [back.sent for back in backs], [back.apply.splits for back in backs], limit, owners_send=False
     )
-    for owner, apply in enumerate(applies):
+    for owner, apply in enumerate(back.apply for back in backs):
         assert len(received[owner]) == apply.total == len(apply.index)
         came = received[owner][apply.index].tolist()
         ids, ends = apply.ids.tolist(), apply.offsets.tolist()

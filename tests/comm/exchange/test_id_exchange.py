@@ -193,20 +193,10 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
         (group,), (back,) = step.groups, end.back
         assert group is not None
         assert back is not None
-        exclusive = (
-            group.merge.exclusive,
-            group.exclusive.splits,
-            back.exclusive_send.splits,
-            back.exclusive_apply.splits,
-        )
-        assert [len(splits) for splits in exclusive] == [4] * 4
-        collision = (
-            group.merge.collision,
-            group.collision.splits,
-            back.collision_send.splits,
-            back.collision_apply.splits,
-        )
-        assert [len(splits) for splits in collision] == [1] * 4
+        for of_class, chunks in (("exclusive", 4), ("collision", 1)):
+            fetch, way = getattr(group.fetch, of_class), getattr(back, of_class)
+            both = (fetch.received, fetch.lookup.splits, way.sent, way.apply.splits)
+            assert [len(splits) for splits in both] == [chunks] * 4
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from simulated import exchange
 
 from fscomm.plan import bags
-from fscomm.plan.bags import BagRequest, ServedBags
-from fscomm.plan.group_plan import BagPlan, RowsAhead, WayBack
+from fscomm.plan.bags import BagPlan, BagRequest, ServedBags
 from fscomm.plan.sharding_group import GroupLayout, Pooling
+from fscomm.plan.ways import Back, ByClass, RowsAhead
 
 DIM = 4
 
@@ -100,12 +100,12 @@ def told(plan: BagPlan, requests: list[BagRequest], owner: int) -> tuple[np.ndar
 
 
 def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
-    """[W] `RowsAhead` or `WayBack`; rows: [W] bool[R] by owner."""
+    """[W] `RowsAhead`, or `Back` by class; rows: [W] bool[R] by owner."""
     plans = found.plans
     shared = [plan.shared(*each) for plan, *each in zip(plans, found.served, rows, strict=True)]
     units = [
-        np.split(of_owner.units, np.cumsum(plan.served_units(served))[:-1])
-        for of_owner, plan, served in zip(shared, plans, found.served, strict=True)
+        np.split(of_owner.units, np.cumsum(served.units)[:-1])
+        for of_owner, served in zip(shared, found.served, strict=True)
     ]
     mine = [np.concatenate([of_owner[rank] for of_owner in units]) for rank in range(len(plans))]
     strips = [
@@ -118,7 +118,7 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
         for plan, *each in zip(plans, found.requests, found.served, shared, mine, strict=True)
     ]
     for of_owner, way in zip(strips, ways, strict=True):
-        here = (way.collision_apply, way.exclusive_apply) if back else (way.collision, way.exclusive)
+        here = [each.apply for each in way] if back else [each.lookup for each in way.fetch]
         assert [np.sum(each.splits, axis=0).tolist() for each in here] == of_owner.tolist()
     return ways
 
@@ -194,13 +194,12 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
         plan.merge.new_buffer(layout, torch.device("cpu")) for plan, layout in zip(ahead, found.layouts, strict=True)
     ]
     for kind, start in (("exclusive", 0), ("collision", 1)):
-        lookups = [getattr(plan, kind) for plan in ahead]
+        fetch = [getattr(plan.fetch, kind) for plan in ahead]
+        lookups = [each.lookup for each in fetch]
         sent = [looked_up(found, rank, lookup) for rank, lookup in enumerate(lookups)]
-        received = exchange(
-            sent, [each.splits for each in lookups], [getattr(plan.merge, kind) for plan in ahead], None
-        )
+        received = exchange(sent, [each.splits for each in lookups], [each.received for each in fetch], None)
         for plan, buffer, rows in zip(ahead, buffers, received, strict=True):
-            first = plan.merge.exclusive_total * start
+            first = plan.merge.totals.exclusive * start
             buffer[first : first + len(rows)] = rows
     for rank, (plan, buffer) in enumerate(zip(ahead, buffers, strict=True)):
         assert torch.equal(plan.merge.output(buffer), expected(found, rank))
@@ -210,7 +209,7 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
 def test_gradients_reach_the_rows(found: World, share: float) -> None:
     """As autograd has it; those of shared rows with the collision class."""
     shared = drawn_shared(found, share)
-    ways: list[WayBack] = planned(found, shared, back=True)
+    ways: list[ByClass[Back]] = planned(found, shared, back=True)
     gradients = [
         torch.randint(-9, 10, (request.samples * bags.row_strips(layout), DIM)).float()
         for request, layout in zip(found.requests, found.layouts, strict=True)
@@ -218,12 +217,13 @@ def test_gradients_reach_the_rows(found: World, share: float) -> None:
     added = [[torch.zeros_like(table) for table in tables] for tables in found.tables]
     kept = None
     for kind in ("collision", "exclusive"):
-        sends, applies = ([getattr(way, f"{kind}_{what}") for way in ways] for what in ("send", "apply"))
-        sent = [gradient[send.index] for gradient, send in zip(gradients, sends, strict=True)]
-        received = exchange(sent, [each.splits for each in sends], [each.splits for each in applies], None)
+        of_class = [getattr(way, kind) for way in ways]
+        applies = [way.apply for way in of_class]
+        sent = [gradient[way.index] for gradient, way in zip(gradients, of_class, strict=True)]
+        received = exchange(sent, [way.sent for way in of_class], [each.splits for each in applies], None)
         for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
             before = kept[rank] if kept is not None else came[:0]
-            updated = add(found.layouts[rank], apply, torch.cat([before, came, torch.zeros(1, DIM)]), added[rank])
+            updated = add(found.layouts[rank], apply, torch.cat([before, came]), added[rank])
             rows = found.served[rank].rows
             tables = np.searchsorted(rows.ends, np.arange(len(rows)), side="right")
             allowed = zip(tables.tolist(), rows.ids.tolist(), shared[rank] == (kind == "collision"), strict=True)

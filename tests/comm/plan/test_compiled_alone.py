@@ -7,7 +7,7 @@ from test_bags import drawn_shared, planned, world
 from worlds import shared_world
 
 from fscomm.plan import hash_tables, wire_kernels
-from fscomm.plan.compiled import compile_kernels
+from fscomm.plan.group_plan import compile_kernels
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fscomm.plan import routes, row_masks, ways, wire_kernels
+from fscomm.plan import ways, wire_kernels
+from fscomm.plan.group_plan import mask_sizes, pack_masks, unpack_masks
+from fscomm.plan.routes import RowPlan
 from fscomm.plan.sharding_group import GroupLayout
 
 INT64 = np.iinfo(np.int64)
@@ -25,7 +27,7 @@ LAYOUT = GroupLayout(
 
 @pytest.mark.parametrize(("ids", "irregular"), [([9, 3], False), ([10, 0], True), ([0, 4], True), ([-1, 0], True)])
 def test_ids_outside_their_table_are_told(ids: list[int], irregular: bool) -> None:
-    owner = routes.serve(np.array(ids), np.array([[1, 0], [0, 1]]), LAYOUT)
+    owner = RowPlan(LAYOUT).serve(np.array(ids), np.array([[1, 0], [0, 1]]))
     assert owner.irregular is irregular
     assert owner.rows.ids.tolist() == [ids[0] if 0 <= ids[0] < 10 else 0, ids[1] if ids[1] < 4 else 0]
 
@@ -46,11 +48,11 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 ) -> None:
     largest = sum(counts) + more
     cut = deferred(counts, largest, limit)
-    assert len(cut.exclusive) == max(-(-largest // limit), 1)
-    assert [sum(of_peer) for of_peer in zip(*cut.exclusive, strict=True)] == counts
+    assert len(cut.splits.exclusive) == max(-(-largest // limit), 1)
+    assert [sum(of_peer) for of_peer in zip(*cut.splits.exclusive, strict=True)] == counts
     rows = [(peer, i) for peer, count in enumerate(counts) for i in range(count)]
     expected, taken = [], [0] * len(counts)
-    for sizes in cut.exclusive:
+    for sizes in cut.splits.exclusive:
         assert sum(sizes) < limit + len(counts)
         for peer, size in enumerate(sizes):
             expected += [(peer, taken[peer] + i) for i in range(size)]
@@ -62,13 +64,13 @@ def test_a_chunk_is_what_a_rank_sends_to_all_others_and_has_a_row_at_least() -> 
     sixty = replace(LAYOUT, chunk_bytes=60 * 12, world_size=5, runs=(*LAYOUT.runs, (), (), ()))
     assert sixty.chunk_rows == 60
     assert replace(LAYOUT, chunk_bytes=11).chunk_rows == 1
-    assert deferred([2, 1], 3, 1).exclusive == [[0, 0], [1, 0], [1, 1]]
+    assert deferred([2, 1], 3, 1).splits.exclusive == [[0, 0], [1, 0], [1, 1]]
 
 
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
     cut = ways.cut(np.ones(16, np.bool_), np.array([7, 9]), 1, 1)
     assert cut.places.tolist() == list(range(16))
-    assert cut.collision == [[7, 9]]
+    assert cut.splits.collision == [[7, 9]]
 
 
 @st.composite
@@ -92,14 +94,14 @@ def test_every_bit_that_an_owner_tells_arrives_at_its_row(
     for owner in range(world_size):
         masks = [np.concatenate(of_mask[owner]) for of_mask in bits]
         lengths = [np.array(of_mask[owner]) for of_mask in rows]
-        message = row_masks.pack(heads[owner], masks, lengths, world_size)
-        sent.append(np.split(message, np.cumsum(row_masks.sizes(head, lengths, world_size))[:-1]))
+        message = pack_masks(heads[owner], masks, lengths, world_size)
+        sent.append(np.split(message, np.cumsum(mask_sizes(head, lengths, world_size))[:-1]))
     for peer in range(world_size):
         lengths = [np.array([of_owner[peer] for of_owner in of_mask]) for of_mask in rows]
         message = np.concatenate([of_owner[peer] for of_owner in sent])
-        sizes = row_masks.sizes(head, lengths, world_size).tolist()
+        sizes = mask_sizes(head, lengths, world_size).tolist()
         assert [len(of_owner[peer]) for of_owner in sent] == sizes
-        got, masks = row_masks.unpack(message, head, lengths, world_size)
+        got, masks = unpack_masks(message, head, lengths, world_size)
         assert np.array_equal(got, heads)
         for mask, of_mask in zip(masks, bits, strict=True):
             assert mask.tolist() == [bit for of_owner in of_mask for bit in of_owner[peer]]
@@ -107,10 +109,26 @@ def test_every_bit_that_an_owner_tells_arrives_at_its_row(
 
 @pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 9), (8, 9), (9, 10)])
 def test_a_row_takes_one_bit(rows: int, size: int) -> None:
-    assert row_masks.sizes(1, [np.array([rows])], 1).tolist() == [size]
+    assert mask_sizes(1, [np.array([rows])], 1).tolist() == [size]
 
 
 def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
     found = np.empty(8000, np.int32)
     wire_kernels.carriers(np.ones((8000, 8), np.bool_), np.arange(8000), found)
     assert np.bincount(found).tolist() == [1000] * 8
+
+
+def test_tensors_of_a_plan_are_placed_but_for_offsets() -> None:
+    """Wherever they lie in it; all else stays as it is."""
+    three = torch.arange(3)
+    apply = ways.Apply(splits=[[3]], index=three, ids=three, offsets=three)
+    plan = ways.ByClass(*(ways.Back(index=three, sent=[[3]], apply=apply) for _ in range(2)))
+    names: list[str] = []
+    placed = ways.with_tensors(plan, lambda name, tensor: names.append(name) or tensor.int())
+    assert names == ["index", "index", "ids"] * 2
+    for way in placed:
+        assert (way.index.dtype, way.sent) == (torch.int32, [[3]])
+        found = [tensor.dtype for tensor in (way.apply.index, way.apply.ids, way.apply.offsets)]
+        assert found == [torch.int32, torch.int32, torch.int64]
+        assert (way.apply.weights, way.apply.splits) == (None, [[3]])
+    assert ways.with_tensors(None, lambda *_: pytest.fail("called")) is None

@@ -23,7 +23,7 @@ from freescale_tools.demo.training.measure import Run, Step
 from freescale_tools.demo.training.plain_loader import PlainLoader
 from freescale_tools.demo.training.train import balanced_loader, train
 from freescale_tools.write.synth import presets as synth
-from fscomm.tables.shadow_kernels import Tables
+from fscomm.tables.group_tables import Tables
 from fsdata import Balance, FreeScaleDataLoader, Polynomial
 
 

@@ -1,0 +1,167 @@
+"""The fused kernels of one sharding group on this rank: what is read and updated for it, and how that travels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fscomm.plan.ways import Apply, Lookup
+from fscomm.tables.shadow_kernels import Hyper, Shadow
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How rows, or strips of pooled vectors, of D columns travel.
+
+    dtype, width: of what travels, and how many numbers of it stand for a row. encode: [n, k D] -> [n, k width].
+    decode: back.
+    """
+
+    dtype: torch.dtype
+    width: int
+    encode: Callable[[torch.Tensor], torch.Tensor]
+    decode: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """given: dtype of rows as the tables give them, before they are encoded."""
+
+    given: torch.dtype
+    rows: Codec
+    gradients: Codec
+
+
+def as_they_are(given: torch.dtype, dim: int) -> Codecs:
+    """Of what is not quantised."""
+    unchanged = Codec(given, dim, _same, _same)
+    return Codecs(given, unchanged, unchanged)
+
+
+def _same(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+class TableUpdate(NamedTuple):
+    """What the backward of one fused kernel would do."""
+
+    kernel: int  # its number
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    gradient: torch.Tensor
+    weights: torch.Tensor | None = None
+    adding: bool = False  # by the sum of weighted rows, in place of a mean
+
+    def run(self, shadow: Shadow, hyper: Hyper) -> None:
+        kernel = shadow.adding if self.adding else shadow
+        kernel.update(hyper, self.gradient, self.ids, self.offsets, self.weights)
+
+
+class GroupTables(ABC):
+    """All kernels of a group, for one thread. D columns of a row, or of a strip of one.
+
+    Attributes:
+        where: the device of the tables, and so of the rows.
+        codecs: how rows and gradients travel.
+        shadows: of the kernels.
+    """
+
+    def __init__(
+        self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: Sequence[int], where: torch.device
+    ) -> None:
+        self.where = where
+        self.codecs = codecs
+        self.shadows = [Shadow(kernel) for kernel in kernels]
+        self._features = [len(kernel.feature_table_map) for kernel in kernels]
+        self._dim = dim
+        self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
+
+    def lookup(self, lookup: Lookup) -> torch.Tensor:
+        """[n, D] what `lookup` asks for, as it goes on the wire."""
+        return self.codecs.rows.encode(self._read(lookup).index_select(0, lookup.index))
+
+    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
+        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with the
+        collision class before; of pooled tables, where some of the rows updated now have theirs there."""
+        decode = self.codecs.gradients.decode
+        came = decode(received) if kept is None else torch.cat([decode(kept), decode(received)])
+        gradients = came.index_select(0, apply.index)
+        for ranks in self._divide_by:
+            gradients.div_(ranks)
+        return self._updates(apply, gradients)
+
+    def apply(
+        self, apply: Apply, received: torch.Tensor, hypers: list[Hyper], kept: torch.Tensor | None = None
+    ) -> None:
+        """Update the rows of `apply`; `received`, `kept`: see `updates`."""
+        for update in self.updates(apply, received, kept):
+            if len(update.ids):
+                update.run(self.shadows[update.kernel], hypers[update.kernel])
+
+    @abstractmethod
+    def _read(self, lookup: Lookup) -> torch.Tensor:
+        """[*, D] what all kernels give."""
+
+    @abstractmethod
+    def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]: ...
+
+    def _by_kernel(self, offsets: torch.Tensor) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        """(number, which ids, their offsets) for each kernel. offsets: of equally many bags of every feature; of one,
+        where every id has its row."""
+        samples = (len(offsets) - 1) // max(sum(self._features), 1)
+        start = 0
+        for number, features in enumerate(self._features):
+            end = start + features * samples
+            first, last = int(offsets[start]), int(offsets[end])
+            yield number, slice(first, last), (offsets[start : end + 1] - first).to(self.where, non_blocking=True)
+            start = end
+
+
+class Tables(GroupTables):
+    """Of tables that give every id its row."""
+
+    def _read(self, lookup: Lookup) -> torch.Tensor:
+        parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
+        for number, ids, offsets in self._by_kernel(lookup.offsets):
+            if ids.stop > ids.start:
+                parts.append(self.shadows[number].lookup(lookup.ids[ids], offsets).view(-1, self._dim))
+        return parts[-1] if len(parts) == 2 else torch.cat(parts)
+
+    def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
+        for number, ids, offsets in self._by_kernel(apply.offsets):
+            yield TableUpdate(number, apply.ids[ids], offsets, gradients[ids])
+
+
+class PooledTables(GroupTables):
+    """Of tables that give every bag a vector: bags are read whole, and updated row by row.
+
+    A kernel that averages is updated by one that adds, with 1 / the length of the whole bag as the weight of each id:
+    the bits are the same, and rows of a bag can be left out.
+    """
+
+    def __init__(self, kernels: list[Any], **options: Any) -> None:
+        super().__init__(kernels, **options)
+        self._means = [kernel.pooling_mode.name == "MEAN" for kernel in kernels]
+        self._columns = [sum(kernel.dims[table] for table in kernel.feature_table_map) for kernel in kernels]
+
+    def _read(self, lookup: Lookup) -> torch.Tensor:
+        if not len(lookup.ids):
+            return torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)
+        vectors = [
+            self.shadows[number].lookup(lookup.ids[ids], offsets, _some(lookup.weights, ids))
+            for number, ids, offsets in self._by_kernel(lookup.offsets)
+        ]
+        return torch.cat(vectors, dim=1).view(-1, self._dim)
+
+    def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
+        by_kernel = gradients.view(-1, sum(self._columns)).split(self._columns, dim=1) if self._columns else ()
+        for gradient, (number, ids, offsets) in zip(by_kernel, self._by_kernel(apply.offsets), strict=True):
+            averages = self._means[number] and apply.weights is None
+            weights = _some(apply.shares if averages else apply.weights, ids)
+            yield TableUpdate(number, apply.ids[ids], offsets, gradient.contiguous(), weights, averages)
+
+
+def _some(weights: torch.Tensor | None, which: slice) -> torch.Tensor | None:
+    return None if weights is None else weights[which]
