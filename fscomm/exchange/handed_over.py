@@ -17,7 +17,6 @@ class GroupAhead:
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, fetch: how the rows of the step travel.
-        most, most_passed: of what owners send, and of what is passed on; the same on every rank.
         buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
@@ -28,8 +27,6 @@ class GroupAhead:
     served: Any
     merge: Merge
     fetch: ByClass[Fetch]
-    most: ByClass[int]
-    most_passed: ByClass[int]
     buffer: torch.Tensor
     occurrences: int
     colliding: int
@@ -61,7 +58,6 @@ class ExchangedIds:
     Attributes:
         groups: [G] how the rows of the step travel; None where the module is not served in it.
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
-        most_back: [G] of `back`, the same on every rank.
         irregular: modules with an id that lies outside its table.
         parts: [M] the KJTs by group that the module's output needs.
     """
@@ -70,7 +66,6 @@ class ExchangedIds:
     verdict: Verdict
     groups: Sequence[GroupAhead | None]
     back: Sequence[ByClass[Back] | None]
-    most_back: Sequence[ByClass[int] | None] = ()
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
 

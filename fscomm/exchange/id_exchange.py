@@ -7,7 +7,7 @@ as the owners see it. Ranks never guess how many collectives follow: all of it i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from fscomm.plan.ways import (
     ByClass,
     RowsAhead,
     Shared,
+    Told,
     exchanges,
     segments,
     starts_of,
@@ -69,20 +70,23 @@ class _Side:
             passed = self.plan.most_passed_on(self.served, self.shared.units)
         return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max()), *passed]
 
-    def most(self, collision: int, exclusive: int, largest: int) -> ByClass[int]:
-        """Of one exchange, from what all owners sent."""
-        return ByClass(collision, math.ceil(exclusive / exchanges(largest, self.plan.layout.chunk_rows)))
+    def told(self, mine: np.ndarray, asking: np.ndarray | None, of_all: list[int]) -> Told:
+        """of_all: what `sent` gave, over all owners. asking: bool[U * H]."""
+        largest, layout = of_all[0], self.plan.layout
+        parts = exchanges(largest, layout.chunk_rows)
+        most, most_passed = (
+            ByClass(collision, math.ceil(exclusive / parts)) for collision, exclusive in (of_all[1:3], of_all[3:])
+        )
+        by_unit = None if asking is None else asking.reshape(-1, layout.ranks_per_host)
+        return Told(mine=mine, asking=by_unit, largest=largest, most=most, most_passed=most_passed)
 
+    def ahead(self, told: Told) -> RowsAhead:
+        """How the rows of the new step travel."""
+        return self.plan.ahead(self.request, self.served, self.shared, told)
 
-class _Told(NamedTuple):
-    """A side after all owners told this rank of their rows."""
-
-    side: _Side
-    mine: np.ndarray  # bool[U] which of the distinct rows, or bags, that this rank asked for both steps use
-    asking: np.ndarray | None  # bool[U, H] which ranks of this host asked for them, if rows go in two levels
-    largest: int  # the most exclusive gradients or rows of any owner
-    most: ByClass[int]
-    most_passed: ByClass[int]
+    def back(self, told: Told) -> ByClass[Back]:
+        """How the gradients of the step before travel."""
+        return self.plan.back(self.request, self.served, self.shared, told)
 
 
 class IdExchange:
@@ -143,20 +147,19 @@ class IdExchange:
         served, moved = self._ids(given, numbers)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
-        news, olds = told[len(given) :], told[: len(given)]
+        count = len(given)
         aheads, backs = self._placed(
-            [new and self._plan_ahead(g, new) for g, new in enumerate(news)],
-            [old and self._plan_back(g, old) for g, old in enumerate(olds)],
+            [each and each[0].ahead(each[1]) for each in told[count:]],
+            [each and each[0].back(each[1]) for each in told[:count]],
         )
         return ExchangedIds(
             number=number,
             verdict=verdict,
             groups=[
-                self._group_ahead(g, new, ahead, moved[g]) if new is not None and ahead is not None else None
-                for g, (new, ahead) in enumerate(zip(news, aheads, strict=True))
+                self._group_ahead(side, ahead, of_group) if side is not None and ahead is not None else None
+                for side, ahead, of_group in zip(sides[count:], aheads, moved, strict=True)
             ],
             back=backs,
-            most_back=[old and old.most for old in olds],
             irregular=irregular,
         )
 
@@ -271,8 +274,9 @@ class IdExchange:
         known = any(others[g] is not None for g in self._same_tables[group])
         return np.full(0 if rows is None else len(rows), there_is_another and not known)
 
-    def _tell(self, sides: list[_Side | None]) -> tuple[list[_Told | None], frozenset[int]]:
-        """Tell each requester which of its rows are shared. Returns [2 G] what owners told, and irregular modules."""
+    def _tell(self, sides: list[_Side | None]) -> tuple[list[tuple[_Side, Told] | None], frozenset[int]]:
+        """Tell each requester which of its rows are shared. Returns the sides with what owners told, and irregular
+        modules."""
         new = sides[len(self._plans) :]
         irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
         sent_here = [number for side in sides for number in (side.sent(self._rank) if side else _NOTHING_SENT)]
@@ -296,43 +300,20 @@ class IdExchange:
         # A rank passes on what came from several owners: no more than the sum of the most of each.
         largest = np.concatenate([numbers[..., :3].max(0), numbers[..., 3:].sum(0)], axis=1).tolist()
         told = [
-            _Told(
-                side,
-                next(shared),
-                next(asking).reshape(-1, side.plan.layout.ranks_per_host) if side.two_levels else None,
-                of_all,
-                side.most(collision, exclusive, of_all),
-                side.most(collision_passed, exclusive_passed, of_all),
-            )
-            if side
-            else None
-            for side, (of_all, collision, exclusive, collision_passed, exclusive_passed) in zip(
-                sides, largest, strict=True
-            )
+            (side, side.told(next(shared), next(asking) if side.two_levels else None, of_all)) if side else None
+            for side, of_all in zip(sides, largest, strict=True)
         ]
         of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if of_modules >> m & 1)
 
-    def _plan_ahead(self, group: int, told: _Told) -> RowsAhead:
-        """How the rows of the new step travel."""
-        side = told.side
-        return self._plans[group].ahead(side.request, side.served, side.shared, told.mine, told.largest, told.asking)
-
-    def _plan_back(self, group: int, told: _Told) -> ByClass[Back]:
-        """How the gradients of the step before travel."""
-        side = told.side
-        return self._plans[group].back(side.request, side.served, side.shared, told.mine, told.largest)
-
-    def _group_ahead(self, group: int, told: _Told, ahead: RowsAhead, moved: tuple[int, int]) -> GroupAhead:
-        shared = told.side.shared
+    def _group_ahead(self, side: _Side, ahead: RowsAhead, moved: tuple[int, int]) -> GroupAhead:
+        shared = side.shared
         return GroupAhead(
-            request=told.side.request,
-            served=told.side.served,
+            request=side.request,
+            served=side.served,
             merge=ahead.merge,
             fetch=ahead.fetch,
-            most=told.most,
-            most_passed=told.most_passed,
-            buffer=ahead.merge.new_buffer(self._plans[group].layout, self._device.where),
+            buffer=ahead.merge.new_buffer(side.plan.layout, self._device.where),
             occurrences=int(shared.ids.sum()),
             colliding=int(shared.colliding.sum()),
             rows=(len(shared.rows), int(shared.rows.sum())),

@@ -97,7 +97,7 @@ class RowExchange:
         ways = {g: self._back(ids.back, g) for g in groups}
         came = {g: self._new_gradients(g, way.apply.total) for g, way in ways.items()}
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
-            parts = [self._gradient_parts(gradients, g, ways[g], came[g], ids.most_back[g]) for g in groups]
+            parts = [self._gradient_parts(gradients, g, ways[g], came[g]) for g in groups]
             self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
         gradients.came[self._name].update(came)
         if self._collision:
@@ -142,25 +142,21 @@ class RowExchange:
     def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor) -> Iterator[Part]:
         way = self._of_class(ids.ahead(group).fetch)
         target = self._rows_of_class(ids, group)[: sum(map(sum, way.received))]
-        most = ids.ahead(group).most
-        return self._parts(ids.number, group, "rows", target, mine, way.received, way.lookup.splits, most)
+        return self._parts(ids.number, group, "rows", target, mine, way.received, way.lookup.splits, way.most)
 
     def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[Part]:
-        rows, most = self._rows_of_class(ids, group), ids.ahead(group).most_passed
+        rows = self._rows_of_class(ids, group)
         from_owners = len(rows) - sum(map(sum, on.received))
         mine = rows[:from_owners].index_select(0, on.index)
-        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, most)
+        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, on.most)
 
-    def _gradient_parts(
-        self, gradients: Gradients, group: int, way: Back, came: torch.Tensor, most: ByClass[int] | None
-    ) -> Iterator[Part]:
-        assert most is not None  # as there is a way back
+    def _gradient_parts(self, gradients: Gradients, group: int, way: Back, came: torch.Tensor) -> Iterator[Part]:
         if group in gradients.by_group:
             strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
             mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, way.index))
         else:
             mine = self._new_gradients(group, len(way.index)).zero_()
-        return self._parts(gradients.number, group, "gradients", came, mine, way.apply.splits, way.sent, most)
+        return self._parts(gradients.number, group, "gradients", came, mine, way.apply.splits, way.sent, way.most)
 
     def _parts(
         self,
@@ -171,12 +167,11 @@ class RowExchange:
         mine: torch.Tensor,
         received: Splits,
         sent: Splits,
-        most: ByClass[int],
+        most: int,
     ) -> Iterator[Part]:
-        """Chunk by chunk."""
+        """Chunk by chunk. most: strips from any rank to any in one of them."""
         layout = self._layouts[group]
         row_bytes = mine.shape[1] * mine.element_size()
-        largest_bytes = self._of_class(most) * row_bytes
         for number, (of_out, of_mine) in enumerate(
             zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
         ):
@@ -185,4 +180,4 @@ class RowExchange:
             self._recorder.bytes(layout.module, step, f"{self._name} {what}", *moved)
             if layout.ranks_per_host > 1:
                 self._recorder.bytes(layout.module, step, f"{self._name} {what}, in host", *here)
-            yield Part(of_out, of_mine, received[number], sent[number], largest_bytes)
+            yield Part(of_out, of_mine, received[number], sent[number], most * row_bytes)

@@ -37,6 +37,7 @@ from fscomm.plan.ways import (
     RowsAhead,
     Shared,
     Splits,
+    Told,
     count,
     cut,
     of_classes,
@@ -337,19 +338,10 @@ class BagPlan:
         urgent = sums(served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths, found.by_peer)
         return np.stack([urgent, found.strips - urgent])
 
-    def ahead(
-        self,
-        request: BagRequest,
-        served: ServedBags,
-        shared: Shared,
-        mine: np.ndarray,
-        largest: int,
-        asking: np.ndarray | None = None,
-    ) -> RowsAhead:
-        del asking
+    def ahead(self, request: BagRequest, served: ServedBags, shared: Shared, told: Told) -> RowsAhead:
         asked, sent = (
-            found.cut_distinct(urgent, largest, self.layout.chunk_rows)
-            for found, urgent in ((request.bags, mine), (served.bags, shared.units))
+            found.cut_distinct(urgent, told.largest, self.layout.chunk_rows)
+            for found, urgent in ((request.bags, told.mine), (served.bags, shared.units))
         )
         moved, urgent = sent.moved(), sent.places < sent.totals.collision
         places = ByClass(moved[urgent], moved[~urgent])
@@ -359,9 +351,8 @@ class BagPlan:
             places=places,
             splits=sent.splits,
         )
-        return RowsAhead(
-            merge=self._merge(request, asked), fetch=of_classes(Fetch, lookup=lookups, received=asked.splits)
-        )
+        fetch = of_classes(Fetch, lookup=lookups, received=asked.splits, most=told.most)
+        return RowsAhead(merge=self._merge(request, asked), fetch=fetch)
 
     def _lookup(self, found: Bags, distinct: np.ndarray, places: np.ndarray, splits: Splits) -> Lookup:
         """places: int32[q] where each strip of the bags `distinct`, bool[V], travels."""
@@ -386,17 +377,15 @@ class BagPlan:
             added=None if owners == 1 else _sums(request.samples, self.layout),
         )
 
-    def back(
-        self, request: BagRequest, served: ServedBags, shared: Shared, mine: np.ndarray, largest: int
-    ) -> ByClass[Back]:
+    def back(self, request: BagRequest, served: ServedBags, shared: Shared, told: Told) -> ByClass[Back]:
         """The gradients of all bags travel. An id is updated with its row's class."""
         chunk_rows, ids = self.layout.chunk_rows, take(shared.rows, served.rows.numbers)
-        sent = request.bags.cut(mine[request.bags.slots], largest, chunk_rows)
-        came = served.bags.cut(served.shared_bags(ids), largest, chunk_rows)
+        sent = request.bags.cut(told.mine[request.bags.slots], told.largest, chunk_rows)
+        came = served.bags.cut(served.shared_bags(ids), told.largest, chunk_rows)
         index = np.empty_like(request.local)
         index[sent.places] = request.local
         applies = of_classes(partial(self._apply, served, came.places), taken=(ids, ~ids), splits=came.splits)
-        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, apply=applies)
+        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, most=told.most, apply=applies)
 
     def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray, splits: Splits) -> Apply:
         """Of the ids `taken`, bool[N]. came: where the gradient of each strip is, once all have come.

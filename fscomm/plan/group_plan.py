@@ -22,7 +22,7 @@ from fscomm.plan.hash_tables import checksum
 from fscomm.plan.routes import RowPlan
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 from fscomm.plan.two_levels import TwoLevelPlan
-from fscomm.plan.ways import segments
+from fscomm.plan.ways import ByClass, Told, segments
 
 GroupPlan = RowPlan | BagPlan
 
@@ -108,5 +108,6 @@ def _plan(plan: GroupPlan, request: Any) -> None:
     units = [served.units]
     _, (mine,) = unpack_masks(pack_masks(numbers[:1], [shared.units], units, 1), 1, units, 1)
     asking = served.asking if isinstance(plan, TwoLevelPlan) else None
-    plan.ahead(request, served, shared, mine, 1, asking)
-    plan.back(request, served, shared, mine, 1)
+    told = Told(mine=mine, asking=asking, largest=1, most=ByClass(1, 1), most_passed=ByClass(1, 1))
+    plan.ahead(request, served, shared, told)
+    plan.back(request, served, shared, told)

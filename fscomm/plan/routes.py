@@ -33,6 +33,7 @@ from fscomm.plan.ways import (
     Merge,
     RowsAhead,
     Shared,
+    Told,
     count,
     cut,
     halves,
@@ -146,9 +147,7 @@ class Served:
 class RowPlan:
     """Of a group whose every id gets its row. Numbers: ids of each feature of the owner; words: ids.
 
-    Numbers and words for owners, and from requesters, stand by rank. `mine`: bool[U] which units that this rank asked
-    for are in the collision class. `largest`: the most exclusive strips that one owner sends to all others, or gets
-    from them. `asking`: bool[U, H] which ranks of this host ask for the units; None unless rows go in two levels.
+    Numbers and words for owners, and from requesters, stand by rank.
     """
 
     def __init__(self, layout: GroupLayout) -> None:
@@ -195,23 +194,14 @@ class RowPlan:
         """The same of the gradients that come back."""
         return np.stack([shared.colliding, shared.ids - shared.colliding])
 
-    def ahead(
-        self,
-        request: Request,
-        served: Served,
-        shared: Shared,
-        mine: np.ndarray,
-        largest: int,
-        asking: np.ndarray | None = None,
-    ) -> RowsAhead:
+    def ahead(self, request: Request, served: Served, shared: Shared, told: Told) -> RowsAhead:
         """How rows travel before the step."""
-        del asking
-        asked = cut(mine, request.units, largest, self.layout.chunk_rows)
-        sent = cut(shared.units, served.units, largest, self.layout.chunk_rows)
+        asked = cut(told.mine, request.units, told.largest, self.layout.chunk_rows)
+        sent = cut(shared.units, served.units, told.largest, self.layout.chunk_rows)
         lookups = self.lookups(served, served.rows.numbers, sent, shared.rows)
         return RowsAhead(
             merge=request.merge(asked.places, asked.totals),
-            fetch=of_classes(Fetch, lookup=lookups, received=asked.splits),
+            fetch=of_classes(Fetch, lookup=lookups, received=asked.splits, most=told.most),
         )
 
     def lookups(self, served: Served, sent: np.ndarray, of_sent: Cut, shared: np.ndarray) -> ByClass[Lookup]:
@@ -235,15 +225,17 @@ class RowPlan:
             splits=of_sent.splits,
         )
 
-    def back(self, request: Request, served: Served, shared: Shared, mine: np.ndarray, largest: int) -> ByClass[Back]:
+    def back(self, request: Request, served: Served, shared: Shared, told: Told) -> ByClass[Back]:
         """How gradients travel after it: those of all occurrences."""
-        chunk_rows = self.layout.chunk_rows
+        chunk_rows, largest = self.layout.chunk_rows, told.largest
         asked, here = request.wire, served.wire
-        sent = cut(mine, asked.occurrences, largest, chunk_rows, asked.slots)
+        sent = cut(told.mine, asked.occurrences, largest, chunk_rows, asked.slots)
         came = cut(shared.units, here.occurrences, largest, chunk_rows, here.slots)
         index = np.empty(len(sent.places), np.int64)
         wire_kernels.indices_to_send(sent.places, request.from_wire, index)
-        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, apply=_applies(served, came))
+        return of_classes(
+            Back, index=sent.by_class(index), sent=sent.splits, most=told.most, apply=_applies(served, came)
+        )
 
 
 def _applies(served: Served, came: Cut) -> ByClass[Apply]:

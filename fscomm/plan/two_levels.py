@@ -26,6 +26,7 @@ from fscomm.plan.ways import (
     RowsAhead,
     Shared,
     Splits,
+    Told,
     count,
     cut,
     of_classes,
@@ -45,19 +46,11 @@ class TwoLevelPlan(RowPlan):
         wire_kernels.asking(served.rows.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
         return replace(served, asking=asking)
 
-    def ahead(
-        self,
-        request: Request,
-        served: Served,
-        shared: Shared,
-        mine: np.ndarray,
-        largest: int,
-        asking: np.ndarray | None = None,
-    ) -> RowsAhead:
-        assert asking is not None
-        merge, received, passed_on = self._coming(request, asking, mine, largest)
-        lookups = self._going(served, shared, largest)
-        return RowsAhead(merge=merge, fetch=of_classes(Fetch, lookup=lookups, received=received, passed_on=passed_on))
+    def ahead(self, request: Request, served: Served, shared: Shared, told: Told) -> RowsAhead:
+        merge, received, passed_on = self._coming(request, told)
+        lookups = self._going(served, shared, told.largest)
+        fetch = of_classes(Fetch, lookup=lookups, received=received, most=told.most, passed_on=passed_on)
+        return RowsAhead(merge=merge, fetch=fetch)
 
     def _going(self, served: Served, shared: Shared, largest: int) -> ByClass[Lookup]:
         """Every row goes to this host's requesters, and to one of each other host."""
@@ -77,21 +70,18 @@ class TwoLevelPlan(RowPlan):
         pairs, passed = peers * self.layout.ranks_per_host + carriers, ~self._goes_straight(peers, carriers)
         return ByClass(*(int(np.bincount(pairs[passed & of], minlength=1).max()) for of in (units, ~units)))
 
-    def _coming(
-        self, request: Request, told: np.ndarray, mine: np.ndarray, largest: int
-    ) -> tuple[Merge, ByClass[Splits], ByClass[PassOn]]:
-        """How all rows become the output, how many come from owners, and what is passed on.
-
-        told: bool[U, H] as the owners told it.
-        """
-        peers, carriers = self._by_unit(request.wire, told)
+    def _coming(self, request: Request, told: Told) -> tuple[Merge, ByClass[Splits], ByClass[PassOn]]:
+        """How all rows become the output, how many come from owners, and what is passed on."""
+        assert told.asking is not None
+        mine, asking, largest = told.mine, told.asking, told.largest
+        peers, carriers = self._by_unit(request.wire, asking)
         per_host = self.layout.ranks_per_host
         place = self.layout.rank % per_host
         straight = self._in_host(peers) | (carriers == place)
         from_owners = cut(mine[straight], count(straight, request.units), largest, self.layout.chunk_rows)
         mates = [mate for mate in range(per_host) if mate != place]
-        to_pass = _in_common_order(request.wire, ~self._in_host(peers) & (told.sum(1) > 1))
-        carrier, wanted = carriers[to_pass], told[to_pass]
+        to_pass = _in_common_order(request.wire, ~self._in_host(peers) & (asking.sum(1) > 1))
+        carrier, wanted = carriers[to_pass], asking[to_pass]
         received, coming = self._cut([to_pass[carrier == mate] for mate in mates], mine, largest)
         sent, going = self._cut([to_pass[(carrier == place) & wanted[:, mate]] for mate in mates], mine, largest)
         places = np.empty(len(straight), np.int32)
@@ -103,13 +93,15 @@ class TwoLevelPlan(RowPlan):
         places[received] = coming.moved(
             collision=from_owners.totals.collision, exclusive=totals.collision + from_owners.totals.exclusive
         )
-        passed_on = of_classes(PassOn, index=going.by_class(index), sent=going.splits, received=coming.splits)
+        passed_on = of_classes(
+            PassOn, index=going.by_class(index), sent=going.splits, received=coming.splits, most=told.most_passed
+        )
         return request.merge(places, totals), from_owners.splits, passed_on
 
-    def _by_unit(self, wire: Wire, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _by_unit(self, wire: Wire, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[U] the peer of each distinct row, and int32[U] the place of its carrier in the requester's host."""
         carriers = np.empty(len(wire.positions), np.int32)
-        wire_kernels.carriers(told, take(wire.ids, wire.positions), carriers)
+        wire_kernels.carriers(asking, take(wire.ids, wire.positions), carriers)
         return np.repeat(np.arange(self.layout.world_size), wire.rows), carriers
 
     def _in_host(self, peers: np.ndarray) -> np.ndarray:

@@ -107,6 +107,25 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a rank knows of the units that it asked for once all owners told it, and what all ranks know alike.
+
+    Attributes:
+        mine: bool[U] which of the units are in the collision class.
+        asking: bool[U, H] which ranks of this host ask for them; None unless rows go in two levels.
+        largest: the most exclusive strips that one owner sends to all others, or gets from them.
+        most: no rank sends another one more strips in an exchange of the class.
+        most_passed: nor passes more on to one.
+    """
+
+    mine: np.ndarray
+    asking: np.ndarray | None
+    largest: int
+    most: ByClass[int]
+    most_passed: ByClass[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """Owner: the rows, or vectors, of one class for the next step, as the fused kernels read them.
 
@@ -132,19 +151,28 @@ class PassOn:
     Attributes:
         index: int64[n] of the rows that came to this rank from owners, those that it passes on.
         sent, received: to and from each rank.
+        most: as in `Told`.
     """
 
     index: torch.Tensor
     sent: Splits
     received: Splits
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """How what one class needs comes from the owners. received: from each. passed_on: if rows go in two levels."""
+    """How what one class needs comes from the owners.
+
+    Attributes:
+        lookup: what this rank sends as an owner. received: from each owner.
+        most: as in `Told`.
+        passed_on: if rows go in two levels.
+    """
 
     lookup: Lookup
     received: Splits
+    most: int
     passed_on: PassOn | None = None
 
 
@@ -210,11 +238,13 @@ class Back:
     Attributes:
         index: int64[n] strips of the local gradient, as they go on the wire to the owners.
         sent: to each owner.
+        most: as in `Told`.
         apply: what this rank does with what comes.
     """
 
     index: torch.Tensor
     sent: Splits
+    most: int
     apply: Apply
 
 

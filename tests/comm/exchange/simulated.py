@@ -225,13 +225,13 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
         fetch = [getattr(group.fetch, kind) for group in groups]
         lookups = [each.lookup for each in fetch]
         rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
-        check_most([lookup.splits for lookup in lookups], {getattr(group.most, kind) for group in groups}, two_levels)
+        check_most([lookup.splits for lookup in lookups], {each.most for each in fetch}, two_levels)
         both.append(exchange(rows, [lookup.splits for lookup in lookups], [each.received for each in fetch], limit))
     if two_levels:
         check_hosts(shape, *both)
         passed = [[getattr(group.fetch, kind).passed_on for group in groups] for kind in ("exclusive", "collision")]
-        for kind, of_class in zip(("exclusive", "collision"), passed, strict=True):
-            check_most_passed(shape, of_class, {getattr(group.most_passed, kind) for group in groups})
+        for of_class in passed:
+            check_most_passed(shape, of_class)
         both = [pass_on(shape, *of_class) for of_class in zip(both, passed, strict=True)]
     for rank, (group, early, late) in enumerate(zip(groups, *both, strict=True)):
         assert (len(late), len(early)) == group.merge.totals
@@ -252,10 +252,10 @@ def check_most(splits: list[list[list[int]]], most: set[int], at_most: bool) -> 
     assert found <= known if at_most else found == known
 
 
-def check_most_passed(shape: Shape, passed: Sequence[PassOn | None], most: set[int]) -> None:
+def check_most_passed(shape: Shape, passed: Sequence[PassOn]) -> None:
     """All ranks know alike how much is passed on at most. Every owner of another host told the most of its own rows."""
-    (known,) = most
-    found = max(max(of_chunk) for on in passed if on is not None for of_chunk in on.sent)
+    (known,) = {on.most for on in passed}
+    found = max(max(of_chunk) for on in passed for of_chunk in on.sent)
     assert found <= known <= (shape.world_size - shape.ranks_per_host) * found
 
 
@@ -279,15 +279,13 @@ def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> lis
     return [torch.cat(both) for both in zip(rows, came, strict=True)]
 
 
-def check_gradients(
-    shape: Shape, asked: Asked, shared: set[int], backs: Sequence[ByClass[Back]], most: Sequence[ByClass[int]]
-) -> None:
+def check_gradients(shape: Shape, asked: Asked, shared: set[int], backs: Sequence[ByClass[Back]]) -> None:
     """Gradients of both classes reach their rows in TorchRec's order."""
     both = {"collision": (shared, None), "exclusive": (used(shape, asked) - shared, shape.chunk_rows)}
     for kind, (rows, limit) in both.items():
         of_class = [getattr(back, kind) for back in backs]
         check_updates(shape, asked, rows, of_class, limit)
-        check_most([back.apply.splits for back in of_class], {getattr(of_rank, kind) for of_rank in most}, False)
+        check_most([back.apply.splits for back in of_class], {back.most for back in of_class}, False)
 
 
 def check_updates(shape: Shape, asked: Asked, chosen: set[int], backs: list[Back], limit: int | None) -> None:

@@ -149,7 +149,7 @@ def check_back(shape: Shape, asked: Asked, shared: set[int], after: list[Exchang
     """`after`: what the ranks exchanged for the step after that of the gradients."""
     backs = [back for ids in after if (back := ids.back[g]) is not None]
     assert len(backs) == len(after)
-    check_gradients(shape, asked, shared, backs, [most for ids in after if (most := ids.most_back[g]) is not None])
+    check_gradients(shape, asked, shared, backs)
 
 
 def another(shape: Shape) -> Shape:

@@ -16,7 +16,7 @@ from simulated import exchange
 from fscomm.plan import bags
 from fscomm.plan.bags import BagPlan, BagRequest, ServedBags
 from fscomm.plan.sharding_group import GroupLayout, Pooling
-from fscomm.plan.ways import Back, ByClass, RowsAhead
+from fscomm.plan.ways import Back, ByClass, RowsAhead, Told
 
 DIM = 4
 
@@ -113,9 +113,12 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
         for plan, *each in zip(plans, found.served, shared, strict=True)
     ]
     largest = max(int(of_owner[1].sum() - of_owner[1, rank]) for rank, of_owner in enumerate(strips))
+    most = ByClass(*(int(np.stack(strips)[:, of_class].max()) for of_class in (0, 1)))
     ways = [
-        (plan.back if back else plan.ahead)(*each, largest)
-        for plan, *each in zip(plans, found.requests, found.served, shared, mine, strict=True)
+        (plan.back if back else plan.ahead)(
+            *each, Told(mine=units, asking=None, largest=largest, most=most, most_passed=most)
+        )
+        for plan, *each, units in zip(plans, found.requests, found.served, shared, mine, strict=True)
     ]
     for of_owner, way in zip(strips, ways, strict=True):
         here = [each.apply for each in way] if back else [each.lookup for each in way.fetch]

@@ -122,7 +122,7 @@ def test_tensors_of_a_plan_are_placed_but_for_offsets() -> None:
     """Wherever they lie in it; all else stays as it is."""
     three = torch.arange(3)
     apply = ways.Apply(splits=[[3]], index=three, ids=three, offsets=three)
-    plan = ways.ByClass(*(ways.Back(index=three, sent=[[3]], apply=apply) for _ in range(2)))
+    plan = ways.ByClass(*(ways.Back(index=three, sent=[[3]], most=3, apply=apply) for _ in range(2)))
     names: list[str] = []
     placed = ways.with_tensors(plan, lambda name, tensor: names.append(name) or tensor.int())
     assert names == ["index", "index", "ids"] * 2
