@@ -1,38 +1,19 @@
 """What stands in for the forwards of served modules, and of their kernels, while the block lasts."""
 
 import contextlib
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fscomm.device import not_compiled
-from fscomm.exchange.operations import Rows
-from fscomm.tables.binding import Binding, ServedModules
-from fscomm.tables.handles import Handles, find
-from fscomm.tables.plain_kernels import LookupProxy, Update
-
-
-class Runs(Protocol):
-    """The engine, as far as stand-ins know it."""
-
-    over: bool
-    modules: Sequence[Binding]
-    served: ServedModules
-    handles: dict[int, Handles]
-
-    def call(self, m: int, features: Any) -> Any: ...
-
-    def flush(self, modules: Sequence[int]) -> None: ...
-
-    def may_read(self, group: int) -> Rows: ...
-
-    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None: ...
+from fscomm.engine.engine import Engine
+from fscomm.tables.handles import find
+from fscomm.tables.plain_kernels import LookupProxy
 
 
 class ServedForward:
     """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
 
-    def __init__(self, engine: Runs, m: int) -> None:
+    def __init__(self, engine: Engine, m: int) -> None:
         self.engine = engine
         self._m = m
 
@@ -41,7 +22,7 @@ class ServedForward:
         return self.engine.call(self._m, features)
 
 
-def take_over(engine: Runs) -> contextlib.ExitStack:
+def take_over(engine: Engine) -> contextlib.ExitStack:
     """From now on the engine runs forwards, and completes updates before anybody looks; closing puts all back."""
     with contextlib.ExitStack() as undo:
         for calls in dict.fromkeys(engine.served.calls):
@@ -52,7 +33,7 @@ def take_over(engine: Runs) -> contextlib.ExitStack:
         return undo.pop_all()
 
 
-def take_over_module(engine: Runs, m: int, undo: contextlib.ExitStack) -> None:
+def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
     """One module, m by its first call. `undo` puts it back."""
     module = engine.modules[m]
     module.module.forward = ours = ServedForward(engine, m)
@@ -73,5 +54,5 @@ def _give_back(target: Any, ours: ServedForward) -> None:
         del target.forward
 
 
-def _flush(engine: Runs, m: int, *_: Any) -> None:
+def _flush(engine: Engine, m: int, *_: Any) -> None:
     engine.flush([m])

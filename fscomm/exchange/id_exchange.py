@@ -178,7 +178,8 @@ class IdExchange:
         return prepare(kjt, on_host)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
-        """Tell the recorder what the step will look up, and the ids that were exchanged for it."""
+        """Tell the recorder what the step will look up, where to, and the ids that were exchanged for it."""
+        self._recorder.buffers(sum(ahead.buffer.nbytes for ahead in ids.groups if ahead is not None))
         for layout, ahead in zip(self._served.layouts, ids.groups, strict=True):
             if ahead is not None:
                 unique, unique_colliding = ahead.rows

@@ -45,6 +45,7 @@ class Recorder:
         self._fallbacks: dict[str, str] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
+        self._buffers = self._most_buffers = 0
         self._training = {threading.get_ident()}
         self._waiting = 0
         self._waiting_since = 0.0
@@ -73,6 +74,12 @@ class Recorder:
             for sums in self._sums(step):
                 by_kind = sums.bytes.setdefault(module, {})
                 by_kind[kind] = by_kind.get(kind, Traffic()) + moved
+
+    def buffers(self, nbytes: int) -> None:
+        """Note the buffers for the rows of one more step. Those of the step before are still in use."""
+        with self._lock:
+            self._most_buffers = max(self._most_buffers, self._buffers + nbytes)
+            self._buffers = nbytes
 
     def straggler(self, step: int, ms: float) -> None:
         """Add time that this rank waited in `step` for a rank that came later; it is part of some exposed time."""
@@ -110,6 +117,7 @@ class Recorder:
                 fallbacks=dict(self._fallbacks),
                 forwards=dict(self._forwards),
                 transport=self._transport,
+                buffer_bytes=self._most_buffers,
             )
 
     @contextmanager

@@ -127,6 +127,8 @@ class Report:
     """What was served and what ran plainly in training, by module path."""
     transport: str | None = None
     """How rows travel; None where nothing is served."""
+    buffer_bytes: int = 0
+    """The most that the buffers of two steps take, in which rows of this rank's batches are received."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, for JSON."""
@@ -165,6 +167,7 @@ class Report:
             table.append(f"{kind:<30}{times}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
         table.append(f"{'all':<30}" + "".join(f"{sum(times.values()) / steps:>12.2f}" for times in columns))
         table.append(f"of the exposed time, waiting for a late rank: {total.straggler_ms / steps:.2f} ms")
+        table.append(f"buffers of rows that were fetched ahead: at most {self.buffer_bytes / 1e6:.1f} MB")
         return table
 
     def _collisions(self) -> list[str]:

@@ -28,7 +28,7 @@ def _report(rank: int, size: int, name: str) -> dict[str, Any]:
     run = train(rank, size, config.but(steps=min(config.steps, 8)), base, "fscomm")
     report = run.reports[-1].report().to_dict()
     steps = [_counted(step) for step in report["steps"]] if name == "several" else []
-    kept = {key: report[key] for key in ("version", "rank", "num_steps", "fallbacks", "transport")}
+    kept = {key: report[key] for key in ("version", "rank", "num_steps", "fallbacks", "transport", "buffer_bytes")}
     return {**kept, "total": _counted(report["total"]), "steps": steps}
 
 

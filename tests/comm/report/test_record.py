@@ -125,6 +125,15 @@ def test_counts_that_contradict_each_other(wrong: dict[str, int]) -> None:
         Collisions(**given)
 
 
+def test_the_most_that_the_buffers_of_two_steps_take() -> None:
+    recorder = Recorder()
+    for nbytes in (10, 30, 5, 20):
+        recorder.buffers(nbytes)
+    report = recorder.report()
+    assert report.buffer_bytes == 40
+    assert "buffers of rows that were fetched ahead: at most 0.0 MB" in str(report)
+
+
 def test_only_the_last_steps_are_kept_but_all_are_summed() -> None:
     recorder = Recorder(keep=5)
     for step in range(40):
