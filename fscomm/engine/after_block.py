@@ -14,7 +14,7 @@ from fscomm.exchange.handed_over import Gradients
 from fscomm.plan.ways import Back, ByClass
 from fscomm.tables.binding import Binding
 from fscomm.tables.group_tables import TableUpdate
-from fscomm.tables.plain_kernels import Update, nothing, update_in_turn
+from fscomm.tables.lookups import Update, nothing, update_in_turn
 from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 

@@ -21,7 +21,7 @@ from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.plain_kernels import Update
+from fscomm.tables.lookups import Update
 
 Forward = tuple[Step, int]  # the step, and which calls in it: see `ServedModules.sent_with`
 

@@ -37,7 +37,7 @@ from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
-from fscomm.tables.plain_kernels import Update, tap
+from fscomm.tables.lookups import Update, tap
 from fscomm.tables.shadow_kernels import own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext

@@ -14,7 +14,7 @@ from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import Class, Kind, Operation, Rows, collision, exclusive, whole
 from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.plain_kernels import Update
+from fscomm.tables.lookups import Update
 
 
 class Program:

@@ -7,7 +7,7 @@ from typing import Any
 from fscomm.device import not_compiled
 from fscomm.engine.engine import Engine
 from fscomm.tables.handles import find
-from fscomm.tables.plain_kernels import LookupProxy
+from fscomm.tables.lookups import LookupProxy
 
 
 class ServedForward:

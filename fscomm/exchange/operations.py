@@ -16,7 +16,7 @@ from typing import Any
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.worker import Pending
-from fscomm.tables.plain_kernels import Update
+from fscomm.tables.lookups import Update
 
 
 class Kind(Enum):

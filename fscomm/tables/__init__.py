@@ -1,6 +1,6 @@
 """The tables of this rank, whatever library shards them: all that the engine knows of them.
 
 `sharding_library` says what fscomm asks of such a library, `binding` what of each module that is served.
-`shadow_kernels` reach its tables, group by group in `group_tables`; `plain_kernels` are look-ups as autograd sees them;
+`shadow_kernels` reach its tables, group by group in `group_tables`; `lookups` are look-ups as autograd sees them;
 `handles` completes updates before anybody looks. `torchrec` is the library that users have.
 """

@@ -22,7 +22,7 @@ from fscomm.engine.program import Program
 from fscomm.exchange.operations import Class
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
-from fscomm.tables import plain_kernels, shadow_kernels
+from fscomm.tables import lookups, shadow_kernels
 
 Row = tuple[int, int]  # table, id
 
@@ -89,7 +89,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     patch.setattr(trial, "problems", lambda *_, **options: {})  # what it does has no place in the program's order
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
-    fetch, run, own_forward = RowExchange.fetch, Worker._run, plain_kernels.own_forward
+    fetch, run, own_forward = RowExchange.fetch, Worker._run, lookups.own_forward
     updated, flush = Program._note_updated, engine.Engine.flush
     run_served, run_plainly = engine.Engine._run_served, engine.Engine._run_plainly
     forward, result = engine.Engine.forward, Pending.result
@@ -181,7 +181,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (RowExchange, "fetch", fetched),
         (Worker, "_run", ran),
         (Program, "_note_updated", submitted),
-        (plain_kernels, "own_forward", forward_of),
+        (lookups, "own_forward", forward_of),
         (engine.Engine, "flush", flushed),
         (engine.Engine, "_run_served", ran_served),
         (engine.Engine, "_run_plainly", plainly),
