@@ -32,6 +32,7 @@ class Histories:
 
 
 def histories(rng: np.random.Generator, first: int, rows: int, step_s: int, drawn: Draws = _LENGTHS) -> Histories:
+    """Of `rows` rows, with one request in every `step_s` seconds. `first`: the number of the first row."""
     lengths = drawn.draw(rng, rows)
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -61,31 +62,21 @@ def list_array(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def history_columns(
-    rng: np.random.Generator, first: int, rows: int, *, step_s: int, lengths: Draws
-) -> tuple[Columns, np.ndarray]:
-    """(`item_ids`, `actions` and `timestamps`; request times int64 [rows], one in every `step_s` seconds)."""
-    past = histories(rng, first, rows, step_s, lengths)
-    return past_lists(past), past.request
-
-
-def candidate_columns(rng: np.random.Generator, rows: int) -> Columns:
-    """1 to 50 `candidate_ids` per row with their `candidate_labels`. A tenth of the labels are 1."""
-    return candidates(rng, candidate_ends(rng, rows))
-
-
 def past_lists(past: Histories) -> Columns:
+    """`item_ids`, `actions` and `timestamps`."""
     columns = {"item_ids": past.items, "actions": past.actions, "timestamps": past.times}
     return {name: list_array(past.offsets, values) for name, values in columns.items()}
 
 
 def candidate_ends(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """int32 [rows + 1]: where the 1 to 50 candidates of every row begin."""
     ends = np.zeros(rows + 1, np.int32)
     np.cumsum(rng.integers(1, 51, rows), out=ends[1:])
     return ends
 
 
 def candidates(rng: np.random.Generator, ends: np.ndarray) -> Columns:
+    """`candidate_ids` with their `candidate_labels`, a tenth of which are 1."""
     count = int(ends[-1])
     return {
         "candidate_ids": list_array(ends, _items(rng, count)),

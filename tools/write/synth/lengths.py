@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,14 +15,6 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.histogram import LengthHistogram
 
 _Z95 = 1.6448536269514722  # the 95th percentile of the standard normal
-
-
-class Draws(Protocol):
-    """A distribution of lengths. Its `repr` identifies it completely."""
-
-    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """int64 [rows], 0 or more."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,41 +33,6 @@ class Lengths:
         sigma = math.log(self.p95 / self.median) / _Z95
         lengths = self.median * np.exp(sigma * rng.standard_normal(rows))
         return np.minimum(lengths, self.clip).astype(np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pareto:
-    """Lengths with the tail of Zipf's law, P(length > n) ~ n^-a.
-
-    Two quantiles define it; clipped to 0..clip.
-    """
-
-    median: float = 180.0
-    p95: float = 1_200.0
-    clip: int = 21_000
-
-    def __post_init__(self) -> None:
-        if not 0 < self.median < self.p95 <= self.clip:
-            raise ValueError(f"need 0 < median < p95 <= clip, got {self.median}, {self.p95}, {self.clip}")
-
-    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        one_over_a = math.log(self.p95 / self.median) / math.log(0.5 / 0.05)
-        lengths = self.median * (2 * (1 - rng.random(rows))) ** -one_over_a
-        return np.minimum(lengths, self.clip).astype(np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Uniform:
-    """Every length from 0 to `clip` is equally likely."""
-
-    clip: int = 21_000
-
-    def __post_init__(self) -> None:
-        if self.clip < 1:
-            raise ValueError(f"need clip of at least 1, got {self.clip}")
-
-    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        return rng.integers(0, self.clip + 1, rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,31 +64,29 @@ class Measured:
         return self.histogram.draw(rng, rows)
 
 
+Draws = Lengths | Constant | Measured
+"""A distribution: `draw(rng, rows)` is int64 [rows], 0 or more. Its `repr` identifies it completely."""
+
+
 def named(name: str, *, median: float | None, p95: float | None, longest: int | None) -> Draws:
-    """The distribution of that name.
+    """The distribution of that name, `lognormal` or `constant`.
 
     Raises UsageError for values that it does not take or that contradict.
     """
-    takes: dict[str, tuple[Any, dict[str, str]]] = {
-        "lognormal": (Lengths, {"--median": "median", "--p95": "p95", "--max": "clip"}),
-        "pareto": (Pareto, {"--median": "median", "--p95": "p95", "--max": "clip"}),
-        "uniform": (Uniform, {"--max": "clip"}),
-        "constant": (Constant, {"--median": "length"}),
-    }
-    kind, options = takes[name]
-    given = {"--median": median, "--p95": p95, "--max": longest}
-    for option, value in given.items():
-        if value is not None and option not in options:
-            raise UsageError(f"--lengths {name} takes {', '.join(options)}, not {option}")
-    chosen = {options[option]: value for option, value in given.items() if value is not None}
-    if "length" in chosen:
-        chosen["length"] = round(chosen["length"])
+    options = {"--median": ("median", median), "--p95": ("p95", p95), "--max": ("clip", longest)}
+    given = {option: value for option, (_, value) in options.items() if value is not None}
+    other = [option for option in given if option != "--median"]
+    if name == "constant" and other:
+        raise UsageError(f"--lengths constant takes --median, not {other[0]}")
     try:
-        made: Draws = kind(**chosen)
+        if name == "constant":
+            return Constant() if median is None else Constant(length=round(median))
+        return Lengths(**{options[option][0]: value for option, value in given.items()})
     except ValueError as error:
-        words = str(error).replace("clip", "--max").replace("median", "--median").replace("p95", "--p95")
+        words = str(error)
+        for option, (field, _) in options.items():
+            words = words.replace(field, option)
         raise UsageError(f"--lengths {name}: {words}") from error
-    return made
 
 
 def from_profile(path: Path, sequence: str | None) -> Measured:

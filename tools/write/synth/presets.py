@@ -1,18 +1,36 @@
-"""Writes the two sets of fixed shape.
+"""The three sets that can be written.
 
 `reference_set` is the wide table that loaders are measured on: 27 columns to read among 67. `demo_set` is
 what a training job meets: two sources that disagree on column names and types, and a side table of users.
+`source_tables` are any number of sources of any shape: histories, candidates with labels, context, dense features.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from freescale_tools.console.files import write_whole
 from freescale_tools.write.synth.histories import Columns, candidate_ends, candidates, histories, list_array, past_lists
-from freescale_tools.write.synth.table_files import Advance, quiet, write_table
+from freescale_tools.write.synth.lengths import Draws
+from freescale_tools.write.synth.table_files import Advance, Table, positive, quiet
+
+_SCHEMA = """[schema]
+context = ["user_id", "country"]
+dense = ["age_days"]
+labels = ["candidate_labels"]
+time = "request_ts"
+
+[[schema.sequences]]
+name = "uih"
+fields = ["item_ids", "actions", "timestamps"]
+
+[schema.candidates]
+fields = ["candidate_ids"]
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,38 +82,56 @@ def reference_set(
     advance: Advance = quiet,
 ) -> list[Path]:
     """Write the reference set (200,000 rows, 70 M events at full size) and return its files in order."""
-    _positive(files=files, rows_per_file=rows_per_file, row_group_rows=row_group_rows)
-    options: dict[str, Any] = {"row_group_rows": row_group_rows, "seed": seed, "advance": advance}
-    return write_table(Path(folder), "reference", _reference_rows, files, rows_per_file, **options)
+    table = reference_table(folder, files=files, rows_per_file=rows_per_file, row_group_rows=row_group_rows)
+    return table.write(seed, advance)
+
+
+def reference_table(
+    folder: str | Path, *, files: int = 8, rows_per_file: int = 25_000, row_group_rows: int = 4_096
+) -> Table:
+    shape: dict[str, int] = {"files": files, "rows": rows_per_file, "row_group_rows": row_group_rows}
+    return Table(folder=Path(folder), name="reference", draw=_reference_rows, **shape)
 
 
 def demo_set(
     folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256, seed: int = 0, advance: Advance = quiet
 ) -> DemoSet:
     """Write both sources and the user table. Two thirds of the rows belong to the site."""
-    _positive(rows=rows, row_group_rows=row_group_rows)
-    folder = Path(folder)
-    users = max(rows // 3, 1)
-
-    def site(rng: np.random.Generator, first: int, count: int) -> Columns:
-        return _site_rows(rng, first, count, users)
-
-    def partner(rng: np.random.Generator, first: int, count: int) -> Columns:
-        return _partner_rows(rng, first, count, users)
-
-    per_file = -(-rows // 6)
-    options: dict[str, Any] = {"row_group_rows": row_group_rows, "seed": seed, "users": users, "advance": advance}
-    return DemoSet(
-        site=tuple(write_table(folder, "site", site, 4, per_file, **options)),
-        partner=tuple(write_table(folder, "partner", partner, 2, per_file, **options)),
-        users=write_table(folder, "users", _user_rows, 1, users, row_group_rows=65_536, seed=seed, advance=advance)[0],
-    )
+    tables = demo_tables(folder, rows=rows, row_group_rows=row_group_rows)
+    site, partner, users = (table.write(seed, advance) for table in tables)
+    return DemoSet(site=tuple(site), partner=tuple(partner), users=users[0])
 
 
-def _positive(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+def demo_tables(folder: str | Path, *, rows: int = 24_000, row_group_rows: int = 256) -> tuple[Table, Table, Table]:
+    """Site, partner, users."""
+    positive(rows=rows)
+    folder, users = Path(folder), max(rows // 3, 1)
+
+    def table(name: str, draw: Callable[..., Columns], files: int) -> Table:
+        drawn = functools.partial(draw, users=users)
+        shape: dict[str, int] = {"files": files, "rows": -(-rows // 6), "row_group_rows": row_group_rows}
+        return Table(folder=folder, name=name, draw=drawn, users=users, **shape)
+
+    of_users = Table(folder=folder, name="users", draw=_user_rows, files=1, rows=users, row_group_rows=65_536)
+    return table("site", _site_rows, 4), table("partner", _partner_rows, 2), of_users
+
+
+def source_tables(
+    folder: Path, *, lengths: Draws, sources: int = 1, files: int = 4, rows: int = 4_000, row_group_rows: int = 512
+) -> list[Table]:
+    """Folders `source-0`, `source-1`, ... of `files` files of `rows` rows each. `lengths`: of the histories."""
+    positive(sources=sources)
+    shape: dict[str, int] = {"files": files, "rows": rows, "row_group_rows": row_group_rows}
+    draw = functools.partial(_source_rows, lengths=lengths)
+    names = [f"source-{source}" for source in range(sources)]
+    return [Table(folder=folder / name, name=name, draw=draw, lengths=repr(lengths), **shape) for name in names]
+
+
+def write_schema(folder: Path, sources: int) -> Path:
+    """Describe sources and fields in `schema.toml`, for `freescale check`, `Schema.from_toml`, `sources_from_toml`."""
+    described = "".join(f'\n[[sources]]\npaths = "source-{source}"\n' for source in range(sources))
+    write_whole(folder / "schema.toml", _SCHEMA + described)
+    return folder / "schema.toml"
 
 
 def _reference_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
@@ -151,4 +187,16 @@ def _user_rows(rng: np.random.Generator, first: int, rows: int) -> Columns:
     return {
         "user_id": pa.array(np.arange(first + 1, first + rows + 1)),
         "segment": pa.array(rng.integers(1, 13, rows).astype(np.int16)),
+    }
+
+
+def _source_rows(rng: np.random.Generator, first: int, rows: int, lengths: Draws) -> Columns:
+    past = histories(rng, first, rows, step_s=60, drawn=lengths)
+    return {
+        "user_id": pa.array(rng.integers(1, 1_000_000, rows)),
+        **past_lists(past),
+        **candidates(rng, candidate_ends(rng, rows)),
+        "country": pa.array(rng.integers(1, 60, rows)),
+        "age_days": pa.array(rng.gamma(2.0, 200.0, rows).astype(np.float32)),
+        "request_ts": pa.array(past.request),
     }

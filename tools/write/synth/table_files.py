@@ -7,6 +7,7 @@ is left alone.
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,84 +17,84 @@ import pyarrow.parquet as pq
 from freescale_tools.write.synth.histories import Columns
 
 VERSION = 2
+_MARK = b"freescale.synth"
 
 Advance = Callable[[int], None]  # called with the number of rows that were written
-RowGroup = Callable[[np.random.Generator, int, int], Columns]  # generator, first row, rows -> columns
 
 
 def quiet(rows: int) -> None:
     """Tells nobody how far the writing is."""
 
 
-def write_table(
-    folder: Path,
-    table: str,
-    draw: RowGroup,
-    files: int,
-    rows: int,
-    *,
-    row_group_rows: int,
-    seed: int,
-    users: int = 0,
-    lengths: str = "",
-    advance: Advance = quiet,
-) -> list[Path]:
-    """Write `<table>-<i>-of-<n>.parquet`. Each file gets its name when it is complete.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of `files` files of `rows` rows each, in row groups of `row_group_rows` rows.
 
-    `users` and `lengths` describe what `draw` draws from. Files that were made with other values are written
-    again.
+    Attributes:
+        draw: the columns of a row group, from its generator, the number of its first row, and its rows.
+        users, lengths: what `draw` draws from. Files that were made with other values are written again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for file in range(files):
-        path = folder / f"{table}-{file:05d}-of-{files:05d}.parquet"
-        paths.append(path)
-        recipe = {"table": table, "file": file, "rows": rows, "group": row_group_rows, "users": users, "seed": seed}
-        recipe |= {"lengths": lengths} if lengths else {}
-        mark = {b"freescale.synth": json.dumps({"version": VERSION} | recipe).encode()}
-        if _carries(path, mark):
-            advance(rows)
-            continue
-        part = path.with_suffix(".part")
+
+    folder: Path
+    name: str
+    draw: Callable[[np.random.Generator, int, int], Columns]
+    files: int
+    rows: int
+    row_group_rows: int
+    users: int = 0
+    lengths: str = ""
+
+    def __post_init__(self) -> None:
+        positive(files=self.files, rows=self.rows, row_group_rows=self.row_group_rows)
+
+    def write(self, seed: int, advance: Advance) -> list[Path]:
+        """Write `<name>-<i>-of-<n>.parquet`. Each file gets its name when it is complete."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        paths = [self.folder / f"{self.name}-{file:05d}-of-{self.files:05d}.parquet" for file in range(self.files)]
+        for file, path in enumerate(paths):
+            recipe = {"version": VERSION, "table": self.name, "file": file, "rows": self.rows}
+            recipe |= {"group": self.row_group_rows, "users": self.users, "seed": seed}
+            recipe |= {"lengths": self.lengths} if self.lengths else {}
+            mark = json.dumps(recipe).encode()
+            if _mark_of(path) == mark:
+                advance(self.rows)
+                continue
+            part = path.with_suffix(".part")
+            try:
+                self._write_file(part, file, seed, mark, advance)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+        return paths
+
+    def _write_file(self, path: Path, file: int, seed: int, mark: bytes, advance: Advance) -> None:
+        writer = None
         try:
-            _write_file(part, draw, table, file, rows, row_group_rows, seed, mark, advance)
-            part.replace(path)
+            for index, start in enumerate(range(0, self.rows, self.row_group_rows)):
+                rng = np.random.default_rng([seed, *self.name.encode(), file, index])
+                count = min(self.row_group_rows, self.rows - start)
+                columns = self.draw(rng, file * self.rows + start, count)
+                group = pa.table(columns).replace_schema_metadata({_MARK: mark})
+                if writer is None:
+                    writer = pq.ParquetWriter(path, group.schema, compression="zstd", write_page_checksum=True)
+                writer.write_table(group, row_group_size=count)
+                advance(count)
         finally:
-            part.unlink(missing_ok=True)
-    return paths
+            if writer is not None:
+                writer.close()
 
 
-def _carries(path: Path, mark: dict[bytes, bytes]) -> bool:
-    if not path.exists():
-        return False
+def positive(**counts: int) -> None:
+    """Raise ValueError for a count below 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+
+
+def _mark_of(path: Path) -> bytes | None:
+    """The mark of a file that this command has written; None for other files, or if there is no file."""
     try:
-        found = pq.read_schema(path).metadata or {}
+        found: bytes | None = (pq.read_schema(path).metadata or {}).get(_MARK)
     except (pa.ArrowInvalid, OSError):
-        return False
-    return all(found.get(key) == value for key, value in mark.items())
-
-
-def _write_file(
-    path: Path,
-    draw: RowGroup,
-    table: str,
-    file: int,
-    rows: int,
-    group: int,
-    seed: int,
-    mark: dict[bytes, bytes],
-    advance: Advance,
-) -> None:
-    writer = None
-    try:
-        for index, start in enumerate(range(0, rows, group)):
-            rng = np.random.default_rng([seed, *table.encode(), file, index])
-            count = min(group, rows - start)
-            batch = pa.table(draw(rng, file * rows + start, count)).replace_schema_metadata(mark)
-            if writer is None:
-                writer = pq.ParquetWriter(path, batch.schema, compression="zstd", write_page_checksum=True)
-            writer.write_table(batch, row_group_size=count)
-            advance(count)
-    finally:
-        if writer is not None:
-            writer.close()
+        return None
+    return found
