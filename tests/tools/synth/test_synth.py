@@ -14,7 +14,7 @@ from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.write.synth import presets as synth
-from freescale_tools.write.synth.lengths import Constant, Lengths, from_profile
+from freescale_tools.write.synth.histories import Constant, Lengths, from_profile
 
 COMMAND = "synth"
 

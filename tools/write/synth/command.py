@@ -11,7 +11,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from freescale_tools.write.synth.table_files import Table
+    from freescale_tools.write.synth.presets import Table
 
 
 class Preset(enum.StrEnum):
@@ -106,7 +106,7 @@ def _preset(preset: Preset, folder: Path, scale: float) -> Sequence["Table"]:
 
 
 def _sources(folder: Path, shape: dict[str, Any], drawn: dict[str, Any], profile: dict[str, Any]) -> Sequence["Table"]:
-    from freescale_tools.write.synth.lengths import Draws, from_profile, named
+    from freescale_tools.write.synth.histories import Draws, from_profile, named
     from freescale_tools.write.synth.presets import source_tables
 
     lengths: Draws
