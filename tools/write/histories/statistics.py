@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.write.histories.events.layout import raw_numbers
-from freescale_tools.write.histories.parts.assemble import SortedEvents
 
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH_FROM, _EPOCH_TO = 10**8, 10**10  # seconds: from 1973 to 2286, so that no number fits two units
@@ -30,17 +28,20 @@ class Statistics:
         self._fits = dict.fromkeys(self._units, 0)
         self._later = dict.fromkeys(self._units, 0)
 
-    def add(self, events: SortedEvents) -> None:
-        """Count the events of one part."""
-        times = raw_numbers(events.columns[1])
-        self._lengths.append(LengthHistogram.of(np.diff(events.starts)))
+    def add(self, times: np.ndarray, starts: np.ndarray) -> None:
+        """Count the events of one part.
+
+        times: of its N events, history after history, as they are stored. starts: int64[U + 1], the first event of
+        every history, and N.
+        """
+        self._lengths.append(LengthHistogram.of(np.diff(starts)))
         if len(times) == 0:
             return
         first, last = int(times.min()), int(times.max())
         self._first = first if self._first is None else min(first, self._first)
         self._last = last if self._last is None else max(last, self._last)
         same = times[1:] == times[:-1]
-        same[events.starts[1:-1] - 1] = False  # the last event of a history, against the first of the next
+        same[starts[1:-1] - 1] = False  # the last event of a history, against the first of the next
         self._ties += int(np.count_nonzero(same))
         for unit in self._units:
             start, stop, now = (int(limit * _ticks(unit)) for limit in (_EPOCH_FROM, _EPOCH_TO, self._now_s))
