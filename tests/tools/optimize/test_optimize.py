@@ -11,7 +11,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.reading import reading_written
 from freescale_tools.write.optimize import rewrite as rewriting
-from freescale_tools.write.optimize.compare import first_difference, unequal_row
+from freescale_tools.write.optimize.compare import Difference, equal_rows, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.write.optimize.rewrite import jobs, optimize_all
 from fsdata.errors import CorruptFileError
@@ -302,6 +302,10 @@ def test_differences_are_seen_to_the_bit():
     structs = [pa.array(values) for values in ([{"a": 1}, None], [{"a": 1}, {"a": None}], [{"a": 2}, None])]
     assert [unequal_row(structs[0], other) for other in structs] == [None, 1, 0]
     streams = [pa.table({"a": floats[0]}).to_batches(max_chunksize=size) for size in (1, 2)]
-    assert list(first_difference(iter(streams[0]), iter(streams[1]))) == [1, 1]
-    *_, lost = first_difference(iter(streams[1]), iter(streams[0][:1]))
-    assert str(lost) == "row 1, column (all): the end where the source has more rows"
+    assert list(equal_rows(iter(streams[0]), iter(streams[1]))) == [1, 1]
+    for given, message in (
+        ((streams[1], streams[0][:1]), "the end where the source has more rows"),
+        ((streams[0][:1], streams[1]), "more rows where the source has the end"),
+    ):
+        with pytest.raises(Difference, match=rf"^row 1, column \(all\): {message}$"):
+            list(equal_rows(*map(iter, given)))

@@ -30,39 +30,27 @@ def histories(
     from all events at once, the new ones last.
     """
     with Terminal(json=json) as terminal:
-        _run(terminal, events, by=by, time=time, out=out, buckets=buckets, fields=fields, update=update)
+        import pyarrow as pa
 
+        from freescale_tools.scan.files import open_files
+        from freescale_tools.write.histories.build import Settings, make_table
+        from fsdata.errors import CorruptFileError
 
-def _run(
-    terminal: Terminal,
-    paths: list[str],
-    *,
-    by: str,
-    time: str,
-    out: Path,
-    buckets: int | None,
-    fields: str | None,
-    update: bool,
-) -> None:
-    import pyarrow as pa
-
-    from freescale_tools.scan.files import open_files
-    from freescale_tools.write.histories.build import Settings, make_table
-    from fsdata.errors import CorruptFileError
-
-    try:
-        named = None if fields is None else tuple(name.strip() for name in fields.split(","))
-        settings = Settings(by=by, time=time, fields=named, buckets=buckets, update=update)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
-    try:
-        document = make_table(open_files(paths), out, settings, lambda what, rows: terminal.progress(what, rows=rows))
-    except CorruptFileError as error:
-        raise CommandFailed(f"{error}. No table was made, {out} is as before") from error
-    except (OSError, pa.ArrowException) as error:
-        raise CommandFailed(f"no table was made, {out} is as before: {first_line(error)}") from error
-    _show(terminal, document)
-    terminal.result(document)
+        try:
+            named = None if fields is None else tuple(name.strip() for name in fields.split(","))
+            settings = Settings(by=by, time=time, fields=named, buckets=buckets, update=update)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from error
+        try:
+            document = make_table(
+                open_files(events), out, settings, lambda what, rows: terminal.progress(what, rows=rows)
+            )
+        except CorruptFileError as error:
+            raise CommandFailed(f"{error}. No table was made, {out} is as before") from error
+        except (OSError, pa.ArrowException) as error:
+            raise CommandFailed(f"no table was made, {out} is as before: {first_line(error)}") from error
+        _show(terminal, document)
+        terminal.result(document)
 
 
 def _show(terminal: Terminal, document: dict[str, Any]) -> None:

@@ -60,12 +60,7 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of `schema`, in its order and with its types, which are those of `stored_type`."""
-    columns = [batch.column(field.name) for field in schema]
-    columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays([batch.column(field.name).cast(field.type) for field in schema], schema=schema)
 
 
 def raw_numbers(array: pa.Array) -> np.ndarray:
@@ -137,14 +132,9 @@ def _refuse_surprising_nulls(events: pa.RecordBatch, footer: Footer, layout: Lay
 
 def _exploded(batch: pa.RecordBatch, schema: pa.Schema, layout: Layout) -> pa.RecordBatch:
     """One row per event; every column of a history table but the key is a list, and none is null."""
-    columns = []
-    for field in schema:
-        column = batch.column(field.name)
-        if field.name == layout.by:
-            lengths = raw_numbers(pc.list_value_length(batch.column(layout.time)))
-            columns.append(column.take(pa.array(np.repeat(np.arange(len(column)), lengths))))
-        else:
-            columns.append(column.flatten())
+    row = pc.list_parent_indices(batch.column(layout.time))
+    names = schema.names
+    columns = [batch.column(name).take(row) if name == layout.by else batch.column(name).flatten() for name in names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -29,36 +29,26 @@ def optimize(
     same command resumes an interrupted run.
     """
     with Terminal(json=json) as terminal:
-        _run(terminal, paths, out, row_group_rows, unit_bytes)
+        from freescale_tools.scan.files import open_files
+        from freescale_tools.write.optimize.layout import UNIT_BYTES, Settings
+        from freescale_tools.write.optimize.rewrite import jobs, optimize_all, summary
 
-
-def _run(
-    terminal: Terminal,
-    paths: list[str],
-    out: Path,
-    row_group_rows: int | None,
-    unit_bytes: int | None,
-) -> None:
-    from freescale_tools.scan.files import open_files
-    from freescale_tools.write.optimize.layout import UNIT_BYTES, Settings
-    from freescale_tools.write.optimize.rewrite import jobs, optimize_all, summary
-
-    if row_group_rows is not None and unit_bytes is not None:
-        raise UsageError("--row-group-rows and --unit-bytes are two ways to say the same: give one of them")
-    try:
-        size = UNIT_BYTES if unit_bytes is None else unit_bytes
-        settings = Settings(row_group_rows=row_group_rows, unit_bytes=size)
-    except ValueError as error:
-        raise UsageError(f"--{str(error).replace('_', '-')}") from error
-    files = open_files(paths)
-    for skipped in files.skipped:
-        terminal.finding(f"{skipped.file}: {skipped.reason}")
-    todo = jobs(files, out, settings)
-    with terminal.progress("rewriting", rows=files.rows, bytes=files.bytes) as progress:
-        done = optimize_all(todo, settings, progress, terminal.finding)
-    document = summary(done, files, out=out, settings=settings)
-    _show(terminal, document)
-    terminal.result(document)
+        if row_group_rows is not None and unit_bytes is not None:
+            raise UsageError("--row-group-rows and --unit-bytes are two ways to say the same: give one of them")
+        try:
+            size = UNIT_BYTES if unit_bytes is None else unit_bytes
+            settings = Settings(row_group_rows=row_group_rows, unit_bytes=size)
+        except ValueError as error:
+            raise UsageError(f"--{str(error).replace('_', '-')}") from error
+        files = open_files(paths)
+        for skipped in files.skipped:
+            terminal.finding(f"{skipped.file}: {skipped.reason}")
+        todo = jobs(files, out, settings)
+        with terminal.progress("rewriting", rows=files.rows, bytes=files.bytes) as progress:
+            done = optimize_all(todo, settings, progress, terminal.finding)
+        document = summary(done, files, out=out, settings=settings)
+        _show(terminal, document)
+        terminal.result(document)
 
 
 def _show(terminal: Terminal, document: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ at as other types, in which floats are integers of the same width.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,35 +14,22 @@ from freescale_tools.write.optimize.layout import is_list, list_of
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first value that differs from the source. `row` counts from the start of the streams."""
-
-    column: str
-    row: int
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"row {self.row}, column {self.column}: {self.found} where the source has {self.expected}"
+class Difference(Exception):
+    """The first value that differs from the source. The row counts from the start of the streams."""
 
 
-def first_difference(source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch]) -> Iterator[int | Difference]:
-    """Compare batch by batch: yield how many rows were equal, or yield the difference and end.
+def equal_rows(source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    """Compare batch by batch, and yield how many rows were equal. Raises Difference at the first that is not.
 
     The streams have the same columns, whose types may differ in nullability. Their batches may differ in size.
     """
     row = 0
     for one, other in _side_by_side(source, written):
-        if one is None or other is None:
-            there, missing = ("more rows", "the end") if other is None else ("the end", "more rows")
-            yield Difference(column="(all)", row=row, expected=there, found=missing)
-            return
         for name, expected, found in zip(other.schema.names, one.columns, other.columns, strict=True):
             at = unequal_row(expected, found)
             if at is not None:
-                yield Difference(column=name, row=row + at, expected=_text(expected[at]), found=_text(found[at]))
-                return
+                values = f"{_text(found[at])} where the source has {_text(expected[at])}"
+                raise Difference(f"row {row + at}, column {name}: {values}")
         row += one.num_rows
         yield one.num_rows
 
@@ -109,17 +95,19 @@ def _bits(kind: pa.DataType) -> pa.DataType:
 
 def _side_by_side(
     one: Iterator[pa.RecordBatch], other: Iterator[pa.RecordBatch]
-) -> Iterator[tuple[pa.RecordBatch | None, pa.RecordBatch | None]]:
-    """Slices of equal length of both streams. A stream that ends first gives None."""
-    left, right = next(one, None), next(other, None)
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Slices of equal length of both streams. Raises Difference if one ends before the other."""
+    left, right, row = next(one, None), next(other, None), 0
     while left is not None and right is not None:
         rows = min(left.num_rows, right.num_rows)
         if rows:
             yield left.slice(0, rows), right.slice(0, rows)
+        row += rows
         left = left.slice(rows) if rows < left.num_rows else next(one, None)
         right = right.slice(rows) if rows < right.num_rows else next(other, None)
     if left is not None or right is not None:
-        yield left, right
+        missing, there = ("the end", "more rows") if right is None else ("more rows", "the end")
+        raise Difference(f"row {row}, column (all): {missing} where the source has {there}")
 
 
 def _text(value: pa.Scalar) -> str:

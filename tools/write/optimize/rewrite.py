@@ -22,7 +22,7 @@ from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
-from freescale_tools.write.optimize.compare import Difference, first_difference, retyped
+from freescale_tools.write.optimize.compare import Difference, equal_rows, retyped
 from freescale_tools.write.optimize.layout import (
     Layout,
     Settings,
@@ -228,10 +228,13 @@ def verify(footer: Footer, path: Path, layout: Layout, tell: Callable[[int], Non
     with reading_source(footer) as before, reading_written(path) as after:
         if after.schema != layout.schema:
             raise UnfaithfulError(f"{path} reads back as\n{after.schema}\nand was written as\n{layout.schema}")
-        for step in first_difference(before.batches(), after.batches()):
-            if isinstance(step, Difference):
-                raise UnfaithfulError(f"{footer.file.path} was not rewritten faithfully: {step}. The file is not kept")
-            tell(step)
+        try:
+            for rows in equal_rows(before.batches(), after.batches()):
+                tell(rows)
+        except Difference as where:
+            raise UnfaithfulError(
+                f"{footer.file.path} was not rewritten faithfully: {where}. The file is not kept"
+            ) from where
         return {"before": before.seconds, "after": after.seconds}
 
 

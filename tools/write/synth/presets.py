@@ -97,20 +97,15 @@ class Table:
         return paths
 
     def _write_file(self, path: Path, file: int, seed: int, mark: bytes, advance: Advance) -> None:
-        writer = None
-        try:
+        columns = self.draw(np.random.default_rng(0), 0, 0)
+        schema = pa.table(columns).schema.with_metadata({_MARK: mark})
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             for index, start in enumerate(range(0, self.rows, self.row_group_rows)):
                 rng = np.random.default_rng([seed, *self.name.encode(), file, index])
                 count = min(self.row_group_rows, self.rows - start)
                 columns = self.draw(rng, file * self.rows + start, count)
-                group = pa.table(columns).replace_schema_metadata({_MARK: mark})
-                if writer is None:
-                    writer = pq.ParquetWriter(path, group.schema, compression="zstd", write_page_checksum=True)
-                writer.write_table(group, row_group_size=count)
+                writer.write_table(pa.table(columns, schema), row_group_size=count)
                 advance(count)
-        finally:
-            if writer is not None:
-                writer.close()
 
 
 def positive(**counts: int) -> None:
