@@ -51,7 +51,6 @@ from freescale_tools.write.histories.table import (
 
 GROUP_EVENTS = 1 << 20
 GROUP_USERS = 65_536
-_BUCKET = "bucket"
 
 Bar = Callable[[str, int], contextlib.AbstractContextManager[Progress]]
 """Opens a bar: what is done, and how many rows there are to do."""
@@ -143,80 +142,60 @@ def build(
 
     def groups(progress: Progress) -> Iterator[tuple[int, pa.Table]]:
         for file in files:
-            ordered = sort_events(take(file), buckets)
-            statistics.add(raw_numbers(ordered.columns[1]), ordered.starts)
-            yield from row_groups(ordered, schema)
-            progress.advance(rows=int(ordered.starts[-1]))
+            columns, starts = sort_events(take(file), buckets)
+            statistics.add(raw_numbers(columns[1]), starts)
+            yield from row_groups(columns, starts, buckets, schema)
+            progress.advance(rows=int(starts[-1]))
 
     with bar("building", events) as progress:
         return statistics, write_table(place.new, layout, buckets, groups(progress))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SortedEvents:
-    """The events of a part in order of (bucket, key, time).
+def sort_events(events: pa.Table, buckets: int) -> tuple[list[pa.Array], np.ndarray]:
+    """Sort the events of a part by (bucket, key, time). Equal ones keep the order in which they came.
 
-    Attributes:
-        columns: key, time, fields: one array of N events each.
-        starts: int64[U + 1], the first event of every history, and N.
-        buckets: uint32[U], the bucket of every history.
+    events: N events; key and time are the first two columns.
+
+    Returns (the columns, one array of N each; int64[U + 1]: the first event of every history, and N).
     """
-
-    columns: tuple[pa.Array, ...]
-    starts: np.ndarray
-    buckets: np.ndarray
-
-
-def sort_events(events: pa.Table, buckets: int) -> SortedEvents:
-    """Sort events by (bucket, key, time). Events with the same key and time keep the order in which they came.
-
-    events: key and time are the first two columns.
-    """
-    keys, times = _in_one_piece(events, 0), _in_one_piece(events, 1)
-    by = {"key": keys, "time": times}
+    keys = _in_one_piece(events, 0)
+    by = {"key": keys, "time": _in_one_piece(events, 1)}
     if buckets > 1:
-        by = {_BUCKET: pa.array(buckets_of(raw_numbers(keys), buckets)), **by}
+        by = {"bucket": pa.array(buckets_of(raw_numbers(keys), buckets)), **by}
     batch = pa.RecordBatch.from_arrays(list(by.values()), list(by))
     order = pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in by])
-    del batch, by
-    columns = [keys.take(order), times.take(order)]
-    del keys, times
-    for place in range(2, events.num_columns):
-        columns.append(_in_one_piece(events, place).take(order))
-    sorted_keys = raw_numbers(columns[0])
-    firsts = np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1
-    starts = np.concatenate([[0], firsts, [len(sorted_keys)]]) if len(sorted_keys) else np.zeros(1, np.int64)
-    of = buckets_of(sorted_keys[starts[:-1]], buckets)
-    return SortedEvents(columns=tuple(columns), starts=starts, buckets=of)
+    del batch, by, keys  # memory is for the columns, of which one at a time is there twice
+    columns = [_in_one_piece(events, place).take(order) for place in range(events.num_columns)]
+    ordered = raw_numbers(columns[0])
+    firsts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    starts = np.concatenate([[0], firsts, [len(ordered)]]) if len(ordered) else np.zeros(1, np.int64)
+    return columns, starts
 
 
-def row_groups(events: SortedEvents, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
-    """(bucket, rows of one row group of its file), in order.
+def row_groups(
+    columns: Sequence[pa.Array], starts: np.ndarray, buckets: int, schema: pa.Schema
+) -> Iterator[tuple[int, pa.Table]]:
+    """(bucket, rows of one row group of its file), in order, of what `sort_events` gives.
 
     A row group has one bucket. It ends before it has more than GROUP_EVENTS events or GROUP_USERS histories, unless
     one history alone is longer.
     """
-    starts = events.starts
-    ends = np.append(np.flatnonzero(np.diff(events.buckets)) + 1, len(starts) - 1)
+    keys = columns[0].take(pa.array(starts[:-1]))
+    of = buckets_of(raw_numbers(keys), buckets)
+    ends = np.append(np.flatnonzero(np.diff(of)) + 1, len(keys))
     first = 0
     for end in ends.tolist():
         while first < end:
             full = int(np.searchsorted(starts, starts[first] + GROUP_EVENTS, side="right")) - 1
             last = min(max(full, first + 1), first + GROUP_USERS, end)
-            yield int(events.buckets[first]), _lists(events, first, last, schema)
+            begin, count = int(starts[first]), int(starts[last] - starts[first])
+            offsets = pa.array((starts[first : last + 1] - begin).astype(np.int32))
+            lists = [
+                pa.ListArray.from_arrays(offsets, column.slice(begin, count), type=field.type)
+                for field, column in zip(list(schema)[1:], columns[1:], strict=True)
+            ]
+            yield int(of[first]), pa.Table.from_arrays([keys[first:last], *lists], schema=schema)
             first = last
-
-
-def _lists(events: SortedEvents, first: int, last: int, schema: pa.Schema) -> pa.Table:
-    """The histories from `first` to before `last`, one per row."""
-    starts = events.starts[first : last + 1]
-    begin, count = int(starts[0]), int(starts[-1] - starts[0])
-    offsets = pa.array((starts - begin).astype(np.int32))
-    key, *others = events.columns
-    columns = [key.take(pa.array(starts[:-1]))]
-    for field, column in zip(list(schema)[1:], others, strict=True):
-        columns.append(pa.ListArray.from_arrays(offsets, column.slice(begin, count), type=field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _in_one_piece(events: pa.Table, place: int) -> pa.Array:
