@@ -14,8 +14,9 @@ products wrap around, and a key taken as int64 if its type has a sign:
 M is 2^64 divided by the golden ratio, made odd. One multiplication alone leaves the upper bits of a key out of
 the lower bits of the product, so keys that are all multiples of a power of two would share buckets.
 
-Sorting all events with a library was measured in place of parts, on 24 million events: DuckDB stays within half a
-gigabyte, too, and takes four times as long; the streaming engine of polars keeps all events in memory.
+Sorting all events with a library was measured in place of parts, on 24 million events of 28 bytes. With parts the
+whole table takes 14 s of CPU and 0.6 GB. DuckDB 2.0 (memory_limit 256 MB) takes 18 s and 0.5 GB for the sort alone,
+and would be one more package to install; polars 2.1 takes 18 s and 1.7 GB, as its streaming sort holds all events.
 """
 
 import contextlib
