@@ -59,7 +59,7 @@ def test_files_with_the_same_recipe_are_kept_and_others_replaced(tmp_path):
 
 def test_reference_set_is_laid_out_as_described(tmp_path):
     (path,) = synth.reference_set(tmp_path, files=1, rows_per_file=500, row_group_rows=200)
-    columns = synth.reference_columns()
+    columns = synth.ReferenceColumns()
     file = pq.ParquetFile(path)
     assert (len(file.schema_arrow), len(columns.read)) == (67, 27)
     assert set(columns.read) <= set(file.schema_arrow.names)

@@ -126,14 +126,17 @@ def _mark_of(path: Path) -> bytes | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceColumns:
-    """The columns of the reference set that a loader reads: 16 integer keys, 10 dense, one list label."""
+    """The columns of the reference set that a loader reads: 16 integer keys, 10 dense, one list label.
 
-    sequence: tuple[str, ...]
-    candidates: tuple[str, ...]
-    label: str
-    context: tuple[str, ...]
-    dense: tuple[str, ...]
-    time: str
+    It skips the other 40.
+    """
+
+    sequence: tuple[str, ...] = ("item_ids", "actions", "timestamps")
+    candidates: tuple[str, ...] = ("candidate_ids",)
+    label: str = "candidate_labels"
+    context: tuple[str, ...] = ("user_id", "request_ts", *(f"context_{i}" for i in range(10)))
+    dense: tuple[str, ...] = tuple(f"dense_{i}" for i in range(10))
+    time: str = "request_ts"
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -149,18 +152,6 @@ class DemoSet:
     site: tuple[Path, ...]
     partner: tuple[Path, ...]  # uid, items (large_list), events: int32; times; age; when. No country, no hour
     users: Path  # user_id, segment: one row per user
-
-
-def reference_columns() -> ReferenceColumns:
-    """Names of the 27 columns that a loader reads. It skips the other 40."""
-    return ReferenceColumns(
-        sequence=("item_ids", "actions", "timestamps"),
-        candidates=("candidate_ids",),
-        label="candidate_labels",
-        context=("user_id", "request_ts", *(f"context_{i}" for i in range(10))),
-        dense=tuple(f"dense_{i}" for i in range(10)),
-        time="request_ts",
-    )
 
 
 def reference_set(
