@@ -21,7 +21,7 @@ from optimize import rewrite
 from ways.freescale import SCHEMA
 from ways.raw import THREADS
 
-from freescale_tools.write.synth.presets import reference_columns, reference_set
+from freescale_tools.write.synth.presets import ReferenceColumns, reference_set
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
 Way = Callable[[], int]
@@ -79,7 +79,7 @@ def _schema(file: Path) -> Schema:
 
 def _ways(files: list[Path], schema: Schema) -> dict[str, Way]:
     paths = [str(file) for file in files]
-    columns = list(reference_columns().read) if schema is SCHEMA else None
+    columns = list(ReferenceColumns().read) if schema is SCHEMA else None
 
     def raw() -> int:
         rows = 0

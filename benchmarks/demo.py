@@ -17,7 +17,7 @@ from freescale_tools.demo import data as described
 from freescale_tools.demo.discover import discover
 from freescale_tools.demo.launch import Launch, demo
 from freescale_tools.demo.training.measure import summarize
-from freescale_tools.write.synth.lengths import Lengths
+from freescale_tools.write.synth.histories import Lengths
 from freescale_tools.write.synth.presets import demo_set
 
 COLUMNS = (

@@ -21,9 +21,9 @@ from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
 from freescale_tools.write.optimize.layout import Settings
 from freescale_tools.write.optimize.rewrite import jobs, optimize_all
-from freescale_tools.write.synth.presets import reference_columns, reference_set
+from freescale_tools.write.synth.presets import ReferenceColumns, reference_set
 
-READ = reference_columns()
+READ = ReferenceColumns()
 GROUPS: dict[str, list[str]] = {
     "27 columns of the loader": list(READ.read),
     "3 history lists": list(READ.sequence),

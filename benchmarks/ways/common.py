@@ -9,9 +9,9 @@ import pyarrow as pa
 import torch
 from torchrec import KeyedJaggedTensor
 
-from freescale_tools.write.synth.presets import ReferenceColumns, reference_columns
+from freescale_tools.write.synth.presets import ReferenceColumns
 
-COLUMNS: ReferenceColumns = reference_columns()
+COLUMNS: ReferenceColumns = ReferenceColumns()
 READ = list(COLUMNS.read)
 SCALARS = COLUMNS.context
 LISTS = (*COLUMNS.sequence, *COLUMNS.candidates)

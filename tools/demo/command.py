@@ -70,7 +70,7 @@ def _run(
     from freescale_tools.demo.discover import MAX_LENGTH, discover
     from freescale_tools.demo.launch import Launch
     from freescale_tools.demo.launch import demo as run_demo
-    from freescale_tools.write.synth.lengths import Lengths
+    from freescale_tools.write.synth.histories import Lengths
     from freescale_tools.write.synth.presets import demo_set
 
     try:

@@ -7,13 +7,13 @@ import shutil
 
 import parquet
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from event_logs import SCHEMA, build, reference, tables, write_events, write_log
 
 from freescale_tools.write.histories import build as making
-from freescale_tools.write.histories import folder as replacement
-from freescale_tools.write.histories.folder import replacing
-from freescale_tools.write.histories.write import TableWriter
+from freescale_tools.write.histories import table as stored
+from freescale_tools.write.histories.table import replacing
 
 COMMAND = "histories"
 OPTIONS = ("--by", "user", "--time", "ts")
@@ -226,9 +226,9 @@ def test_only_whole_tables_of_this_command_are_updated(call, log, tmp_path, out)
 @pytest.mark.parametrize(
     ("error", "owner", "where"),
     [
-        (pa.ArrowInvalid("too large"), TableWriter, "write"),
-        (KeyboardInterrupt(), TableWriter, "write"),
-        (OSError("disk full"), TableWriter, "_finish"),
+        (pa.ArrowInvalid("too large"), pq.ParquetWriter, "write_table"),
+        (KeyboardInterrupt(), pq.ParquetWriter, "write_table"),
+        (OSError("disk full"), stored.os, "fsync"),
         (OSError("not allowed"), pathlib.Path, "rename"),
     ],
     ids=["writing", "interrupted", "closing", "taking the place of the old one"],
@@ -236,7 +236,7 @@ def test_only_whole_tables_of_this_command_are_updated(call, log, tmp_path, out)
 def test_an_early_end_leaves_the_old_table(call, log, tmp_path, out, monkeypatch, error, owner, where):
     before, real = contents(out), getattr(owner, where)
 
-    def fail(self, *rest):
+    def fail(self, *rest, **options):
         if where == "rename" and self.name != "new":
             return real(self, *rest)
         raise error
@@ -286,6 +286,6 @@ def test_a_lock_on_a_folder_that_is_gone_is_no_lock(out, monkeypatch):
     def flock(*_):
         work.rmdir()
 
-    monkeypatch.setattr(replacement.fcntl, "flock", flock)
-    with pytest.raises(replacement.CommandFailed, match="another run is writing"), replacing(out):
+    monkeypatch.setattr(stored.fcntl, "flock", flock)
+    with pytest.raises(stored.CommandFailed, match="another run is writing"), replacing(out):
         pass

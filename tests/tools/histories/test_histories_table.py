@@ -12,8 +12,7 @@ from event_logs import FIELDS, LOGS, SCHEMA, bucket_of, build, reference, tables
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from freescale_tools.write.histories.parts.keys import buckets_of
-from freescale_tools.write.histories.parts.plan import MOST_PARTS, parts_wanted, plan_parts
+from freescale_tools.write.histories.parts import MOST_PARTS, buckets_of, parts_wanted, plan_parts
 
 BUCKETS = st.integers(1, 5)
 PART_BYTES = st.sampled_from([60, 200, 700, 1 << 20])  # from a part per event or two to one part
@@ -143,7 +142,7 @@ def test_parts_are_even_consecutive_pieces_of_the_table():
         assert (np.diff(of[order].astype(int)) >= 0).all()
         assert of.max() < parts.count <= max(2 * wanted, buckets)
         assert np.bincount(of, minlength=parts.count).max() < 2 * len(keys) / parts.count
-        assert parts.mixed or buckets <= wanted
+        assert parts.groups == min(buckets, wanted)
     assert [parts_wanted(events, 20.0, 100) for events in (0, 10, 11, 10**9)] == [1, 2, 3, MOST_PARTS]
 
 

@@ -11,7 +11,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.reading import reading_written
 from freescale_tools.write.optimize import rewrite as rewriting
-from freescale_tools.write.optimize.compare import first_difference, unequal_row
+from freescale_tools.write.optimize.compare import Difference, equal_rows, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.write.optimize.rewrite import jobs, optimize_all
 from fsdata.errors import CorruptFileError
@@ -101,20 +101,6 @@ def test_every_value_is_kept_and_only_what_has_no_null_becomes_required(tmp_path
     assert {"ids.element", "price.element"} <= set(document["required"])
 
 
-def test_rows_are_sorted_inside_their_file_and_large_files_only_if_they_are_so_already(tmp_path, monkeypatch):
-    table = odd_table()
-    write(tmp_path / "in" / "a.parquet", table)
-    _, told = rewrite(tmp_path / "in", tmp_path / "out", sort="key", row_group_rows=16)
-    assert told == []
-    order = sorted(range(60), key=lambda n: table["key"][n].as_py())  # ties as they stand
-    same(pq.read_table(tmp_path / "out" / "a.parquet"), table.take(order))
-    monkeypatch.setattr(rewriting, "LARGEST_SORTED", 100)
-    with pytest.raises(UsageError, match=r"a\.parquet is not in order of key .*Split it into smaller files"):
-        rewrite(tmp_path / "in", tmp_path / "other", sort="key")
-    (document,), _ = rewrite(tmp_path / "in", tmp_path / "other", sort="time")
-    assert document["status"] == "written"
-
-
 def test_a_file_that_cannot_be_rewritten_is_named(tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.parquet", pa.table({"x": [1, None]}))
     write(tmp_path / "in" / "b.parquet", pa.table({"x": [1, 2]}))
@@ -186,8 +172,8 @@ def test_a_changed_value_is_found_and_the_file_not_kept(tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.parquet", odd_table())
     honest = rewriting.write
 
-    def forging(footer, path, layout, order, tell):
-        honest(footer, path, layout, order, tell)
+    def forging(footer, path, layout, tell):
+        honest(footer, path, layout, tell)
         forged = pq.read_table(path).to_pydict()
         forged["pair"][41] = [41, 41]
         pq.write_table(pa.table(forged, layout.schema), path)
@@ -262,8 +248,6 @@ def test_the_command(tmp_path, call):
         (["--row-group-rows", "8", "--unit-bytes", "8"], "give one of them"),
         (["--row-group-rows", "0"], "--row-group-rows must be at least 1"),
         (["--unit-bytes", "0"], "--unit-bytes must be at least 1"),
-        (["--sort", "nope"], "--sort nope: no such column"),
-        (["--sort", "ids"], "--sort ids: it is list"),
         ([], "two columns of the same name"),
     ],
 )
@@ -312,9 +296,16 @@ def test_differences_are_seen_to_the_bit():
     assert [unequal_row(lists[0], other) for other in lists] == [None, 1, 1, 2]
     maps = [pa.array([[("a", value)]], pa.map_(pa.string(), pa.float64())) for value in (NAN, 1.0)]
     assert [unequal_row(maps[0], other) for other in maps] == [None, 0]
+    words = [pa.array(values) for values in (["x", "y"], ["y", "x"], ["x", None])]
+    coded = [pa.ListArray.from_arrays(pa.array([0, 1, 2]), word.dictionary_encode()) for word in words]
+    assert [unequal_row(coded[0], other) for other in coded] == [None, 0, 1]
     structs = [pa.array(values) for values in ([{"a": 1}, None], [{"a": 1}, {"a": None}], [{"a": 2}, None])]
     assert [unequal_row(structs[0], other) for other in structs] == [None, 1, 0]
     streams = [pa.table({"a": floats[0]}).to_batches(max_chunksize=size) for size in (1, 2)]
-    assert list(first_difference(iter(streams[0]), iter(streams[1]), streams[1][0].schema)) == [1, 1]
-    *_, lost = first_difference(iter(streams[1]), iter(streams[0][:1]), streams[0][0].schema)
-    assert str(lost) == "row 1, column (all): the end where the source has more rows"
+    assert list(equal_rows(iter(streams[0]), iter(streams[1]))) == [1, 1]
+    for given, message in (
+        ((streams[1], streams[0][:1]), "the end where the source has more rows"),
+        ((streams[0][:1], streams[1]), "more rows where the source has the end"),
+    ):
+        with pytest.raises(Difference, match=rf"^row 1, column \(all\): {message}$"):
+            list(equal_rows(*map(iter, given)))

@@ -14,7 +14,7 @@ from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.write.synth import presets as synth
-from freescale_tools.write.synth.lengths import Constant, Lengths, Pareto, Uniform, from_profile
+from freescale_tools.write.synth.histories import Constant, Lengths, from_profile
 
 COMMAND = "synth"
 
@@ -59,7 +59,7 @@ def test_files_with_the_same_recipe_are_kept_and_others_replaced(tmp_path):
 
 def test_reference_set_is_laid_out_as_described(tmp_path):
     (path,) = synth.reference_set(tmp_path, files=1, rows_per_file=500, row_group_rows=200)
-    columns = synth.reference_columns()
+    columns = synth.ReferenceColumns()
     file = pq.ParquetFile(path)
     assert (len(file.schema_arrow), len(columns.read)) == (67, 27)
     assert set(columns.read) <= set(file.schema_arrow.names)
@@ -107,11 +107,10 @@ def test_an_early_end_leaves_no_half_file(tmp_path, call):
     ("drawn", "median", "p95", "largest"),
     [
         (Lengths(), 180, 1200, 21_000),
-        (Pareto(median=400, p95=3000, clip=9000), 400, 3000, 9000),
-        (Uniform(clip=1000), 500, 950, 1000),
+        (Lengths(median=400, p95=3000, clip=9000), 400, 3000, 9000),
         (Constant(length=17), 17, 17, 17),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=str,
 )
 def test_distributions_have_their_quantiles(drawn, median, p95, largest):
     lengths = drawn.draw(np.random.default_rng(0), 400_000)
@@ -190,10 +189,11 @@ def test_other_lengths_are_other_files(tmp_path, call):
     ("arguments", "message"),
     [
         (("demo", "--rows", 5), "--rows: only for `synth sources`"),
-        (("reference", "--lengths", "pareto", "--p95", 7), "--lengths, --p95: only for"),
+        (("reference", "--lengths", "constant", "--p95", 7), "--lengths, --p95: only for"),
         (("sources", "--scale", 2), "--scale is for demo and reference"),
         (("sources", "--row-group-rows", 0), "--row-group-rows must be at least 1"),
-        (("sources", "--lengths", "uniform", "--median", 5), "--lengths uniform takes --max, not --median"),
+        (("sources", "--lengths", "constant", "--max", 5), "--lengths constant takes --median, not --max"),
+        (("sources", "--lengths", "constant", "--median", -5), "--lengths constant: need a length of 0 or more"),
         (("sources", "--median", 9, "--p95", 5), "need 0 < --median <= --p95 <= --max"),
         (("sources", "--lengths-from", "x.json", "--max", 5), "leave out --max"),
         (("sources", "--sequence", "a"), "give --lengths-from"),

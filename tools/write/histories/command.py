@@ -1,7 +1,7 @@
 """The command `freescale histories`: reads its options, runs it, and shows the result."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,37 +30,56 @@ def histories(
     from all events at once, the new ones last.
     """
     with Terminal(json=json) as terminal:
-        _run(terminal, events, by=by, time=time, out=out, buckets=buckets, fields=fields, update=update)
+        import pyarrow as pa
+
+        from freescale_tools.scan.files import open_files
+        from freescale_tools.write.histories.build import Settings, make_table
+        from fsdata.errors import CorruptFileError
+
+        try:
+            named = None if fields is None else tuple(name.strip() for name in fields.split(","))
+            settings = Settings(by=by, time=time, fields=named, buckets=buckets, update=update)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from error
+        try:
+            document = make_table(
+                open_files(events), out, settings, lambda what, rows: terminal.progress(what, rows=rows)
+            )
+        except CorruptFileError as error:
+            raise CommandFailed(f"{error}. No table was made, {out} is as before") from error
+        except (OSError, pa.ArrowException) as error:
+            raise CommandFailed(f"no table was made, {out} is as before: {first_line(error)}") from error
+        _show(terminal, document)
+        terminal.result(document)
 
 
-def _run(
-    terminal: Terminal,
-    paths: list[str],
-    *,
-    by: str,
-    time: str,
-    out: Path,
-    buckets: int | None,
-    fields: str | None,
-    update: bool,
-) -> None:
-    import pyarrow as pa
+def _show(terminal: Terminal, document: dict[str, Any]) -> None:
+    lengths, ties, future = document["lengths"], document["ties"], document["future"]
+    new = document["new_events"]
+    rows = [
+        ["events", f"{document['events']:,}" + ("" if new is None else f", {new:,} of them new")],
+        ["users", f"{document['users']:,}"],
+        ["events of a user", f"mean {lengths['mean']:,.4g}, " + ", ".join(_lengths(lengths))],
+        ["times", _range(document["time"]) if document["events"] else "-"],
+        ["ties", f"{ties['events']:,} events ({ties['share']:.2%}) have the time of the event before them"],
+        ["written", f"{document['bytes'] / 1e6:,.1f} MB in {len(document['files']):,} file(s)"],
+        ["seconds", f"{document['seconds']:,.1f}"],
+    ]
+    notes = []
+    if future:
+        notes.append(
+            f"warning: {future:,} events ({future / document['events']:.2%}) are later than now. Check the clock that "
+            f"wrote {document['time_column']}, and its unit"
+        )
+    title = f"Histories by {document['by']} in order of {document['time_column']}, in {document['out']}"
+    terminal.table(title, ["what", "value"], rows, notes=notes)
 
-    from freescale_tools.scan.files import open_files
-    from freescale_tools.write.histories.build import Settings, make_table
-    from freescale_tools.write.histories.tables import show
-    from fsdata.errors import CorruptFileError
 
-    try:
-        named = None if fields is None else tuple(name.strip() for name in fields.split(","))
-        settings = Settings(by=by, time=time, fields=named, buckets=buckets, update=update)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
-    try:
-        document = make_table(open_files(paths), out, settings, lambda what, rows: terminal.progress(what, rows=rows))
-    except CorruptFileError as error:
-        raise CommandFailed(f"{error}. No table was made, {out} is as before") from error
-    except (OSError, pa.ArrowException) as error:
-        raise CommandFailed(f"no table was made, {out} is as before: {first_line(error)}") from error
-    show(terminal, document)
-    terminal.result(document)
+def _lengths(lengths: dict[str, Any]) -> list[str]:
+    return [f"{name} {lengths[name]:,}" for name in ("p50", "p99", "max")]
+
+
+def _range(time: dict[str, Any]) -> str:
+    first, last = (time[f"{end}_utc"] or f"{time[end]:,}" for end in ("first", "last"))
+    unit = f" ({time['unit']} since 1970)" if time["unit"] and "int" in time["type"] else ""
+    return f"{first} to {last}{unit}"

@@ -8,12 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.write.histories.events.layout import raw_numbers
-from freescale_tools.write.histories.parts.assemble import SortedEvents
 
-_TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_TICKS = {"days": 1 / 86_400, "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
 _EPOCH_FROM, _EPOCH_TO = 10**8, 10**10  # seconds: from 1973 to 2286, so that no number fits two units
-_DAY_S = 86_400
 
 
 class Statistics:
@@ -22,28 +19,29 @@ class Statistics:
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._now_s = time.time()
-        self._units = [unit] if (unit := _unit(kind)) else list(_TICKS)
+        self._units = [unit] if (unit := _unit(kind)) else ["s", "ms", "us", "ns"]
         self._lengths: list[LengthHistogram] = []
-        self._first: int | None = None
-        self._last: int | None = None
+        self._ranges: list[tuple[int, int]] = []
         self._ties = 0
         self._fits = dict.fromkeys(self._units, 0)
         self._later = dict.fromkeys(self._units, 0)
 
-    def add(self, events: SortedEvents) -> None:
-        """Count the events of one part."""
-        times = raw_numbers(events.columns[1])
-        self._lengths.append(LengthHistogram.of(np.diff(events.starts)))
+    def add(self, times: np.ndarray, starts: np.ndarray) -> None:
+        """Count the events of one part.
+
+        times: of its N events, history after history, as they are stored. starts: int64[U + 1], the first event of
+        every history, and N.
+        """
+        self._lengths.append(LengthHistogram.of(np.diff(starts)))
         if len(times) == 0:
             return
         first, last = int(times.min()), int(times.max())
-        self._first = first if self._first is None else min(first, self._first)
-        self._last = last if self._last is None else max(last, self._last)
+        self._ranges.append((first, last))
         same = times[1:] == times[:-1]
-        same[events.starts[1:-1] - 1] = False  # the last event of a history, against the first of the next
+        same[starts[1:-1] - 1] = False  # the last event of a history, against the first of the next
         self._ties += int(np.count_nonzero(same))
         for unit in self._units:
-            start, stop, now = (int(limit * _ticks(unit)) for limit in (_EPOCH_FROM, _EPOCH_TO, self._now_s))
+            start, stop, now = (int(limit * _TICKS[unit]) for limit in (_EPOCH_FROM, _EPOCH_TO, self._now_s))
             if last >= start and first < stop:
                 self._fits[unit] += int(np.count_nonzero((times >= start) & (times < stop)))
             if last > now:
@@ -60,6 +58,8 @@ class Statistics:
         """
         lengths = LengthHistogram.merged(self._lengths)
         unit = self._unit(lengths.events)
+        first = min((first for first, _ in self._ranges), default=None)
+        last = max((last for _, last in self._ranges), default=None)
         return {
             "events": lengths.events,
             "users": lengths.rows,
@@ -72,10 +72,10 @@ class Statistics:
             "time": {
                 "type": str(self._kind),
                 "unit": unit,
-                "first": self._first,
-                "last": self._last,
-                "first_utc": _iso(self._first, unit),
-                "last_utc": _iso(self._last, unit),
+                "first": first,
+                "last": last,
+                "first_utc": _iso(first, unit),
+                "last_utc": _iso(last, unit),
             },
             "ties": {"events": self._ties, "share": self._ties / max(lengths.events, 1)},
             "future": None if unit is None else self._later[unit],
@@ -83,10 +83,8 @@ class Statistics:
 
     def _unit(self, events: int) -> str | None:
         """The unit of the type; for integers the unit in which most times are an epoch of our days."""
-        if len(self._units) == 1:
-            return self._units[0]
         unit = max(self._units, key=lambda one: self._fits[one])
-        return unit if self._fits[unit] > events / 2 else None
+        return unit if len(self._units) == 1 or self._fits[unit] > events / 2 else None
 
 
 def _unit(kind: pa.DataType) -> str | None:
@@ -97,16 +95,11 @@ def _unit(kind: pa.DataType) -> str | None:
     return "ms" if pa.types.is_date64(kind) else None
 
 
-def _ticks(unit: str) -> float:
-    """Ticks per second."""
-    return 1 / _DAY_S if unit == "days" else _TICKS[unit]
-
-
 def _iso(value: int | None, unit: str | None) -> str | None:
     if value is None or unit is None:
         return None
     try:
-        at = datetime.datetime.fromtimestamp(value / _ticks(unit), datetime.UTC)
+        at = datetime.datetime.fromtimestamp(value / _TICKS[unit], datetime.UTC)
     except (ValueError, OverflowError, OSError):  # before the year 1 or after 9999
         return None
     return at.isoformat(timespec="seconds")

@@ -1,104 +1,42 @@
-"""Compares two streams of rows bit by bit: null equals null, NaN equals NaN, and -0.0 differs from 0.0."""
+"""Compares two streams of rows bit by bit: null equals null, NaN equals NaN, and -0.0 differs from 0.0.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Arrow's `equals` is fast and knows every type, but takes floats for numbers. So the buffers of both streams are looked
+at as other types, in which floats are integers of the same width.
+"""
 
-import numpy as np
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from freescale_tools.write.optimize.layout import is_list, retyped
+from freescale_tools.write.optimize.layout import is_list, list_of
 
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first value that differs from the source. `row` counts from the start of the streams."""
-
-    column: str
-    row: int
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"row {self.row}, column {self.column}: {self.found} where the source has {self.expected}"
+class Difference(Exception):
+    """The first value that differs from the source. The row counts from the start of the streams."""
 
 
-def first_difference(
-    source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch], schema: pa.Schema
-) -> Iterator[int | Difference]:
-    """Compare batch by batch: yield how many rows were equal, or yield the difference and end.
+def equal_rows(source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    """Compare batch by batch, and yield how many rows were equal. Raises Difference at the first that is not.
 
-    `schema` is the schema of `written`; it may differ from the source's in nullability. The batches of the
-    two streams may differ in size.
+    The streams have the same columns, whose types may differ in nullability. Their batches may differ in size.
     """
     row = 0
     for one, other in _side_by_side(source, written):
-        if one is None or other is None:
-            there, missing = ("more rows", "the end") if other is None else ("the end", "more rows")
-            yield Difference(column="(all)", row=row, expected=there, found=missing)
-            return
-        expected = retyped(one, schema)
-        for index, name in enumerate(schema.names):
-            at = unequal_row(expected.column(index), other.column(index))
+        for name, expected, found in zip(other.schema.names, one.columns, other.columns, strict=True):
+            at = unequal_row(expected, found)
             if at is not None:
-                yield Difference(
-                    column=name,
-                    row=row + at,
-                    expected=_text(one.column(index)[at]),
-                    found=_text(other.column(index)[at]),
-                )
-                return
+                values = f"{_text(found[at])} where the source has {_text(expected[at])}"
+                raise Difference(f"row {row + at}, column {name}: {values}")
         row += one.num_rows
         yield one.num_rows
 
 
 def unequal_row(one: pa.Array, other: pa.Array) -> int | None:
-    """The first row in which two arrays of the same type and length differ."""
-    kind = one.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return unequal_row(one.storage, other.storage)
-    if pa.types.is_dictionary(kind):
-        return unequal_row(one.dictionary_decode(), other.dictionary_decode())
-    if pa.types.is_map(kind):
-        pairs = pa.list_(pa.struct([kind.key_field, kind.item_field]))
-        return unequal_row(_with_type(one, pairs), _with_type(other, pairs))
-    if pa.types.is_floating(kind):
-        bits = _BITS[kind.bit_width]
-        return unequal_row(one.view(bits), other.view(bits))
-    if not is_list(kind) and not pa.types.is_struct(kind):
-        return None if one.equals(other) else _search(one, other)
-    places = [_search(one.is_null(), other.is_null())]
-    if places[0] is None and is_list(kind):
-        places.append(_unequal_list(one, other))
-    elif places[0] is None:
-        places += [unequal_row(inner, outer) for inner, outer in zip(one.flatten(), other.flatten(), strict=True)]
-    return min((place for place in places if place is not None), default=None)
-
-
-def _unequal_list(one: pa.Array, other: pa.Array) -> int | None:
-    place = _search(pc.list_value_length(one), pc.list_value_length(other))
-    if place is not None:
-        return place
-    element = unequal_row(one.flatten(), other.flatten())
-    if element is None:
-        return None
-    return int(np.searchsorted(np.cumsum(_lengths(one)), element, side="right"))
-
-
-def _with_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same buffers as another type of the same layout."""
-    batch = pa.RecordBatch.from_arrays([array], ["x"])
-    return retyped(batch, pa.schema([("x", kind)])).column(0)
-
-
-def _lengths(lists: pa.Array) -> np.ndarray:
-    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64()))
-
-
-def _search(one: pa.Array, other: pa.Array) -> int | None:
-    """The first unequal position, by bisection: `equals` is fast and works for every type."""
+    """The first row in which two arrays of the same length differ, found by bisection."""
+    one, other = _as_bits(one), _as_bits(other)
     if one.equals(other):
         return None
     start, stop = 0, len(one)
@@ -111,19 +49,65 @@ def _search(one: pa.Array, other: pa.Array) -> int | None:
     return start
 
 
+def retyped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same buffers under a schema that differs only in nullability and metadata."""
+    return pa.record_batch(_Exported(batch, schema))
+
+
+class _Exported:
+    """An array or a batch that hands out its buffers as another type (the Arrow C data interface)."""
+
+    def __init__(self, data: pa.Array | pa.RecordBatch, kind: pa.DataType | pa.Schema) -> None:
+        self._data = data
+        self._kind = kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._kind.__arrow_c_schema__(), self._data.__arrow_c_array__()[1]
+
+
+def _as_bits(array: pa.Array) -> pa.Array:
+    """Without dictionaries, extensions and floats, and all parts nullable."""
+    plain = pa.array(_Exported(array, _rebuilt(array.type, lambda kind: kind)))
+    decoded = plain.cast(_rebuilt(plain.type, _without_dictionary))
+    return pa.array(_Exported(decoded, _rebuilt(decoded.type, _bits)))
+
+
+def _rebuilt(kind: pa.DataType, leaf: Callable[[Any], Any]) -> Any:
+    """`kind` with `leaf` of every type in it that is not nested. Fields are nullable, extensions their storage."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _rebuilt(kind.storage_type, leaf)
+    if is_list(kind):
+        return list_of(kind, _rebuilt(kind.value_type, leaf))
+    if pa.types.is_map(kind):
+        return pa.map_(_rebuilt(kind.key_type, leaf), _rebuilt(kind.item_type, leaf))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _rebuilt(field.type, leaf)) for field in kind])
+    return leaf(kind)
+
+
+def _without_dictionary(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _bits(kind: pa.DataType) -> pa.DataType:
+    return _BITS[kind.bit_width] if pa.types.is_floating(kind) else kind
+
+
 def _side_by_side(
     one: Iterator[pa.RecordBatch], other: Iterator[pa.RecordBatch]
-) -> Iterator[tuple[pa.RecordBatch | None, pa.RecordBatch | None]]:
-    """Slices of equal length of both streams. A stream that ends first gives None."""
-    left, right = next(one, None), next(other, None)
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Slices of equal length of both streams. Raises Difference if one ends before the other."""
+    left, right, row = next(one, None), next(other, None), 0
     while left is not None and right is not None:
         rows = min(left.num_rows, right.num_rows)
         if rows:
             yield left.slice(0, rows), right.slice(0, rows)
+        row += rows
         left = left.slice(rows) if rows < left.num_rows else next(one, None)
         right = right.slice(rows) if rows < right.num_rows else next(other, None)
     if left is not None or right is not None:
-        yield left, right
+        missing, there = ("the end", "more rows") if right is None else ("more rows", "the end")
+        raise Difference(f"row {row}, column (all): {missing} where the source has {there}")
 
 
 def _text(value: pa.Scalar) -> str:

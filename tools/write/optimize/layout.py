@@ -7,7 +7,7 @@ struct.
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,12 +31,10 @@ class Settings:
     """What the user chose.
 
     Attributes:
-        sort: a column whose order the rows of every file take; None leaves the order untouched.
         row_group_rows: rows of a row group; None sizes row groups by `unit_bytes`.
         unit_bytes: decoded bytes of a row group.
     """
 
-    sort: str | None = None
     row_group_rows: int | None = None
     unit_bytes: int = UNIT_BYTES
 
@@ -126,11 +124,6 @@ def tightened(schema: pa.Schema, found: set[Path]) -> tuple[pa.Schema, tuple[str
     return pa.schema(fields), tuple(required)
 
 
-def retyped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same buffers under a schema that differs only in nullability and metadata."""
-    return pa.record_batch(_Exported(batch, schema))
-
-
 def delta_columns(sample: pa.Table, writer: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(integer leaf columns that are not larger as deltas, all other leaves), from rows written both ways.
 
@@ -146,13 +139,11 @@ def delta_columns(sample: pa.Table, writer: Mapping[str, Any]) -> tuple[tuple[st
     others = [name for name in names if name not in integers]
     encodings = dict.fromkeys(integers, "DELTA_BINARY_PACKED")
     packed = _written(sample, **{**writer, "use_dictionary": others, "column_encoding": encodings})
-    delta = tuple(
-        name
-        for index, name in enumerate(names)
-        if name in integers
-        and packed.row_group(0).column(index).total_compressed_size
-        <= plain.row_group(0).column(index).total_compressed_size
+    before, after = (
+        [one.row_group(0).column(index).total_compressed_size for index in range(len(names))] for one in (plain, packed)
     )
+    smaller = {name for name, was, is_now in zip(names, before, after, strict=True) if is_now <= was}
+    delta = tuple(name for name in integers if name in smaller)
     return delta, tuple(name for name in names if name not in delta)
 
 
@@ -160,25 +151,18 @@ def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-class _Exported:
-    """A record batch that hands out its buffers with another schema (the Arrow C data interface)."""
-
-    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
-        self._batch = batch
-        self._schema = schema
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        return self._schema.__arrow_c_schema__(), self._batch.__arrow_c_array__()[1]
+def list_of(kind: pa.DataType, child: pa.Field | pa.DataType) -> pa.DataType:
+    """The list type `kind` with other elements."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(child, kind.list_size)
+    return pa.large_list(child) if pa.types.is_large_list(kind) else pa.list_(child)
 
 
 def _tightened(field: pa.Field, path: Path, found: set[Path], required: list[str]) -> pa.Field:
     kind = field.type
     if is_list(kind):
         child = _tightened(kind.value_field, (*path, "element"), found, required)
-        if pa.types.is_fixed_size_list(kind):
-            kind = pa.list_(child, kind.list_size)
-        else:
-            kind = pa.large_list(child) if pa.types.is_large_list(kind) else pa.list_(child)
+        kind = list_of(kind, child)
     elif pa.types.is_struct(kind):
         kind = pa.struct([_tightened(inner, (*path, inner.name), found, required) for inner in kind])
     nullable = field.nullable and (path in found or pa.types.is_null(kind))
@@ -191,8 +175,3 @@ def _written(sample: pa.Table, **options: Any) -> pq.FileMetaData:
     sink = io.BytesIO()
     pq.write_table(sample, sink, row_group_size=max(sample.num_rows, 1), **options)
     return pq.read_metadata(io.BytesIO(sink.getvalue()))
-
-
-def joined(names: Sequence[str], most: int = 6) -> str:
-    """Names as a text for people, at most `most` of them."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -2,7 +2,7 @@
 
 A file gets its name only when it is complete and equal to its source, value by value. It carries a mark: size
 and footer digest of the source, and the settings. By the mark, the next run knows finished files and leaves
-them alone. Memory holds one unit of rows, or one file if rows have to be sorted.
+them alone. Memory holds one unit of rows.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,21 +22,17 @@ from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source, reading_written
-from freescale_tools.write.optimize.compare import Difference, first_difference
+from freescale_tools.write.optimize.compare import Difference, equal_rows, retyped
 from freescale_tools.write.optimize.layout import (
     Layout,
     Settings,
-    decoded_bytes,
     delta_columns,
-    joined,
     note_nulls,
-    retyped,
     tightened,
     unit_rows,
     without_nulls,
 )
 from freescale_tools.write.optimize.layout import Path as ColumnPath
-from freescale_tools.write.optimize.sort import ordered, sorting
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying
@@ -45,8 +40,6 @@ from fsdata.errors import CorruptFileError
 
 VERSION = 1
 MARK = b"freescale.optimize"
-LARGEST_SORTED = 320 << 20
-"""Decoded bytes of the largest file that can be sorted. Sorting takes up to three times as much memory."""
 
 _WRITER: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "version": "2.6"}
 
@@ -67,12 +60,16 @@ class Job:
 def jobs(files: FileSet, out: Path, settings: Settings) -> list[Job]:
     """The files to rewrite and their targets. Everything that can be checked before writing is checked here.
 
-    Raises UsageError if an input would be overwritten or mixed with the output, if a target exists that this
-    command has not written, or if a file cannot be sorted as asked.
+    Raises UsageError if an input would be overwritten or mixed with the output, or if a target exists that this
+    command has not written.
     """
-    _refuse_input(files, out)
     found = []
     for footer in files.footers:
+        if footer.file.local and out.resolve() in Path(footer.file.path).resolve().parents:
+            raise UsageError(
+                f"{footer.file.path} lies in --out {out}: inputs are never overwritten or mixed with what is written. "
+                "Give another folder"
+            )
         name = _below(footer.file)
         target = out / name
         if target.exists() and _mark_of(target) is None:
@@ -81,8 +78,6 @@ def jobs(files: FileSet, out: Path, settings: Settings) -> list[Job]:
         names = footer.schema.names
         if len(set(names)) < len(names):
             raise UsageError(f"{footer.file.path} has two columns of the same name: rename one of them")
-        if settings.sort is not None:
-            _check_sort(footer, settings.sort)
     return found
 
 
@@ -95,16 +90,17 @@ def optimize_all(
     """
     done = []
     for job in todo:
+        document = _document(job)
         try:
-            done.append(optimize(job, settings, progress))
-        except (CorruptFileError, ConnectionError, UnfaithfulError) as error:
-            tell(str(error))
-            done.append(_document(job) | {"status": "failed", "reason": str(error)})
-        except pa.ArrowException as error:  # a type that cannot be written, or wrong statistics
-            tell(f"{job.footer.file.path} cannot be rewritten: {error}")
-            done.append(_document(job) | {"status": "failed", "reason": str(error)})
+            document |= optimize(job, settings, progress)
+        except (CorruptFileError, ConnectionError, UnfaithfulError, pa.ArrowException) as error:
+            # Arrow's errors: a type that cannot be written, or wrong statistics.
+            what = f"{job.footer.file.path} cannot be rewritten: " if isinstance(error, pa.ArrowException) else ""
+            tell(f"{what}{error}")
+            document |= {"status": "failed", "reason": str(error)}
         except OSError as error:
             raise CommandFailed(f"{job.target} cannot be written: {error}") from error
+        done.append(document)
     return done
 
 
@@ -141,22 +137,23 @@ def summary(done: Sequence[dict[str, Any]], files: FileSet, *, out: Path, settin
 
 
 def optimize(job: Job, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Rewrite one file unless it is already done. The document has its size and seconds before and after.
+    """Rewrite one file unless it is already done. Returns what its document gains by that.
 
     Raises CorruptFileError if the source is damaged, UnfaithfulError if the written file differs from it. An
     early end never leaves half a file.
     """
-    footer, metadata = job.footer, job.footer.metadata
-    document = _document(job)
+    footer, before = job.footer, job.footer.metadata
     mark = _mark(footer, settings)
+    gained: dict[str, Any] = {}
     if _mark_of(job.target) == mark:
-        progress.advance(rows=metadata.num_rows, bytes=footer.size)
+        progress.advance(rows=before.num_rows, bytes=footer.size)
     else:
-        written = Retrying().call(lambda: _rewrite(job, settings, mark, progress), footer.file)
-        document |= written | {"status": "written"}
-    document["bytes"]["after"] = job.target.stat().st_size
-    document["row_groups"]["after"] = pq.read_metadata(job.target).num_row_groups
-    return document
+        gained = Retrying().call(lambda: _rewrite(job, settings, mark, progress), footer.file)
+    after = pq.read_metadata(job.target).num_row_groups
+    return gained | {
+        "row_groups": {"before": before.num_row_groups, "after": after},
+        "bytes": {"before": footer.size, "after": job.target.stat().st_size},
+    }
 
 
 def _document(job: Job) -> dict[str, Any]:
@@ -176,25 +173,13 @@ def _document(job: Job) -> dict[str, Any]:
 
 def _rewrite(job: Job, settings: Settings, mark: bytes, progress: Progress) -> dict[str, Any]:
     footer = job.footer
-    order = _order(footer, settings.sort)
     layout = plan(footer, settings, mark)
     tell = functools.partial(_tell, progress, footer)
     part = job.target.with_name(f".{job.target.name}.part")  # readers leave out names that begin with a dot
     with _all_or_nothing(part, job.target):
-        write(footer, part, layout, order, functools.partial(tell, compared=False))
-        seconds = verify(footer, part, layout, order, functools.partial(tell, compared=True))
-    return {"decode_s": seconds, "required": list(layout.required), "delta": list(layout.delta)}
-
-
-def _order(footer: Footer, column: str | None) -> np.ndarray | None:
-    order = None if column is None else sorting(footer, column)
-    size = decoded_bytes(footer.metadata)
-    if order is not None and size > LARGEST_SORTED:
-        raise UsageError(
-            f"{footer.file.path} is not in order of {column} and has {size >> 20} MiB of values: sorting holds a file "
-            f"in memory, up to {LARGEST_SORTED >> 20} MiB. Split it into smaller files, or leave --sort out"
-        )
-    return order
+        write(footer, part, layout, functools.partial(tell, compared=False))
+        seconds = verify(footer, part, layout, functools.partial(tell, compared=True))
+    return {"status": "written", "decode_s": seconds, "required": list(layout.required), "delta": list(layout.delta)}
 
 
 def plan(footer: Footer, settings: Settings, mark: bytes) -> Layout:
@@ -212,7 +197,7 @@ def plan(footer: Footer, settings: Settings, mark: bytes) -> Layout:
     return Layout(schema=schema, rows=rows, required=required, delta=delta, dictionary=dictionary)
 
 
-def write(footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, tell: Callable[[int], None]) -> None:
+def write(footer: Footer, path: Path, layout: Layout, tell: Callable[[int], None]) -> None:
     """Write all rows to `path`, in units of `layout.rows`."""
     options = {
         **_WRITER,
@@ -223,7 +208,7 @@ def write(footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, 
         with _writing(path):
             writer = pq.ParquetWriter(path, layout.schema, **options)
         try:
-            for unit in _units(ordered(reading, order, layout.rows), layout):
+            for unit in _units(reading.batches(), layout):
                 with _writing(path):
                     writer.write_table(unit, row_group_size=layout.rows)
                 tell(unit.num_rows)
@@ -235,9 +220,7 @@ def write(footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, 
             raise
 
 
-def verify(
-    footer: Footer, path: Path, layout: Layout, order: np.ndarray | None, tell: Callable[[int], None]
-) -> dict[str, float]:
+def verify(footer: Footer, path: Path, layout: Layout, tell: Callable[[int], None]) -> dict[str, float]:
     """Compare the file with its source value by value. Returns the decoding seconds `before` and `after`.
 
     Raises UnfaithfulError at the first difference.
@@ -245,11 +228,13 @@ def verify(
     with reading_source(footer) as before, reading_written(path) as after:
         if after.schema != layout.schema:
             raise UnfaithfulError(f"{path} reads back as\n{after.schema}\nand was written as\n{layout.schema}")
-        rows = ordered(before, order, layout.rows)
-        for step in first_difference(rows, after.batches(), layout.schema):
-            if isinstance(step, Difference):
-                raise UnfaithfulError(f"{footer.file.path} was not rewritten faithfully: {step}. The file is not kept")
-            tell(step)
+        try:
+            for rows in equal_rows(before.batches(), after.batches()):
+                tell(rows)
+        except Difference as where:
+            raise UnfaithfulError(
+                f"{footer.file.path} was not rewritten faithfully: {where}. The file is not kept"
+            ) from where
         return {"before": before.seconds, "after": after.seconds}
 
 
@@ -340,22 +325,3 @@ def _below(file: FileRef) -> str:
         longer = "/".join(parts[first:])
         return longer if len(longer) > len(file.name) else file.name
     return file.name
-
-
-def _refuse_input(files: FileSet, out: Path) -> None:
-    whole = out.resolve()
-    for footer in files.footers:
-        if footer.file.local and whole in Path(footer.file.path).resolve().parents:
-            raise UsageError(
-                f"{footer.file.path} lies in --out {out}: inputs are never overwritten or mixed with what is written. "
-                "Give another folder"
-            )
-
-
-def _check_sort(footer: Footer, column: str) -> None:
-    where = footer.file.path
-    if column not in footer.schema.names:
-        raise UsageError(f"--sort {column}: no such column in {where}; there are {joined(footer.schema.names, 40)}")
-    kind = footer.schema.field(column).type
-    if pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        raise UsageError(f"--sort {column}: it is {kind} in {where}; rows are sorted by single numbers, times or texts")

@@ -1,5 +1,4 @@
 """`freescale synth`: seeded Parquet files with histories of uneven length.
 
-`command` writes `presets` or any number of `sources`, with `lengths` drawn from a distribution. `histories`
-draws events, `table_files` writes files.
+`command` writes one of the `presets`, whose `histories` have lengths drawn from a distribution.
 """

@@ -1,14 +1,17 @@
 """The command `freescale synth`: reads its options, runs it, and shows the result."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from freescale_tools.write.synth.presets import Table
 
 
 class Preset(enum.StrEnum):
@@ -23,8 +26,6 @@ class Distribution(enum.StrEnum):
     """Distributions of history lengths."""
 
     lognormal = "lognormal"
-    pareto = "pareto"
-    uniform = "uniform"
     constant = "constant"
 
 
@@ -71,17 +72,22 @@ def synth(
         if preset is Preset.sources:
             if scale is not None:
                 raise UsageError("--scale is for demo and reference; say --files and --rows")
-            total, write = _sources(folder, seed, shape, drawn, profile)
+            tables = _sources(folder, shape, drawn, profile)
         else:
             _refuse_others({**shape, **drawn, **profile}, preset)
-            total, write = _preset(preset, folder, 1.0 if scale is None else scale, seed)
-        _write(terminal, folder, total, write)
+            tables = _preset(preset, folder, 1.0 if scale is None else scale)
+        _write(terminal, preset, folder, tables, seed)
 
 
-def _write(terminal: Terminal, folder: Path, total: int, write: Callable[[Callable[[int], None]], list[Path]]) -> None:
+def _write(terminal: Terminal, preset: Preset, folder: Path, tables: Sequence["Table"], seed: int) -> None:
+    from freescale_tools.write.synth.presets import write_schema
+
+    total = sum(table.files * table.rows for table in tables)
     try:
         with terminal.progress("writing", rows=total) as progress:
-            paths = write(lambda rows: progress.advance(rows=rows))
+            paths = [path for table in tables for path in table.write(seed, lambda rows: progress.advance(rows=rows))]
+        if preset is Preset.sources:
+            paths.append(write_schema(folder, len(tables)))
     except OSError as error:
         raise CommandFailed(f"cannot write to {folder}: {error}") from error
     for path in paths:
@@ -89,29 +95,19 @@ def _write(terminal: Terminal, folder: Path, total: int, write: Callable[[Callab
     terminal.result({"version": 1, "kind": "synth", "rows": total, "files": [str(path) for path in paths]})
 
 
-def _preset(
-    preset: Preset, folder: Path, scale: float, seed: int
-) -> tuple[int, Callable[[Callable[[int], None]], list[Path]]]:
-    from freescale_tools.write.synth import presets as generator
+def _preset(preset: Preset, folder: Path, scale: float) -> Sequence["Table"]:
+    from freescale_tools.write.synth.presets import demo_tables, reference_table
 
     if scale <= 0:
         raise UsageError(f"--scale must be above 0, got {scale}")
-
-    def demo(advance: Callable[[int], None]) -> list[Path]:
-        made = generator.demo_set(folder, rows=max(round(24_000 * scale), 1), seed=seed, advance=advance)
-        return [*made.site, *made.partner, made.users]
-
-    def reference(advance: Callable[[int], None]) -> list[Path]:
-        return generator.reference_set(folder, rows_per_file=max(round(25_000 * scale), 1), seed=seed, advance=advance)
-
-    return (round(32_000 * scale), demo) if preset is Preset.demo else (round(200_000 * scale), reference)
+    if preset is Preset.demo:
+        return demo_tables(folder, rows=max(round(24_000 * scale), 1))
+    return [reference_table(folder, rows_per_file=max(round(25_000 * scale), 1))]
 
 
-def _sources(
-    folder: Path, seed: int, shape: dict[str, Any], drawn: dict[str, Any], profile: dict[str, Any]
-) -> tuple[int, Callable[[Callable[[int], None]], list[Path]]]:
-    from freescale_tools.write.synth.lengths import Draws, from_profile, named
-    from freescale_tools.write.synth.sources import SourcesSet, write_sources
+def _sources(folder: Path, shape: dict[str, Any], drawn: dict[str, Any], profile: dict[str, Any]) -> Sequence["Table"]:
+    from freescale_tools.write.synth.histories import Draws, from_profile, named
+    from freescale_tools.write.synth.presets import source_tables
 
     lengths: Draws
     if profile["lengths_from"] is not None:
@@ -125,11 +121,11 @@ def _sources(
         name = drawn["lengths"] or Distribution.lognormal
         lengths = named(name, median=drawn["median"], p95=drawn["p95"], longest=drawn["max"])
     try:
-        wanted = SourcesSet(lengths=lengths, **{name: value for name, value in shape.items() if value is not None})
+        return source_tables(
+            folder, lengths=lengths, **{name: value for name, value in shape.items() if value is not None}
+        )
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from error
-    total = wanted.sources * wanted.files * wanted.rows
-    return total, lambda advance: write_sources(folder, wanted, seed=seed, advance=advance)
 
 
 def _refuse_others(options: dict[str, Any], preset: Preset) -> None:

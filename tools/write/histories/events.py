@@ -1,18 +1,141 @@
-"""Finds what is wrong with event files before any work is done: from footers, or from a column if they are silent."""
+"""Events, one per row: which columns they have, what is wrong with their files, and how they are read.
 
-from collections.abc import Sequence
+What is wrong is found before any work is done: from footers, or from a column if they are silent.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.reading import reading_source
-from freescale_tools.write.histories.events.layout import Layout, layout_of, stored_type
 from fsdata.catalog.footers import Footer
+from fsdata.errors import CorruptFileError
 
 _NAMED = 8
 _HASH_TEXT = "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little', signed=True)"
+_SAMPLED_FILES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Columns of the events, in the order of the table.
+
+    Attributes:
+        flat: schema of events: the key, the time, then the other fields.
+    """
+
+    flat: pa.Schema
+
+    @property
+    def by(self) -> str:
+        return str(self.flat.names[0])
+
+    @property
+    def time(self) -> str:
+        return str(self.flat.names[1])
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Without key and time."""
+        return tuple(self.flat.names[2:])
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type that Parquet stores, without what Arrow makes of it: no dictionaries, no variants of text."""
+    if pa.types.is_dictionary(kind):
+        return stored_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return kind
+
+
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`, in its order and with its types, which are those of `stored_type`."""
+    return pa.RecordBatch.from_arrays([batch.column(field.name).cast(field.type) for field in schema], schema=schema)
+
+
+def raw_numbers(array: pa.Array) -> np.ndarray:
+    """The numbers of an integer or time array without nulls, as they are stored, without a copy."""
+    unsigned = pa.types.is_unsigned_integer(array.type)
+    # Not `to_numpy`, whose first call imports pandas.
+    stored = np.frombuffer(array.buffers()[1] or b"", f"{'u' if unsigned else 'i'}{array.type.bit_width // 8}")
+    return stored[array.offset : array.offset + len(array)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Files whose events are read in order.
+
+    Attributes:
+        lists: whether the files are a history table, with a list of events per row.
+    """
+
+    footers: tuple[Footer, ...]
+    layout: Layout
+    lists: bool = False
+
+    @property
+    def events(self) -> int:
+        if not self.lists:
+            return sum(footer.metadata.num_rows for footer in self.footers)
+        return sum(  # the second leaf has the times; no history is empty
+            footer.metadata.row_group(group).column(1).num_values
+            for footer in self.footers
+            for group in range(footer.metadata.num_row_groups)
+        )
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All events in order, one per row, some MiB at a time; the columns `names` of the layout, the time among them.
+
+        Raises CorruptFileError with file and row group if a file is damaged.
+        """
+        for footer in self.footers:
+            yield from self._flat(footer, names)
+
+    def event_bytes(self) -> float:
+        """Decoded bytes of an event, measured on the first events of a few files; 0 if there are none."""
+        step = max(len(self.footers) // _SAMPLED_FILES, 1)
+        size = events = 0
+        for footer in self.footers[::step]:
+            with contextlib.closing(self._flat(footer, self.layout.flat.names)) as batches:
+                batch = next(batches, None)
+            size += batch.nbytes if batch is not None else 0
+            events += batch.num_rows if batch is not None else 0
+        return size / max(events, 1)
+
+    def _flat(self, footer: Footer, names: Sequence[str]) -> Generator[pa.RecordBatch]:
+        schema = pa.schema([self.layout.flat.field(name) for name in names])
+        with reading_source(footer) as reading:
+            for batch in reading.batches(list(names)):
+                events = _exploded(batch, schema, self.layout) if self.lists else as_stored(batch, schema)
+                _refuse_surprising_nulls(events, footer, self.layout)
+                yield events
+
+
+def _refuse_surprising_nulls(events: pa.RecordBatch, footer: Footer, layout: Layout) -> None:
+    for name in (layout.by, layout.time):
+        if name in events.schema.names and events.column(name).null_count:
+            raise CorruptFileError(
+                f"{footer.file.path}: column {name} has nulls, and the footer says that it has none: the file was not "
+                "written properly. Write it again"
+            )
+
+
+def _exploded(batch: pa.RecordBatch, schema: pa.Schema, layout: Layout) -> pa.RecordBatch:
+    """One row per event; every column of a history table but the key is a list, and none is null."""
+    row = pc.list_parent_indices(batch.column(layout.time))
+    names = schema.names
+    columns = [batch.column(name).take(row) if name == layout.by else batch.column(name).flatten() for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def checked_layout(files: FileSet, *, by: str, time: str, fields: Sequence[str] | None) -> Layout:
@@ -34,7 +157,7 @@ def checked_layout(files: FileSet, *, by: str, time: str, fields: Sequence[str] 
     for footer in files.footers:
         _check_names(footer, names)
     _check_types(first, names)
-    layout = layout_of(first.schema, names)
+    layout = Layout(flat=pa.schema([pa.field(name, stored_type(first.schema.field(name).type)) for name in names]))
     for footer in files.footers[1:]:
         _check_same(footer, first, layout, every_column=fields is None)
     return layout
