@@ -14,6 +14,7 @@ from common.table import emit
 from fsdata.balance.exchange import GlobalBatch, StatusWord
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import Method
+from fsdata.balance.packing.plan import straggler_share
 
 SLOWNESS = (1.0, 1.5, 1.0, 1.0)
 PER_RANK = 128
@@ -59,7 +60,7 @@ def simulate(case: Case) -> np.ndarray:
         load = np.bincount(rank, weights=balance.cost(lengths), minlength=len(SLOWNESS))
         time = load * SLOWNESS * (1 + case.jitter * rng.standard_normal(len(SLOWNESS)))
         nanoseconds.append(np.rint(time).astype(np.int64))
-        stragglers[step] = 1 - time.mean() / time.max()
+        stragglers[step] = straggler_share(time)
     return stragglers
 
 

@@ -30,6 +30,7 @@ from common.table import add_results_option, emit
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, Split, pack
 from fsdata.balance.options import StepPlanner
+from fsdata.balance.packing.plan import straggler_share
 from fsdata.kernels import histories
 from fsdata.nodes.samples import merge_windows
 
@@ -152,7 +153,7 @@ def sharing(folder: Path) -> list[list[Any]]:
                 rank = plan.rank
                 floors.append(pack(cost, SHARING_RANKS).lower_bound)
             load = np.bincount(rank, cost, SHARING_RANKS)
-            stragglers.append(1 - load.mean() / load.max())
+            stragglers.append(straggler_share(load))
             for of in range(SHARING_RANKS):
                 mine = np.flatnonzero(rank == of)
                 held += merge_windows(np.zeros_like(mine), place[here][mine], length[here][mine]).size.sum()

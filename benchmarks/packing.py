@@ -15,6 +15,7 @@ from common.table import emit
 
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import Plan, pack
+from fsdata.balance.packing.plan import straggler_share
 
 PER_RANK = 128
 NODE = 8
@@ -65,7 +66,7 @@ def measure(ranks: int) -> list[list[Any]]:
         for method, call in calls.items():
             best[method] = min(best[method], once(call))
     loads = [cost.reshape(ranks, PER_RANK).sum(axis=1) for cost in costs]
-    idle = [float(1 - load.mean() / load.max()) * 100 for load in loads]
+    idle = [100 * straggler_share(load) for load in loads]
     rows: list[list[Any]] = [[ranks, "none", "", None, best[""], None, np.mean(idle), max(idle), 0.0, 0.0, None]]
     for method, what in METHODS.items():
         found = plans[method]

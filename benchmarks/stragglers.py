@@ -13,6 +13,7 @@ from common.table import emit
 
 from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsdata.balance.packing import pack
+from fsdata.balance.packing.plan import straggler_share
 
 NODE = 8
 METHODS = ("fbs", "fbs+swap", "vbs", "repair", "hierarchical")
@@ -52,10 +53,6 @@ CASES = [
 ]
 
 
-def straggler(time: np.ndarray) -> float:
-    return float(1 - time.mean() / time.max())
-
-
 def simulate(case: Case) -> list[Any]:
     """Mean straggler share per method in percent, and the share that no equal-count plan gets below."""
     ranks, n = case.ranks, case.ranks * case.per_rank
@@ -67,7 +64,7 @@ def simulate(case: Case) -> list[Any]:
         true = Polynomial()({"uih": length}) * noise.normal(1.0, case.sample_noise, n)
         jitter = noise.normal(1.0, case.rank_jitter, ranks)
         planned = case.planned_by({"uih": length})
-        shares["none"].append(straggler(np.bincount(home, true, ranks) * jitter))
+        shares["none"].append(straggler_share(np.bincount(home, true, ranks) * jitter))
         for method in METHODS:
             given: dict[str, Any] = {"method": method, "home": home, "tokens": length}
             if method == "vbs":
@@ -75,7 +72,7 @@ def simulate(case: Case) -> list[Any]:
             if method == "hierarchical":
                 given["ranks_per_node"] = NODE
             plan = pack(planned, ranks, **given)
-            shares[method].append(straggler(np.bincount(plan.rank, true, ranks) * jitter))
+            shares[method].append(straggler_share(np.bincount(plan.rank, true, ranks) * jitter))
             if method == "fbs+swap":
                 shares["floor"].append(plan.lower_bound)
     values = [float(np.mean(found)) * 100 for found in shares.values()]

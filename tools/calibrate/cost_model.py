@@ -16,6 +16,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from fsdata.balance.cost import CANDIDATES, Polynomial, fit, non_negative, step_sums
 from fsdata.balance.packing import pack
+from fsdata.balance.packing.plan import straggler_share
 
 VERSION = 2
 FEWEST = 4
@@ -189,8 +190,8 @@ def straggler_left(
         }
         for name, rank in plans.items():
             alone = fitted.scale * np.bincount(rank, cost, ranks) + fitted.constant
-            shares[name].append(_share(alone * ratio))
-        shares["model_alone"].append(_share(alone))
+            shares[name].append(straggler_share(alone * ratio))
+        shares["model_alone"].append(straggler_share(alone))
     return {name: float(np.mean(of)) for name, of in shares.items()}
 
 
@@ -199,7 +200,7 @@ def measured_straggler(steps: Sequence[Step]) -> float | None:
     by_step: dict[int, list[float]] = {}
     for step in steps:
         by_step.setdefault(step.step, []).append(step.seconds)
-    shares = [_share(np.array(seconds)) for seconds in by_step.values() if len(seconds) > 1]
+    shares = [straggler_share(np.array(seconds)) for seconds in by_step.values() if len(seconds) > 1]
     return float(np.mean(shares)) if shares else None
 
 
@@ -258,7 +259,3 @@ def _arrays(step: Step) -> dict[str, np.ndarray]:
 
 def _cost(model: Polynomial, step: Step) -> np.ndarray:
     return model(_arrays(step))
-
-
-def _share(seconds: np.ndarray) -> float:
-    return float(1 - seconds.mean() / seconds.max()) if seconds.max() > 0 else 0.0

@@ -126,7 +126,7 @@ def dealt(
     if balance is None:
         load = np.zeros(ranks, np.int64)
         np.add.at(load, home, cost(lengths))
-        share = straggler_share(load, None)
+        share = straggler_share(load)
         return home, share, share
     planner = StepPlanner(balance, ranks)
     apart = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=()))

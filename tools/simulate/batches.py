@@ -122,7 +122,7 @@ def simulate_setting(
         for method, rank in ranks.items():
             held = _by_rank(tokens, rank, setting.ranks)
             shares[method].append(rank_share(true, rank, setting.ranks))
-            skews[method].append(1 / (1 - straggler_share(held, None)))
+            skews[method].append(1 / (1 - straggler_share(held)))
             fullest[method] = max(fullest[method], int(held.max()))
         # The bound uses the true cost, even if the plan uses another cost model.
         bounds.append(pack(true, setting.ranks, method="fbs").lower_bound)
@@ -158,7 +158,7 @@ def balance_options(method: str, setting: Setting, max_tokens: int | None = None
 
 def rank_share(cost: np.ndarray, rank: np.ndarray, ranks: int) -> float:
     """1 - mean / max of the cost that each of `ranks` has. `rank`: of each sample."""
-    return straggler_share(_by_rank(cost, rank, ranks), None)
+    return straggler_share(_by_rank(cost, rank, ranks))
 
 
 def _by_rank(amount: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:

@@ -33,14 +33,17 @@ class OverCapError(ValueError):
     """No plan was found that keeps every rank within `max_tokens`, although every single sample is."""
 
 
-def straggler_share(load: np.ndarray, speed: np.ndarray | None) -> float:
-    """1 - mean / max over ranks of load / speed; 0 where nothing is to be done."""
-    largest = int(load.max())
-    if largest == 0:
+def straggler_share(load: np.ndarray, speed: np.ndarray | None = None) -> float:
+    """1 - mean / max over ranks of load / speed, [W] of any numbers; 0 where nothing is to be done.
+
+    The share of several steps is the mean of their shares (the paper, Figures 2 and 8): so a step counts as much as
+    another, however long it is.
+    """
+    if not load.max() > 0:
         return 0.0
-    if speed is None:
-        return 1.0 - int(load.sum()) / (largest * load.size)
-    time = load / speed
+    if speed is None and np.issubdtype(load.dtype, np.integer):
+        return 1.0 - int(load.sum()) / (int(load.max()) * load.size)
+    time = load if speed is None else load / speed
     return max(1.0 - math.fsum(time) / (time.size * float(time.max())), 0.0)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fsdata.balance.packing import Plan, pack
 from fsdata.balance.packing.methods import even_counts
+from fsdata.balance.packing.plan import straggler_share
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 EQUAL = ("fbs", "fbs+swap", "repair", "hierarchical")
@@ -41,6 +42,14 @@ def check(plan: Plan, cost, num_ranks):
     assert plan.load.tolist() == [sum(cost[plan.rank == r].tolist()) for r in range(num_ranks)]
     assert plan.lower_bound <= plan.straggler + 1e-9
     assert 0 <= plan.straggler <= 1 - 1 / num_ranks + 1e-12
+
+
+def test_the_straggler_share_of_any_numbers():
+    assert straggler_share(np.array([2, 4, 6])) == straggler_share(np.array([2.0, 4.0, 6.0])) == pytest.approx(1 / 3)
+    assert straggler_share(np.array([2, 4, 6]), np.array([1.0, 2.0, 3.0])) == 0.0
+    assert straggler_share(np.zeros(3)) == straggler_share(np.zeros(3, np.int64)) == 0.0
+    large = np.array([2**60, 2**60 + 1])
+    assert straggler_share(large) == 1 - int(large.sum()) / (2 * (2**60 + 1))
 
 
 @pytest.mark.parametrize("method", METHODS)
