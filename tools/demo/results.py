@@ -73,12 +73,12 @@ class Run:
 
     @property
     def straggler(self) -> float:
-        shares = [straggler_share(np.array([rank.compute_ns for rank in step]), None) for step in self.timed]
+        shares = [straggler_share(np.array([rank.compute_ns for rank in step])) for step in self.timed]
         return float(np.mean(shares))
 
     def planned(self, cost: Polynomial) -> float:
         loads = [[cost({HISTORY: rank.lengths}).sum() for rank in step] for step in self.timed]
-        return float(np.mean([straggler_share(np.array(load), None) for load in loads]))
+        return float(np.mean([straggler_share(np.array(load)) for load in loads]))
 
     @property
     def exposed(self) -> float:
@@ -223,7 +223,7 @@ def _plans(outcome: Outcome, lengths: np.ndarray, batch_size: int) -> Iterator[l
         size = ranks * batch_size
         steps = outcome.cost({HISTORY: lengths[: len(lengths) // size * size]}).reshape(-1, size)
         if len(steps):
-            plain = [straggler_share(step.reshape(ranks, batch_size).sum(1), None) for step in steps]
+            plain = [straggler_share(step.reshape(ranks, batch_size).sum(1)) for step in steps]
             plans = [pack(step, ranks) for step in steps]
             shares = (plain, [plan.straggler for plan in plans], [plan.lower_bound for plan in plans])
             yield [ranks, *(round(100 * float(np.mean(share)), 1) for share in shares)]
