@@ -53,16 +53,10 @@ def demo(
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if sequence is not None and data is None:
             raise UsageError("--sequence names columns of --data; the synthetic set needs none")
-        try:
-            if data is None:
-                found = _synthetic(terminal, folder, seed, max_length, batch_size)
-            else:
-                found = _found(data, sequence or "", max_length, batch_size, ranks, requests)
-            folder.mkdir(parents=True, exist_ok=True)
-        except FreeScaleError as error:
-            raise UsageError(str(error)) from error
-        except OSError as error:
-            raise CommandFailed(f"cannot write to {folder}: {error}") from error
+        if data is None:
+            found = _synthetic(terminal, folder, seed, max_length, batch_size)
+        else:
+            found = _found(data, sequence or "", max_length, batch_size, ranks, requests)
         run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed)
 
 
@@ -74,7 +68,10 @@ def _synthetic(
     from freescale_tools.write.synth.presets import demo_set
 
     terminal.say(f"writing the synthetic set to {folder}")
-    files = demo_set(folder, seed=seed)
+    try:
+        files = demo_set(folder, seed=seed)
+    except OSError as error:
+        raise CommandFailed(f"cannot write to {folder}: {error}") from error
     return synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
 
 
@@ -83,14 +80,17 @@ def _found(
 ) -> "DemoData":
     from freescale_tools.demo.discover import MAX_LENGTH, discover
 
-    return discover(
-        data,
-        sequence=tuple(name.strip() for name in sequence.split(",") if name.strip()),
-        max_length=max_length or MAX_LENGTH,
-        batch_size=batch_size,
-        world_size=ranks,
-        requests=requests,
-    )
+    try:
+        return discover(
+            data,
+            sequence=tuple(name.strip() for name in sequence.split(",") if name.strip()),
+            max_length=max_length or MAX_LENGTH,
+            batch_size=batch_size,
+            world_size=ranks,
+            requests=requests,
+        )
+    except (FreeScaleError, OSError) as error:
+        raise UsageError(f"{data}: {error}") from error
 
 
 def run(
@@ -128,7 +128,11 @@ def run(
             f"training failed on rank {error.get_first_failure()[0]}; its error stands above"
         ) from error
     picture = folder / f"{data.picture}.png"
-    draw(outcome, picture, title=f"Time of every rank and step, {data.name}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(outcome, picture, title=f"Time of every rank and step, {data.name}")
+    except OSError as error:
+        terminal.finding(f"cannot write {picture}: {error}")
     show(outcome, some_lengths(data), data.batch_size, terminal)
     terminal.say(f"picture: {picture}")
     terminal.say(verdict(outcome))

@@ -70,7 +70,7 @@ def discover(
         raise DiscoveryError(
             f"{', '.join(ragged)}: lists are not of the same length as those of {fields[0]!r} in every row"
         )
-    looked_at = pl.read_parquet(largest.path, columns=list(fields), n_rows=_LOOKED_AT)
+    looked_at = _read([largest], fields, _LOOKED_AT)
     history = tuple(_feature(looked_at[name], item=name == fields[0]) for name in fields)
     notes = [f"sequence: {', '.join(fields)}; the task is the next {fields[0]!r}"]
 
@@ -167,7 +167,7 @@ def _aligned(file: _File, item: str | None) -> tuple[str, ...]:
     """The lists of integers whose lengths are those of the item's in every row, the item first."""
     item = item or next((name for name in file.lists if "item" in name.lower()), next(iter(file.lists)))
     groups = (sequence.fields for sequence in Schema.infer(file.path).sequences)
-    fields = next(fields for fields in groups if item in fields)
+    fields = next((fields for fields in groups if item in fields), (item,))
     return (item, *(name for name in fields if name != item))
 
 
@@ -215,9 +215,14 @@ def _overlap(times: pl.Series, events: pl.Series) -> bool:
     return first <= end and begin <= last <= 2 * end
 
 
-def _read(files: Many[_File], columns: Many[str]) -> pl.DataFrame:
-    """Columns of integers and of lists of integers, whatever integers each of the files has."""
-    parts = [pl.read_parquet(file.path, columns=list(columns)) for file in files]
+def _read(files: Many[_File], columns: Many[str], rows: int | None = None) -> pl.DataFrame:
+    """Columns of integers and of lists of integers, whatever integers each of the files has; `rows` of each file."""
+    parts = []
+    for file in files:
+        part = pl.read_parquet(file.path, columns=list(columns), n_rows=rows)
+        parts.append(
+            part.cast({name: pl.List(of.inner) for name, of in part.schema.items() if isinstance(of, pl.Array)})
+        )
     return pl.concat(parts, how="vertical_relaxed")
 
 

@@ -26,6 +26,8 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
     second.sharey(first)
     for axis, run in ((first, outcome.plain), (second, outcome.balanced)):
         _times(axis, run)
+    slowest = max(rank.compute_ns for run in (outcome.plain, outcome.balanced) for step in run.timed for rank in step)
+    second.set_ylim(0, 1.08 * slowest / 1e6)
     second.set_xlabel("step")
     second.xaxis.set_major_locator(MaxNLocator(integer=True))
     second.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=9)

@@ -106,6 +106,15 @@ def test_histories_that_are_all_empty_are_no_sequence_but_no_crash(tmp_path):
     assert [feature.name for feature in discover(tmp_path).history] == ["item_ids"]
 
 
+def test_lists_may_have_a_fixed_size(tmp_path):
+    values = {"item_ids": np.arange(200), "when": 1_700_000_000 + np.arange(200)}
+    table = {name: pa.FixedSizeListArray.from_arrays(pa.array(each), 4) for name, each in values.items()}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = discover(tmp_path)
+    assert [feature.divide for feature in data.history] == [1, 3_600]
+    assert rows_of(data, "item_ids") == [np.arange(200).reshape(-1, 4).tolist()]
+
+
 def wanted(folder, max_length):
     """What each request sees, field by field, by comparing the times of all events of its user."""
     histories = {row[0]: row[1:] for row in pl.read_parquet(folder / "histories.parquet").iter_rows()}
