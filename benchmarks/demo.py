@@ -11,12 +11,11 @@ import tempfile
 from pathlib import Path
 
 from common.table import add_results_option, emit
-from rich.console import Console
 
-from freescale_tools.demo import data as described
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.demo.command import run
+from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.discover import discover
-from freescale_tools.demo.launch import Launch, demo
-from freescale_tools.demo.training.measure import summarize
 from freescale_tools.write.synth.histories import Lengths
 from freescale_tools.write.synth.presets import demo_set
 
@@ -34,25 +33,25 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="freescale-demo-") as folder:
         files = demo_set(Path(folder))
-        sets = [("synthetic", "histories", described.synthetic(files, batch_size=64, max_length=Lengths().clip))]
+        sets = [("synthetic", "histories", synthetic(files, batch_size=64, max_length=Lengths().clip))]
         for data in given.data:
             sets += [(data.name, "histories", discover(data, requests=False)), (data.name, "requests", discover(data))]
         for name, kind, one in sets:
-            outcome = demo(one, Launch(picture=Path(folder) / "picture.png"), Console())
-            for run in outcome.runs:
-                found = summarize(run)
+            outcome = run(Terminal(), one, Path(folder))
+            for each in outcome.runs:
+                loss, ne = each.last
                 rows.append([
                     name,
                     kind,
                     one.batch_size,
-                    run.name,
-                    100 * found.straggler,
-                    found.exposed_ms,
-                    found.step_ms,
-                    None if run.collisions is None else 100 * run.collisions,
-                    100 * run.held,
-                    found.last_loss,
-                    found.ne,
+                    each.name,
+                    100 * each.straggler,
+                    1e3 * each.exposed,
+                    1e3 * each.seconds["seconds"],
+                    None if each.collisions is None else 100 * each.collisions,
+                    100 * each.held,
+                    loss,
+                    ne,
                 ])  # fmt: skip
     emit(
         "demo",

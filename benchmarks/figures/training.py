@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from figures.records import record, table
 
-_RUNS = "plain / balanced / prioritized / both"
+_RUNS = "plain / prioritized / balanced / both"
 
 
 def whole_histories() -> None:

@@ -1,12 +1,17 @@
 """The command `freescale demo`: reads its options, runs it, and shows the result."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.terminal import Terminal
+from fsdata.errors import FreeScaleError
+
+if TYPE_CHECKING:
+    from freescale_tools.demo.data import DemoData
+    from freescale_tools.demo.results import Outcome
 
 
 def demo(
@@ -48,46 +53,87 @@ def demo(
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if sequence is not None and data is None:
             raise UsageError("--sequence names columns of --data; the synthetic set needs none")
-        names = tuple(name.strip() for name in (sequence or "").split(",") if name.strip())
-        _run(terminal, data, names, max_length, batch_size, requests, steps, ranks, seed, folder)
+        if data is None:
+            found = _synthetic(terminal, folder, seed, max_length, batch_size)
+        else:
+            found = _found(data, sequence or "", max_length, batch_size, ranks, requests)
+        run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed)
 
 
-def _run(
-    terminal: Terminal,
-    data: Path | None,
-    sequence: tuple[str, ...],
-    max_length: int | None,
-    batch_size: int | None,
-    requests: bool,
-    steps: int,
-    ranks: int,
-    seed: int,
-    folder: Path,
-) -> None:
-    from rich.console import Console
-
-    from freescale_tools.demo import data as demo_data
-    from freescale_tools.demo.discover import MAX_LENGTH, discover
-    from freescale_tools.demo.launch import Launch
-    from freescale_tools.demo.launch import demo as run_demo
+def _synthetic(
+    terminal: Terminal, folder: Path, seed: int, max_length: int | None, batch_size: int | None
+) -> "DemoData":
+    from freescale_tools.demo.data import synthetic
     from freescale_tools.write.synth.histories import Lengths
     from freescale_tools.write.synth.presets import demo_set
 
+    terminal.say(f"writing the synthetic set to {folder}")
     try:
-        if data is None:
-            terminal.say(f"writing the synthetic set to {folder}")
-            files = demo_set(folder, seed=seed)
-            described = demo_data.synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
-        else:
-            described = discover(
-                data,
-                sequence=sequence,
-                max_length=max_length or MAX_LENGTH,
-                batch_size=batch_size,
-                world_size=ranks,
-                requests=requests,
-            )
+        files = demo_set(folder, seed=seed)
     except OSError as error:
         raise CommandFailed(f"cannot write to {folder}: {error}") from error
-    launch = Launch(steps=steps, ranks=ranks, seed=seed, picture=folder / "freescale-demo.png")
-    run_demo(described, launch, Console())
+    return synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
+
+
+def _found(
+    data: Path, sequence: str, max_length: int | None, batch_size: int | None, ranks: int, requests: bool
+) -> "DemoData":
+    from freescale_tools.demo.discover import MAX_LENGTH, discover
+
+    try:
+        return discover(
+            data,
+            sequence=tuple(name.strip() for name in sequence.split(",") if name.strip()),
+            max_length=max_length or MAX_LENGTH,
+            batch_size=batch_size,
+            world_size=ranks,
+            requests=requests,
+        )
+    except (FreeScaleError, OSError) as error:
+        raise UsageError(f"{data}: {error}") from error
+
+
+def run(
+    terminal: Terminal, data: "DemoData", folder: Path, *, steps: int = 14, ranks: int = 2, seed: int = 0
+) -> "Outcome":
+    """Train on processes of this machine, print what came out, and draw the picture into `folder`.
+
+    Raises CommandFailed if a rank fails, or if runs differ that must be equal.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from freescale_tools.demo.data import some_lengths
+    from freescale_tools.demo.picture import draw
+    from freescale_tools.demo.results import show, verdict
+    from freescale_tools.demo.train import main
+
+    steps = min(steps, data.rows // (ranks * data.batch_size))
+    terminal.say(f"{data.name}: {data.rows:,} samples, {steps} steps of {ranks} x {data.batch_size}")
+    for note in data.notes:
+        terminal.say(f"  {note}")
+    launch = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="freescale-demo",
+        max_restarts=0,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+    )
+    try:
+        outcome: Outcome = elastic_launch(launch, main)(data, steps, seed)[0]
+    except ChildFailedError as error:
+        raise CommandFailed(
+            f"training failed on rank {error.get_first_failure()[0]}; its error stands above"
+        ) from error
+    picture = folder / f"{data.picture}.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(outcome, picture, title=f"Time of every rank and step, {data.name}")
+    except OSError as error:
+        terminal.finding(f"cannot write {picture}: {error}")
+    show(outcome, some_lengths(data), data.batch_size, terminal)
+    terminal.say(f"picture: {picture}")
+    terminal.say(verdict(outcome))
+    return outcome

@@ -1,154 +1,122 @@
-"""Describes the data that the demo trains on, for FreeScale's loader and for a plain DataLoader.
+"""What the demo trains on, as FreeScale's loader and the model take it. `synthetic` describes the synthetic set."""
 
-`DemoData` is the description; `schema` and `sources` turn it into the arguments of FreeScale's loader.
-"""
-
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
-from freescale_tools.demo.model.features import HISTORY, TIME_BUCKETS, Feature, ModelSpec
 from freescale_tools.write.synth.histories import ITEMS
 from freescale_tools.write.synth.presets import DemoSet
-from fsdata import AsOf, Join, ParquetSource, Schema, Sequence
+from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
+from fsdata.order.mix import Mix
+
+HISTORY = "history"  # name of the sequence in the schema
+_MEASURED = 16_384  # samples that `some_lengths` reads
+_READ = 256  # of these at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SideTable:
-    """Fields that a source looks up in another file. `fields`: field -> its value for unknown keys."""
+class Feature:
+    """A field of the schema, and its embedding table: id `i` has the row `i // divide % rows`."""
 
-    path: Path
-    on: str
-    fields: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Histories:
-    """A table of histories, one row per key.
-
-    A row of the source sees the events of its key `on` whose `time` is before its own time `at`.
-    """
-
-    paths: tuple[Path, ...]
-    on: str
-    at: str
-    time: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableSource:
-    """Files of one source.
-
-    columns: field -> column, if their names differ; defaults: field -> value, if the source lacks it;
-    histories: where the sequence comes from, if not from the rows.
-    """
-
-    paths: tuple[Path, ...]
-    columns: dict[str, str] = field(default_factory=dict)
-    defaults: dict[str, int | float] = field(default_factory=dict)
-    side: SideTable | None = None
-    histories: Histories | None = None
+    name: str
+    rows: int
+    divide: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoData:
-    """A data set, its fields as the model sees them, and the size of a step."""
+    """A data set and the size of a step.
+
+    Attributes:
+        name: for people; picture: the stem of the picture's file, which no other data set has.
+        history: fields of an event, the item first; context: one id per sample.
+        key: of the histories, where samples of one key may share events; see `fsdata.Sequence(share=...)`.
+        rows: samples of the set. batch_size: samples of a rank in a step.
+        notes: what a user should know of how the data was found.
+    """
 
     name: str
-    tables: tuple[TableSource, ...]
+    picture: str
+    sources: tuple[ParquetSource, ...]
     history: tuple[Feature, ...]
     context: tuple[Feature, ...] = ()
     dense: tuple[str, ...] = ()
     time: str | None = None
-    max_length: int | None
+    key: str | None = None
+    max_length: int
+    rows: int
     batch_size: int
     notes: tuple[str, ...] = ()
 
     @property
-    def model(self) -> ModelSpec:
-        return ModelSpec(history=self.history, context=self.context, dense=len(self.dense))
+    def mix(self) -> Mix:
+        return "time" if self.time else "sequential"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The aligned fields of an event, the item first."""
-        return tuple(feature.name for feature in self.history)
-
-    @property
-    def histories(self) -> Histories | None:
-        """The table of histories, if all rows get theirs from one."""
-        found = {table.histories for table in self.tables}
-        return found.pop() if len(found) == 1 else None
-
-    @property
-    def rows(self) -> int:
-        return sum(pq.read_metadata(path).num_rows for table in self.tables for path in table.paths)
-
-
-def schema(data: DemoData, *, share: bool = False) -> Schema:
-    """`share`: samples of one key share events, which needs `data.histories`."""
-    key = data.histories.on if share and data.histories else None
-    return Schema(
-        sequences=(Sequence(HISTORY, fields=data.fields, max_length=data.max_length, share=key),),
-        context=tuple(feature.name for feature in data.context),
-        dense=data.dense,
-        time=data.time,
-    )
-
-
-def sources(data: DemoData) -> list[ParquetSource]:
-    return [
-        ParquetSource(
-            [str(path) for path in table.paths],
-            columns=table.columns,
-            defaults=table.defaults,
-            join=[
-                *([] if table.side is None else [_join(table.side)]),
-                *([] if table.histories is None else [_as_of(table.histories, data.fields)]),
-            ],
+    def schema(self, *, share: bool = False) -> Schema:
+        """`share`: samples of one key share events; needs `key`."""
+        fields = tuple(feature.name for feature in self.history)
+        share_key = self.key if share else None
+        return Schema(
+            sequences=(Sequence(HISTORY, fields=fields, max_length=self.max_length, share=share_key),),
+            context=tuple(feature.name for feature in self.context),
+            dense=self.dense,
+            time=self.time,
         )
-        for table in data.tables
-    ]
 
 
-def _join(side: SideTable) -> Join:
-    return Join(ParquetSource([str(side.path)], defaults=side.fields), on=side.on, fields=tuple(side.fields))
+def rows_of(paths: Many[Path]) -> int:
+    """Rows of Parquet files, by their footers."""
+    return sum(pq.read_metadata(path).num_rows for path in paths)
 
 
-def _as_of(histories: Histories, fields: tuple[str, ...]) -> AsOf:
-    table = ParquetSource([str(path) for path in histories.paths])
-    return AsOf(table, on=histories.on, at=histories.at, time=histories.time, fields=fields)
+def some_lengths(data: DemoData) -> np.ndarray:
+    """Events of samples from all over the set: int64 [at most 16,384]."""
+    item = data.history[0].name
+    with FreeScaleDataLoader(
+        data.sources, data.schema(), batch_size=_READ, shuffle=True, mix=data.mix, rank=0, world_size=1
+    ) as loader:
+        found = [batch.features[item].lengths().numpy() for batch in islice(loader, _MEASURED // _READ)]
+    return np.concatenate([np.empty(0, np.int64), *found]).astype(np.int64)
 
 
-def synthetic(files: DemoSet, *, batch_size: int, max_length: int | None = None) -> DemoData:
-    """The set that `freescale synth demo` writes."""
-    segment = SideTable(path=files.users, on="user_id", fields={"segment": 0})
-    partner = {
-        "user_id": "uid",
-        "item_ids": "items",
-        "actions": "events",
-        "timestamps": "times",
-        "age_days": "age",
-        "request_ts": "when",
-    }
+def synthetic(files: DemoSet, *, batch_size: int, max_length: int) -> DemoData:
+    """The set that `freescale synth demo` writes: two sources with columns of other names, and a table of users."""
+    users = Join(ParquetSource(str(files.users), defaults={"segment": 0}), on="user_id", fields=("segment",))
+    site = ParquetSource([str(path) for path in files.site], join=[users])
+    partner = ParquetSource(
+        [str(path) for path in files.partner],
+        columns={
+            "user_id": "uid",
+            "item_ids": "items",
+            "actions": "events",
+            "timestamps": "times",
+            "age_days": "age",
+            "request_ts": "when",
+        },
+        defaults={"country": 0, "hour": 12.0},
+        join=[users],
+    )
     return DemoData(
         name="synthetic, two sources and a user table",
-        tables=(
-            TableSource(paths=files.site, side=segment),
-            TableSource(paths=files.partner, columns=partner, defaults={"country": 0, "hour": 12.0}, side=segment),
-        ),
+        picture="freescale-demo-synthetic",
+        sources=(site, partner),
         history=(
-            Feature(name="item_ids", kind="item", rows=ITEMS),
-            Feature(name="actions", kind="id", rows=8),
-            Feature(name="timestamps", kind="time", rows=TIME_BUCKETS),
+            Feature(name="item_ids", rows=ITEMS),
+            Feature(name="actions", rows=64),
+            Feature(name="timestamps", rows=168, divide=3_600),
         ),
         context=(
-            Feature(name="user_id", kind="id", rows=20_000),
-            Feature(name="country", kind="id", rows=64),
-            Feature(name="segment", kind="id", rows=16),
+            Feature(name="user_id", rows=20_000),
+            Feature(name="country", rows=64),
+            Feature(name="segment", rows=64),
         ),
         dense=("age_days", "hour"),
         time="request_ts",
         max_length=max_length,
+        rows=rows_of((*files.site, *files.partner)),
         batch_size=batch_size,
     )

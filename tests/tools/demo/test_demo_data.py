@@ -1,6 +1,7 @@
-"""What the demo trains on: found in folders nobody has described, and read by the plain loader as it stands there."""
+"""What the demo trains on, found in folders nobody has described, and read by the loader."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +11,25 @@ import pyarrow.parquet as pq
 import pytest
 from demo_folders import REQUESTS, lists, request_folder
 
-from freescale_tools.demo.data import synthetic
+from freescale_tools.demo.data import some_lengths, synthetic
 from freescale_tools.demo.discover import DiscoveryError, discover
-from freescale_tools.demo.launch import history_lengths
-from freescale_tools.demo.training.plain_loader import PlainLoader
 from freescale_tools.write.synth import presets as synth
+from fsdata import FreeScaleDataLoader
 
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 ROWS = 64
 
 
-def rows_of(data, name, ranks=1):
-    """The lists of a field of all batches, rank by rank."""
-    return [
-        row.tolist()
-        for rank in range(ranks)
-        for batch in PlainLoader(data, rank=rank, world_size=ranks, workers=0)
-        for row in batch.features[name].to_dense()
-    ]
+def rows_of(data, *names):
+    """The lists of each field, of all batches."""
+    options = {"batch_size": data.batch_size, "mix": data.mix, "rank": 0, "world_size": 1}
+    with FreeScaleDataLoader(data.sources, data.schema(), **options) as loader:
+        batches = list(loader)
+    return [[row.tolist() for batch in batches for row in batch.features[name].to_dense()] for name in names]
+
+
+def paths_of(source):
+    return [Path(path).name for path in source.paths]
 
 
 @pytest.fixture
@@ -54,15 +56,26 @@ def folder(tmp_path):
 
 def test_takes_the_aligned_integer_lists_of_the_largest_table(folder):
     data = discover(folder)
-    assert data.fields == ("item_ids", "kinds", "when")
-    assert [feature.kind for feature in data.history] == ["item", "id", "time"]
-    assert [path.name for path in data.tables[0].paths] == ["events-0.parquet", "events-1.parquet"]
+    assert [feature.name for feature in data.history] == ["item_ids", "kinds", "when"]
+    assert [feature.rows for feature in data.history] == [64, 64, 168]
+    assert [feature.divide for feature in data.history] == [1, 1, 3_600]
+    assert paths_of(data.sources[0]) == ["events-0.parquet", "events-1.parquet"]
     assert data.batch_size == 4, "128 rows, 2 ranks, 16 steps"
     notes = "\n".join(data.notes)
     for text in ("items.parquet", os.path.join("users", "users.parquet"), "not aligned with 'item_ids': tags"):
         assert text in notes
     named = discover(folder, sequence=("kinds", "when"), batch_size=4)
-    assert (named.fields, named.history[0].kind) == (("kinds", "when"), "item")
+    assert [(feature.name, feature.divide) for feature in named.history] == [("kinds", 1), ("when", 3_600)]
+    assert discover(folder, sequence=("when",), batch_size=4).history[0].divide == 1, "the item is no time"
+
+
+def test_a_picture_belongs_to_one_data_set(folder, tmp_path):
+    for other in ("here", "there"):
+        (tmp_path / other / "data").mkdir(parents=True)
+        shutil.copy(folder / "events-0.parquet", tmp_path / other / "data")
+    here, there = (discover(tmp_path / other / "data", batch_size=4).picture for other in ("here", "there"))
+    assert here != there
+    assert here == discover(tmp_path / "here" / "data", batch_size=8).picture
 
 
 @pytest.mark.parametrize(
@@ -90,7 +103,16 @@ def test_refuses_what_cannot_be_trained_on(folder, name, options, match):
 def test_histories_that_are_all_empty_are_no_sequence_but_no_crash(tmp_path):
     table = {"item_ids": lists(np.random.default_rng(0), np.zeros(64, int))}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    assert discover(tmp_path).fields == ("item_ids",)
+    assert [feature.name for feature in discover(tmp_path).history] == ["item_ids"]
+
+
+def test_lists_may_have_a_fixed_size(tmp_path):
+    values = {"item_ids": np.arange(200), "when": 1_700_000_000 + np.arange(200)}
+    table = {name: pa.FixedSizeListArray.from_arrays(pa.array(each), 4) for name, each in values.items()}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = discover(tmp_path)
+    assert [feature.divide for feature in data.history] == [1, 3_600]
+    assert rows_of(data, "item_ids") == [np.arange(200).reshape(-1, 4).tolist()]
 
 
 def wanted(folder, max_length):
@@ -107,18 +129,19 @@ def wanted(folder, max_length):
 def test_finds_the_requests_and_what_they_see(tmp_path):
     folder = request_folder(tmp_path)
     data = discover(folder, max_length=20, batch_size=8)
-    assert [path.name for path in data.tables[0].paths] == ["requests.parquet"]
-    assert (data.histories.on, data.histories.at, data.histories.time) == ("user_id", "ts", "when")
+    (join,) = data.sources[0].join
+    assert paths_of(data.sources[0]) == ["requests.parquet"]
+    assert (data.key, join.on, join.at, join.time) == ("user_id", "user_id", "ts", "when")
     assert "users.parquet" in "\n".join(data.notes)
     seen = wanted(folder, 20)
-    assert len(seen) == REQUESTS
-    assert history_lengths(data).tolist() == [len(items) for items, _, _ in seen]
-    for place, name in enumerate(("item_ids", "when", "kinds")):
-        assert rows_of(data, name) == [fields[place] for fields in seen]
+    assert len(seen) == REQUESTS == data.rows
+    assert sorted(some_lengths(data).tolist()) == sorted(len(items) for items, _, _ in seen)
+    assert rows_of(data, "item_ids", "when", "kinds") == [list(field) for field in zip(*seen, strict=True)]
     whole = discover(folder, batch_size=2, requests=False)
-    assert (whole.histories, [path.name for path in whole.tables[0].paths]) == (None, ["histories.parquet"])
+    assert (whole.key, paths_of(whole.sources[0])) == (None, ["histories.parquet"])
+    assert whole.picture != data.picture
     (folder / "requests.parquet").unlink()
-    assert discover(folder, batch_size=2).histories is None, "no key comes back in the table of users"
+    assert discover(folder, batch_size=2).key is None, "no key comes back in the table of users"
 
 
 def test_files_may_differ_in_their_integers(tmp_path):
@@ -131,8 +154,8 @@ def test_files_may_differ_in_their_integers(tmp_path):
     histories[3:].cast(narrow).write_parquet(other / "h1.parquet")
     requests.cast({"user_id": pl.Int32, "ts": pl.Int32}).write_parquet(other / "r.parquet")
     data = discover(other, max_length=20, batch_size=8)
-    assert [path.name for path in data.histories.paths] == ["h0.parquet", "h1.parquet"]
-    assert rows_of(data, "item_ids") == [items for items, _, _ in wanted(folder, 20)]
+    assert paths_of(data.sources[0].join[0].source) == ["h0.parquet", "h1.parquet"]
+    assert rows_of(data, "item_ids") == [[items for items, _, _ in wanted(folder, 20)]]
 
 
 @pytest.fixture(scope="module")
@@ -157,36 +180,28 @@ def rows_by_time(files):
     return both.join(pl.read_parquet(files.users), on="user_id", how="left", maintain_order="left")
 
 
-def test_batches_are_the_rows_of_both_sources_in_time_order(files):
+def test_the_synthetic_set_is_the_rows_of_both_sources_in_time_order(files):
     data = synthetic(files, batch_size=25, max_length=100)
     found = rows_by_time(files)
-    for name in data.fields:
-        assert rows_of(data, name) == [row[-100:] for row in found[name].to_list()]
-    for name in ("user_id", "country", "segment"):
-        assert rows_of(data, name) == [[value] for value in found[name].to_list()]
-    batches = list(PlainLoader(data, rank=0, world_size=1, workers=0))
-    assert len(batches) == 12
-    dense = np.concatenate([batch.dense.numpy() for batch in batches])
-    np.testing.assert_array_equal(dense, found.select(data.dense).to_numpy().astype(np.float32))
-    users = rows_of(synthetic(files, batch_size=10), "user_id", ranks=3)
-    assert sorted(users) == sorted([value] for value in found["user_id"].to_list()), "ranks take every row once"
+    names = ("item_ids", "actions", "timestamps")
+    assert rows_of(data, *names) == [[row[-100:] for row in found[name].to_list()] for name in names]
+    names = ("user_id", "country", "segment")
+    assert rows_of(data, *names) == [[[value] for value in found[name].to_list()] for name in names]
+    assert data.rows == len(found)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "fields", "kinds"),
-    [
-        ("oss_events", ("item_ids", "timestamps", "actions"), ["item", "time", "id"]),
-        ("online_retail", ("item_ids", "timestamps"), ["item", "time"]),
-    ],
+    ("name", "fields"),
+    [("oss_events", ["item_ids", "timestamps", "actions"]), ("online_retail", ["item_ids", "timestamps"])],
 )
-def test_real_sets(name, fields, kinds):
+def test_real_sets(name, fields):
     if not (DATA / name).is_dir():
         pytest.skip(f"{DATA / name} is not there; FREESCALE_DATA names the folder of the real sets")
     data = discover(DATA / name)
-    assert data.fields == fields
-    assert [feature.kind for feature in data.history] == kinds
-    assert all(path.name.startswith("requests") for path in data.tables[0].paths)
-    histories = data.histories
-    assert (histories.on, histories.at, histories.time) == ("user_id", "ts", "timestamps")
-    assert all(path.name.startswith("interactions") for path in histories.paths)
+    assert [feature.name for feature in data.history] == fields
+    assert [feature.name for feature in data.history if feature.divide > 1] == ["timestamps"]
+    (join,) = data.sources[0].join
+    assert all(path.startswith("requests") for path in paths_of(data.sources[0]))
+    assert (join.on, join.at, join.time) == ("user_id", "ts", "timestamps")
+    assert all(path.startswith("interactions") for path in paths_of(join.source))

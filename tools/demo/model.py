@@ -1,0 +1,116 @@
+"""The demo's model: a small transformer over histories, on a TorchRec `EmbeddingCollection`.
+
+It predicts of every event to which of 256 groups the next item belongs. Letters: B samples, T events of all of them, E
+embedding width, H heads.
+
+The forward pass of a sample does not read other samples. So the loss of a sample is the same on every rank, and a
+balanced run can be compared with an unbalanced run.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+
+from freescale_tools.demo.data import HISTORY, DemoData
+from fsdata import Batch, expand
+
+GROUPS = 256
+WIDTH, HEADS, LAYERS = 64, 2, 2
+
+
+def encode(batch: Batch, data: DemoData) -> Batch:
+    """The batch with rows of the embedding tables in place of raw ids.
+
+    The loader calls it (`adapt=`), in the thread that makes batches ahead: so fscomm finds the rows in the batch.
+    """
+    raw = batch.features
+    rows = [raw[each.name].values() // each.divide % each.rows for each in (*data.context, *data.history)]
+    encoded = KeyedJaggedTensor(
+        keys=raw.keys(), values=torch.cat(rows), lengths=raw.lengths().long(), stride=raw.stride()
+    )
+    return dataclasses.replace(batch, features=encoded)
+
+
+def seen(values: Tensor, batch: Batch) -> Tensor:
+    """Values of the events that each sample sees [T, ...]. Where samples share events, `values` has these once."""
+    shared = batch.shared.get(HISTORY)
+    return values if shared is None else expand(values, shared)
+
+
+def lengths(batch: Batch, data: DemoData) -> Tensor:
+    """Events that each sample sees: int64 [B]."""
+    shared = batch.shared.get(HISTORY)
+    return batch.features[data.history[0].name].lengths() if shared is None else shared.length
+
+
+class SequenceModel(nn.Module):
+    """Encoded batch -> loss of every sample, float32 [B]; 0 for histories of less than two events."""
+
+    def __init__(self, data: DemoData) -> None:
+        super().__init__()
+        self.data = data
+        tables = [
+            EmbeddingConfig(
+                name=f"table_{feature.name}",
+                num_embeddings=feature.rows,
+                embedding_dim=WIDTH,
+                feature_names=[feature.name],
+                init_fn=lambda weight: nn.init.normal_(weight, std=WIDTH**-0.5),
+            )
+            for feature in (*data.context, *data.history)
+        ]
+        self.embeddings = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        inputs = len(data.context) * WIDTH + len(data.dense)
+        self.sample = nn.Linear(inputs, WIDTH) if inputs else None
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.predict = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, GROUPS))
+
+    def forward(self, batch: Batch) -> Tensor:
+        found = self.embeddings(batch.features)
+        events = lengths(batch, self.data)
+        x = torch.stack([seen(found[field.name].values(), batch) for field in self.data.history]).sum(0)
+        if self.sample is not None:
+            context = [found[field.name].values() for field in self.data.context]
+            x = x + self.sample(torch.cat([*context, torch.asinh(batch.dense)], dim=1)).repeat_interleave(events, 0)
+        for block in self.blocks:
+            x = block(x, events)
+        items = seen(batch.features[self.data.history[0].name].values(), batch)
+        return next_item_loss(self.predict(x), items % GROUPS, events)
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer, both with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.feed = nn.Sequential(
+            nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor, events: Tensor) -> Tensor:
+        """x [T, E] -> [T, E]; an event sees itself and what came before it in its own sample."""
+        heads = self.project(x).unflatten(1, (3, 1, HEADS, -1)).permute(1, 2, 3, 0, 4)
+        # Each sample alone: nothing is padded. With four dimensions PyTorch takes a kernel that keeps no score matrix.
+        samples = heads.split([length for length in events.tolist() if length], dim=3)
+        read = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in samples]
+        joined = torch.cat([heads[0, :, :, :0], *read], dim=2)
+        x = x + self.out(joined[0].transpose(0, 1).flatten(1))
+        return x + self.feed(x)
+
+
+def next_item_loss(scores: Tensor, groups: Tensor, events: Tensor) -> Tensor:
+    """Cross entropy of the event after each event, averaged over each sample: [B].
+
+    scores [T, GROUPS], groups int64 [T] of the events themselves, events int64 [B].
+    """
+    loss = F.cross_entropy(scores, groups.roll(-1), reduction="none")
+    has_next = torch.ones_like(loss)
+    has_next[events.cumsum(0)[events > 0] - 1] = 0
+    sample = torch.arange(len(events)).repeat_interleave(events)
+    total = torch.zeros(len(events)).index_add(0, sample, loss * has_next)
+    return total / (events - 1).clamp(min=1)

@@ -1,0 +1,246 @@
+"""What the demo's runs came to: which numbers follow from measured steps, what must be equal, and the last screen.
+
+*Compute time* of a rank is the CPU time of its training thread for forward, backward and optimizer, on one core.
+Waiting uses no CPU, so time that a rank waits for a slower rank does not count. *Straggler share* of a step is 1 - mean
+/ max of the ranks' compute time, the share of a step that ranks wait for the slowest; that of a run is the mean over
+its steps. *Planned* is the same with the costs that the cost model gives to the samples in place of the time.
+
+*Exposed* communication and *late* come from fsmeter.BubbleMeter. Exposed is wall time that the training thread is
+blocked on an exchange after all ranks have begun it; late is the time before that.
+
+*NE*, normalized entropy, is the log loss divided by that of guessing, ln(256) for 256 groups of items.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from freescale_tools.console.errors import CommandFailed
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.demo.data import HISTORY
+from fsdata import Polynomial, pack
+from fsdata.balance.packing.plan import straggler_share
+from fsmeter.intervals import KINDS
+
+WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
+GUESSED = math.log(256)
+_CLOSE = 1e-4  # of losses of the first step, whose samples are added in another order
+_POINT = 0.01  # straggler shares that differ by less are called alike
+_NOISE = 0.05  # of the time of a step
+_PLANNED_RANKS = (8, 64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step of one rank.
+
+    `loss` sums over the samples. `lengths` int64 [samples]. `held`: events in the batch, fewer than the samples see if
+    they share some. `checksum` is the sum of all rows that the samples see.
+    """
+
+    compute_ns: int
+    loss: float
+    lengths: np.ndarray
+    held: int
+    checksum: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One training of the model.
+
+    Attributes:
+        steps: [steps][ranks].
+        seconds: mean seconds of a step by part, see `BubbleReport.mean`.
+        weights: a fingerprint of each rank's final weights.
+        collisions: share of the ids whose row the step before used too; None if not counted.
+        fallbacks: modules that ran without prioritized communication, and why.
+    """
+
+    name: str
+    steps: tuple[tuple[Step, ...], ...]
+    seconds: Mapping[str, float]
+    weights: tuple[str, ...] = ()
+    collisions: float | None = None
+    fallbacks: Mapping[str, str]
+
+    @property
+    def timed(self) -> tuple[tuple[Step, ...], ...]:
+        """Those that count for times; all if there are no others."""
+        return self.steps[WARMUP:] or self.steps
+
+    @property
+    def straggler(self) -> float:
+        shares = [straggler_share(np.array([rank.compute_ns for rank in step])) for step in self.timed]
+        return float(np.mean(shares))
+
+    def planned(self, cost: Polynomial) -> float:
+        loads = [[cost({HISTORY: rank.lengths}).sum() for rank in step] for step in self.timed]
+        return float(np.mean([straggler_share(np.array(load)) for load in loads]))
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds[kind] for kind in KINDS)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """float64 [S]: mean over the samples of the global batch."""
+        return np.array([sum(r.loss for r in step) / sum(len(r.lengths) for r in step) for step in self.steps])
+
+    @property
+    def last(self) -> tuple[float, float]:
+        """(loss, NE) of the last quarter of the steps. NE counts samples with an event to predict only."""
+        tail = max(len(self.steps) // 4, 1)
+        ranks = [rank for step in self.steps[-tail:] for rank in step]
+        predicted = sum(int((rank.lengths > 1).sum()) for rank in ranks)
+        return float(self.losses[-tail:].mean()), sum(rank.loss for rank in ranks) / (max(predicted, 1) * GUESSED)
+
+    @property
+    def held(self) -> float:
+        """Events in the batches, for each event that a sample sees."""
+        ranks = [rank for step in self.steps for rank in step]
+        return sum(rank.held for rank in ranks) / max(sum(int(rank.lengths.sum()) for rank in ranks), 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Runs of one job, in pairs that differ only in communication, so that their results must be equal to the bit.
+
+    The first pair is not balanced, the second is; in the third, if there is one, samples share histories too.
+    """
+
+    pairs: tuple[tuple[Run, Run], ...]
+    cost: Polynomial
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for pair in self.pairs for run in pair]
+
+    @property
+    def plain(self) -> Run:
+        return self.pairs[0][0]
+
+    @property
+    def balanced(self) -> Run:
+        return self.pairs[1][0]
+
+
+def check_same_samples(first: Run, other: Run) -> None:
+    """Raise CommandFailed unless both runs trained on the same global batches, and began with the same loss."""
+    for number, (one, two) in enumerate(zip(first.steps, other.steps, strict=True)):
+        same = sum(rank.checksum for rank in one) == sum(rank.checksum for rank in two)
+        left, right = (np.sort(np.concatenate([rank.lengths for rank in step])) for step in (one, two))
+        if not same or not np.array_equal(left, right):
+            raise CommandFailed(f"step {number}: {first.name} and {other.name} trained on different samples")
+    if not math.isclose(first.losses[0], other.losses[0], rel_tol=_CLOSE):
+        raise CommandFailed(
+            f"step 0: {first.name} has the loss {first.losses[0]}, {other.name} {other.losses[0]}: they have the same "
+            f"weights and samples, so the losses should agree within a factor of 1 + {_CLOSE}"
+        )
+
+
+def difference(one: Run, other: Run) -> str | None:
+    """The first difference of two runs, bit by bit: the losses of a step, or the final weights; None if equal."""
+    if len(one.steps) != len(other.steps):
+        return f"{len(one.steps)} and {len(other.steps)} steps"
+    for number, (left, right) in enumerate(zip(one.steps, other.steps, strict=True)):
+        if apart := [rank for rank, (a, b) in enumerate(zip(left, right, strict=True)) if a.loss != b.loss]:
+            losses = f"{float(one.losses[number])!r} and {float(other.losses[number])!r}"
+            return f"step {number}: global losses {losses}, which differ on rank {apart[0]}"
+    if one.weights != other.weights:
+        return "tables, dense weights or optimizer states at the end"
+    return None
+
+
+def show(outcome: Outcome, lengths: np.ndarray, batch_size: int, terminal: Terminal) -> None:
+    """Check the runs against each other and print what came out. `lengths`: of samples of the set.
+
+    Raises CommandFailed if runs differ that must be equal.
+    """
+    for run in outcome.runs[1:]:
+        check_same_samples(outcome.plain, run)
+    ranks, steps = len(outcome.plain.steps[0]), len(outcome.plain.steps)
+    columns = ["run", "straggler %", "planned %", "step ms", "exposed ms", "late ms", "collide %", "held %"]
+    terminal.table(
+        f"{ranks} ranks, {steps} steps, the same samples",
+        [*columns, "global loss nats", "NE"],
+        [_row(run, outcome.cost) for run in outcome.runs],
+        notes=[
+            "straggler: share of a step that ranks wait for the slowest, by the CPU time of the training threads; "
+            "planned: the same by the cost model",
+            "exposed: a step is blocked on an exchange that all ranks have begun; late: on a rank that is not there",
+            "collide: ids whose table row the step before uses too; held: events in the batches, of those samples see",
+            f"times: means without the first {WARMUP} steps; loss, and NE (1: guessing), are those of the last quarter",
+            "ranks share this machine: an exchange is a copy in memory; benchmarks/exposed.py has slower links",
+        ],
+    )
+    for line in _explained(outcome):
+        terminal.say(line)
+    terminal.table(
+        "planned straggler share with more ranks, shuffled samples",
+        ["ranks", "unbalanced %", "balanced %", "least of any plan %"],
+        list(_plans(outcome, lengths, batch_size)),
+        notes=[
+            "least: above 0 where one sample outweighs a rank; `freescale profile` tells what shorter histories bring"
+        ],
+    )
+
+    found = [(one, other, difference(one, other)) for one, other in outcome.pairs]
+    for one, other, apart in found:
+        terminal.say(f"{one.name} and {other.name} equal to the bit: {'yes' if apart is None else f'NO, {apart}'}")
+    if any(apart for _, _, apart in found):
+        raise CommandFailed("prioritized communication changed the results; see above where")
+
+
+def _row(run: Run, cost: Polynomial) -> list[str | float | None]:
+    percents = [run.straggler, run.planned(cost), run.collisions, run.held]
+    straggler, planned, collide, held = (None if share is None else round(100 * share, 1) for share in percents)
+    step, exposed, late = (
+        round(1e3 * part) for part in (run.seconds["seconds"], run.exposed, run.seconds["straggler"])
+    )
+    return [run.name, straggler, planned, step, exposed, late, collide, held, *run.last]
+
+
+def _explained(outcome: Outcome) -> Iterator[str]:
+    yield f"cost of a sample, fitted on the first run: {outcome.cost}"
+    runs = (outcome.plain, outcome.balanced)
+    if any(abs(run.straggler - run.planned(outcome.cost)) > _POINT for run in runs):
+        shares = (f"{run.name} {run.straggler:.1%}, not {run.planned(outcome.cost):.1%}" for run in runs)
+        yield (
+            f"measured straggler share is not as planned: {'; '.join(shares)}. The plan knows lengths alone; "
+            "the rest is what they do not explain, such as other work on these cores"
+        )
+    for run in outcome.runs:
+        yield from (f"{run.name}: {module} ran plainly: {why}" for module, why in run.fallbacks.items())
+
+
+def _plans(outcome: Outcome, lengths: np.ndarray, batch_size: int) -> Iterator[list[float]]:
+    """Of more ranks than the job has, as far as the samples fill one global batch."""
+    for ranks in (ranks for ranks in _PLANNED_RANKS if ranks > len(outcome.plain.steps[0])):
+        size = ranks * batch_size
+        steps = outcome.cost({HISTORY: lengths[: len(lengths) // size * size]}).reshape(-1, size)
+        if len(steps):
+            plain = [straggler_share(step.reshape(ranks, batch_size).sum(1)) for step in steps]
+            plans = [pack(step, ranks) for step in steps]
+            shares = (plain, [plan.straggler for plan in plans], [plan.lower_bound for plan in plans])
+            yield [ranks, *(round(100 * float(np.mean(share)), 1) for share in shares)]
+
+
+def verdict(outcome: Outcome) -> str:
+    """What came out and why, in a sentence."""
+    plain, balanced = outcome.plain, outcome.balanced
+    saved = 1 - balanced.seconds["seconds"] / plain.seconds["seconds"]
+    explained = 1 - (1 - plain.straggler) / (1 - balanced.straggler)
+    took = f"balanced steps took {abs(saved):.0%} {'less' if saved > 0 else 'more'} time here"
+    waited = (
+        f"unbalanced, ranks waited {plain.straggler:.0%} of a step for the longest samples, "
+        f"balanced {balanced.straggler:.0%}"
+    )
+    if saved <= 0:
+        return f"{took}: {waited}, but moving samples and other work on these cores cost more than that"
+    if saved > explained + _NOISE:
+        return f"{took}: {waited}, which explains {max(explained, 0):.0%}; the rest is other work on these cores"
+    return f"{took}: {waited}"

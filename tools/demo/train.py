@@ -1,0 +1,172 @@
+"""Trains one model on the same samples several times: what runs on every rank of the demo.
+
+`train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for fscomm. All
+else in this file measures it, so that the runs can be compared.
+"""
+
+import logging
+import time
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.utils._pytree import tree_leaves
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import fscomm
+from freescale_tools.console.ranks import join_ranks
+from freescale_tools.console.terminal import Terminal
+from freescale_tools.demo.data import HISTORY, DemoData
+from freescale_tools.demo.model import SequenceModel, encode, lengths, seen
+from freescale_tools.demo.results import WARMUP, Outcome, Run, Step
+from fscomm.report.report import Collisions
+from fsdata import Balance, FreeScaleDataLoader, Polynomial, fit, global_mean
+from fsmeter import BubbleMeter
+
+
+def compare(data: DemoData, steps: int, seed: int) -> Outcome:
+    """Train four times, or six where samples can share histories. Needs a process group. Collective.
+
+    The two runs of a pair follow each other, so that a machine that slows down affects both.
+    """
+    plain = train(data, "plain", steps, seed)
+    prioritized = train(data, "prioritized", steps, seed, serve=True)
+    cost = fit_cost(plain)
+    balance = Balance(cost=cost)
+    pairs = [(plain, prioritized)]
+    for one, both, share in (("balanced", "both", False), ("shared", "shared, both", True)):
+        if data.key or not share:
+            alone = train(data, one, steps, seed, balance=balance, share=share)
+            pairs.append((alone, train(data, both, steps, seed, balance=balance, share=share, serve=True)))
+    return Outcome(pairs=tuple(pairs), cost=cost)
+
+
+def train(
+    data: DemoData,
+    name: str,
+    steps: int,
+    seed: int,
+    *,
+    balance: Balance | None = None,
+    share: bool = False,
+    serve: bool = False,
+) -> Run:
+    """Train a fresh model and measure its steps. `serve`: with fscomm; `share`: samples share events. Collective."""
+    model, optimizer = build(data, seed)
+    loader = FreeScaleDataLoader(
+        data.sources,
+        data.schema(share=share),
+        batch_size=data.batch_size,
+        mix=data.mix,
+        balance=balance,
+        num_threads=1,
+        adapt=partial(encode, data=data),
+    )
+    done: list[Step] = []
+    with loader, fscomm.enable(model) if serve else nullcontext() as comm, BubbleMeter(model) as meter:
+        for batch in meter.watch(islice(comm.lookahead(loader) if comm else loader, steps)):
+            began = time.thread_time_ns()
+            optimizer.zero_grad()
+            losses = model(batch)
+            global_mean(losses, batch).backward()
+            optimizer.step()
+            compute_ns = time.thread_time_ns() - began
+
+            rows = [batch.features[field.name].values() for field in (*data.context, *data.history)]
+            ids = [*rows[: len(data.context)], *(seen(each, batch) for each in rows[len(data.context) :])]
+            step = Step(
+                compute_ns=compute_ns,
+                loss=float(losses.detach().double().sum()),
+                lengths=lengths(batch, data).numpy().astype(np.int64),
+                held=len(rows[-1]),
+                checksum=sum(int(each.sum()) for each in ids),
+            )
+            done.append(step)
+        report = comm.report() if comm else None
+    if dist.get_rank() == 0:
+        Terminal().say(f"{name}: trained {len(done)} steps")
+    return _gather(name, done, meter, report, weights(model, optimizer))
+
+
+def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """The model and its optimizer: tables are sharded by rows and updated in the backward pass. Collective."""
+    torch.manual_seed(seed)
+    model = SequenceModel(data)
+    apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings.parameters(), {"lr": 0.05})
+    ranks = dist.get_world_size()
+    plan = construct_module_sharding_plan(
+        model.embeddings,
+        {table.name: row_wise() for table in model.embeddings.embedding_configs()},
+        local_size=ranks,
+        world_size=ranks,
+        device_type="cpu",
+    )
+    sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=ShardingPlan({"embeddings": plan}))
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=2e-3))
+    return sharded, CombinedOptimizer([("tables", sharded.fused_optimizer), ("dense", adam)])
+
+
+def weights(model: torch.nn.Module, optimizer: Any) -> str:
+    """SHA-256 of the bytes of this rank's tables, dense weights and optimizer states."""
+    digest = sha256()
+    for leaf in tree_leaves((dict(model.state_dict()), dict(optimizer.state_dict()))):
+        parts = [shard.tensor for shard in leaf.local_shards()] if isinstance(leaf, ShardedTensor) else [leaf]
+        for part in parts:
+            if isinstance(part, torch.Tensor):
+                digest.update(part.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def fit_cost(run: Run) -> Polynomial:
+    """The cost model of this model on this machine, from an unbalanced run, which all ranks know alike.
+
+    The default cost model where the steps are too few, or do not get longer with their samples.
+    """
+    steps = [step for of_step in run.steps[WARMUP:] for step in of_step]
+    try:
+        return fit([{HISTORY: step.lengths} for step in steps], [step.compute_ns / 1e9 for step in steps])
+    except ValueError:
+        return Polynomial()
+
+
+def _gather(name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Report | None, digest: str) -> Run:
+    """The run with the measurements of all ranks, on every rank. Collective."""
+    counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, (done, digest, sum(counted, Collisions())))
+    return Run(
+        name=name,
+        steps=tuple(zip(*(steps for steps, _, _ in ranks), strict=True)),
+        seconds=meter.report(skip=WARMUP if len(done) > WARMUP else 0).mean(),
+        weights=tuple(digest for _, digest, _ in ranks),
+        collisions=sum((collisions for _, _, collisions in ranks), Collisions()).rate if report else None,
+        fallbacks=dict(report.fallbacks) if report else {},
+    )
+
+
+def main(data: DemoData, steps: int, seed: int) -> Outcome | None:
+    """Entry of one rank that torch's launcher started. Returns the outcome on rank 0."""
+    for name in ("torchrec", "torch.fx"):  # notices that do not help users of the demo
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
+    torch.set_num_threads(1)
+    join_ranks("gloo", timeout_s=1_800)
+    try:
+        outcome = compare(data, steps, seed)
+        return outcome if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
