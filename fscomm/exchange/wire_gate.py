@@ -131,7 +131,7 @@ class WireGate:
         """Exclusive parts, each when it may go and the budget has room for it."""
         under_way: deque[tuple[Handle, int]] = deque()
         for part in parts:
-            nbytes = max(part[0].nbytes, part[1].nbytes)
+            nbytes = max(part.out.nbytes, part.inp.nbytes)
             while not (self._has_room(under_way, nbytes) and self._is_open()):
                 if under_way:
                     under_way.popleft()[0].wait()

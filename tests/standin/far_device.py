@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from clocks import Clocks
+from torch import library
 from torch.utils import _pytree, backend_registration
 
 from fscomm import comm
@@ -93,9 +94,7 @@ def _made(function: Any) -> Any:
 
 for name in ("empty.memory_format", "empty_strided", "_to_copy"):
     packet, _, overload = name.partition(".")
-    torch.library.impl(f"aten::{name}", "PrivateUse1")(
-        _made(getattr(getattr(torch.ops.aten, packet), overload or "default"))
-    )
+    library.impl(f"aten::{name}", "PrivateUse1")(_made(getattr(getattr(torch.ops.aten, packet), overload or "default")))
 
 
 class FarDevice(Clocks):
