@@ -18,7 +18,7 @@ from validation.against_benchmark import against_benchmark
 from validation.against_paper import against_paper
 from validation.held_out import against_held_out
 
-from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.model.hardware import load_hardware
 
 COLUMNS = ("against", "what", "fitted", "predicted", "measured", "unit", "error", "verdict")
 NOTE = "In brackets: lines that no goal was set for."

@@ -25,12 +25,12 @@ from network.namespaces import why_not
 from network.world import World
 from parts.plans_rank import drawn_ids
 
+from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.plan.costs import ID_EXCHANGES, Placed, Setting, Shard, load, parts
 from freescale_tools.plan.steps import PLAIN, rated
 from freescale_tools.plan.tables import Table
 from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
 from freescale_tools.plan.torchrec.sharding import as_document
-from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
 from freescale_tools.simulate.links.hardware_file import measured_hardware
 
 RANKS = 4

@@ -280,7 +280,7 @@ BREAKS: tuple[Break, ...] = (
         why="the longest rows of a profile are named by their place in the row group, not in the file",
     ),
     Break(
-        file="tools/profile/advice/recommend.py",
+        file="tools/profile/recommend.py",
         before="return int(-(-value // unit)) * unit",
         after="return int(value // unit) * unit",
         tests=("tests/tools/profile/test_recommend.py", "tests/golden"),

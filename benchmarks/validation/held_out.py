@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS, timeline
-from freescale_tools.simulate.verdict import FACTORS, MODEL
-from freescale_tools.simulate.workload import METHODS, Workload
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import Hardware, load_hardware
+from freescale_tools.model.step import WAYS, timeline
+from freescale_tools.model.verdict import FACTORS, MODEL
+from freescale_tools.model.workload import METHODS, Workload
 from validation.comparison import row
 from validation.fit import fit_line
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.hardware.parameters import bundled, load_hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import bundled, load_hardware
+from freescale_tools.model.step import WAYS
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from freescale_tools.collisions.arrow_ids import check_ids, parts
 from freescale_tools.console.errors import UsageError, first_line
+from freescale_tools.model.workload import mean_lengths
 from freescale_tools.plan.tables import Table
 from freescale_tools.scan.columns import Reader, bind
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.simulate.workload import mean_lengths
 
 SLICES = 1 << 16  # of the rows of a table: of smaller tables, each row
 MOST_IDS = 1 << 22  # of a feature that are read

@@ -111,32 +111,31 @@ class _Asked:
 def _planned(asked: _Asked) -> dict[str, Any]:
     """The document of a plan."""
     from freescale_tools.calibrate.calibration import load_calibration
+    from freescale_tools.model.hardware import calibrated, load_hardware
+    from freescale_tools.model.simulation import within_reach
+    from freescale_tools.model.workload import at_ranks, workload
     from freescale_tools.plan.access import with_lengths, with_uses
     from freescale_tools.plan.costs import Setting
     from freescale_tools.plan.document import document
     from freescale_tools.plan.steps import compute_ms, rated
     from freescale_tools.simulate.command import read_profile
-    from freescale_tools.simulate.hardware.calibrated import calibrated
-    from freescale_tools.simulate.hardware.parameters import load_hardware
-    from freescale_tools.simulate.simulation import within_reach
-    from freescale_tools.simulate.workload import choose, workload
 
     profile, ranks = read_profile(asked.profile), asked.ranks
     measured = load_calibration(asked.calibration) if asked.calibration else None
     machine = load_hardware(asked.hardware)
     machine = calibrated(machine, measured) if measured else machine
-    choice = choose(profile, batch_size=asked.batch_size, max_length=asked.max_length, calibration=measured)
+    load = workload(profile, batch_size=asked.batch_size, max_length=asked.max_length, calibration=measured)
     if not asked.extrapolate:
-        profiled = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
-        within_reach([ranks], profiled, choice.batch_size, measured, refuse=True)
-    tables = with_lengths(_tables(asked.tables), profile, max_length=choice.max_length)
+        profiled = sum(profile["sequences"][load.sequence]["histogram"]["counts"])
+        within_reach([ranks], profiled, load.batch_size, measured, refuse=True)
+    tables = with_lengths(_tables(asked.tables), profile, max_length=load.max_length)
     if asked.rows:
         tables = with_uses(tables, profile.get("paths", ()), [*profile["sequences"], *profile.get("candidates", {})])
-    beside = workload(profile, choice, ranks=[ranks], calibration=measured)
+    beside = at_ranks(load, profile, [ranks])
     setting = Setting(
-        hardware=machine, ranks=ranks, batch_size=choice.batch_size, reduce_all=asked.device == "cpu",
-        lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, choice.dim),
-        apply_ms_per_mb=_per_mb(measured.update_s if measured else None, choice.dim),
+        hardware=machine, ranks=ranks, batch_size=load.batch_size, reduce_all=asked.device == "cpu",
+        lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
+        apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
     )  # fmt: skip
     planning = _planning()
     place = planning.Machine(
@@ -160,7 +159,7 @@ def _planned(asked: _Asked) -> dict[str, Any]:
         "tables": asked.tables,
         "profile": str(asked.profile),
         "ranks": ranks,
-        "batch_size": choice.batch_size,
+        "batch_size": load.batch_size,
         "way": asked.way,
         "hardware": machine.name,
         "calibration": measured.source if measured else None,
@@ -171,7 +170,7 @@ def _planned(asked: _Asked) -> dict[str, Any]:
 
 def _per_mb(seconds: float | None, dim: float) -> float | None:
     """Milliseconds for 1e6 bytes of rows, from the seconds of the `dim` floats of an event; None: not measured."""
-    from freescale_tools.simulate.schedule.durations import FLOAT
+    from freescale_tools.model.durations import FLOAT
 
     return None if seconds is None else 1e3 * seconds / (FLOAT * dim) * 1e6
 

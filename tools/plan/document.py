@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from freescale_tools.model.workload import Workload
 from freescale_tools.plan.costs import Placed, Setting, by_rank, parts
 from freescale_tools.plan.steps import PRIORITIZED, SHOWN, compute_ms, rated, step_ms
-from freescale_tools.simulate.workload import Workload
 
 
 class Plan(Protocol):

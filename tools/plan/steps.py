@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import WAYS, Moves, Way, Work, timeline
+from freescale_tools.model.workload import Workload
 from freescale_tools.plan.costs import Parts
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS, Moves, Way, Work, timeline
-from freescale_tools.simulate.workload import Workload
 
 PLAIN, PIPELINED, PRIORITIZED = "plain", "sparse dist", "prioritized"
 SHOWN = (PLAIN, PIPELINED, PRIORITIZED)

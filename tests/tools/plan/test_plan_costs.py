@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from plan_examples import IDEAL, columns, everywhere, row_wise, setting, table, whole
 from test_simulate import PAPER_LIKE
 
+from freescale_tools.model.durations import all_reduce, exchange
 from freescale_tools.plan.costs import Load, Parts, Setting, by_rank, exchanged, load, parts, shard_cost
 from freescale_tools.plan.steps import SHOWN, compute_ms, rated, step_ms
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange
 
 RANKS, BATCH = 4, 100
 

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
+from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.simulation import gains, predict, simulate
+from freescale_tools.model.step import WAYS
+from freescale_tools.model.workload import collision_rates, cost_model
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.schedule.step import WAYS
-from freescale_tools.simulate.simulation import gains, predict, simulate
-from freescale_tools.simulate.workload import collision_rates, cost_model
 from fsdata.balance.cost import Polynomial, Power
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))

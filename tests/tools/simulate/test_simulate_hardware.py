@@ -6,10 +6,11 @@ from importlib import resources
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.hardware.parameters import bundled, load_hardware, numbers
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange, work
-from freescale_tools.simulate.schedule.step import WAYS
-from freescale_tools.simulate.workload import METHODS, Workload
+from freescale_tools.model.durations import all_reduce, exchange, work
+from freescale_tools.model.hardware import bundled, load_hardware
+from freescale_tools.model.parameters import numbers, parameters
+from freescale_tools.model.step import WAYS
+from freescale_tools.model.workload import METHODS, Workload
 
 H100 = load_hardware("h100-ib")
 NO_LATENCY = dict.fromkeys(("exchange_latency", "peer_latency", "kernel_floor"), 0.0)
@@ -18,15 +19,15 @@ IDEAL = dataclasses.replace(H100, exchange_efficiency=1.0, allreduce_efficiency=
 
 @pytest.fixture
 def text():
-    return (resources.files("freescale_tools.simulate.hardware") / "h100-ib.toml").read_text()
+    return (resources.files("freescale_tools.model") / "h100-ib.toml").read_text()
 
 
 def test_every_bundled_number_has_a_unit_and_a_source():
     assert bundled() == ["h100-ib", "h200-nvl"]
     for name in bundled():
-        parameters = load_hardware(name).parameters()
-        assert {one["name"] for one in parameters} == {field.name for field in numbers()}
-        for one in parameters:
+        lines = parameters(load_hardware(name))
+        assert {one["name"] for one in lines} == {field.name for field in numbers(H100)}
+        for one in lines:
             assert one["source"].startswith(("paper", "NVIDIA", "measured", "assumed")), one
 
 

@@ -40,7 +40,7 @@ def measure_links(
     Rank 0 writes the file; what was measured names its source, other parameters are those of --like.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.simulate.hardware.parameters import load_hardware
+        from freescale_tools.model.hardware import load_hardware
 
         given = numbers(sizes or _SIZES, "--sizes") or []
         asked = numbers(worlds, "--worlds")

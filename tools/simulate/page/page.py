@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from freescale_tools.model.verdict import REMEDIES
 from freescale_tools.report.assemble import Part, assembled
 from freescale_tools.report.blocks import Document, Page, Tile
 from freescale_tools.report.numbers import count, milliseconds, short, signed
@@ -13,7 +14,6 @@ from freescale_tools.simulate.page.step_sections import (
     span,
     step_section,
 )
-from freescale_tools.simulate.verdict import REMEDIES
 
 _ASSUMPTION = (
     "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
