@@ -287,7 +287,7 @@ BREAKS: tuple[Break, ...] = (
         why="the recommended max_tokens is rounded down: less room than the text beside it says",
     ),
     Break(
-        file="tools/simulate/schedule/durations.py",
+        file="tools/model/durations.py",
         before="hardware.allreduce_efficiency + latency / 1e3",
         after="hardware.allreduce_efficiency + latency",
         tests=("tests/tools/simulate",),

@@ -10,7 +10,7 @@ from typing import Any
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.parameters import check, number, numbers
+from freescale_tools.model.parameters import check, number, numbers, parameters
 
 GIVEN = {"value", "unit", "source"}
 
@@ -87,7 +87,7 @@ def bundled() -> list[str]:
 
 
 def load_hardware(name_or_path: str | Path) -> Hardware:
-    """A bundled file by its name, or any file by its path.
+    """A bundled file by its name, or any file by its path. Of hardware that it is `like`, a file has the differences.
 
     Raises UsageError if it is not there or not TOML, and on missing, unknown or wrong parameters, all in one
     message.
@@ -108,9 +108,15 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
 
 def _from_toml(document: Mapping[str, Any]) -> Hardware:
     fields = {field.name: field for field in numbers(Hardware)}
+    if "like" in document:
+        usual = load_hardware(document["like"])
+        same = {one["name"]: {key: one[key] for key in GIVEN} for one in parameters(usual)}
+        document = {**same, **{key: value for key, value in document.items() if key != "like"}}
     wrong = [_unknown(key, fields) for key in document if key not in fields and key != "name"]
     wrong += [
-        f"[{name}] is missing ({field.metadata['unit']})" for name, field in fields.items() if name not in document
+        f'[{name}] is missing ({field.metadata["unit"]}); like = "h100-ib" takes what is missing from there'
+        for name, field in fields.items()
+        if name not in document
     ]
     for name in (name for name in fields if name in document):
         wrong += _faults(name, document[name], fields[name].metadata["unit"])

@@ -39,6 +39,7 @@ _OTHER = 1.2
 _DRAWS = 100
 _WITHIN = (5, 95)
 _WORTH = 0.005  # a gain below this is none
+_LITTLE = 0.1  # a gain of communication that is not worth a change of the training loop
 _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send early
 _EVEN = 0.02  # straggler share that is none
 _DEAR = 0.03  # share of a step above which a fixed cost is named
@@ -52,18 +53,21 @@ def verdict(hardware: Hardware, load: Workload, *, ranks: int, collisions: bool,
     """{ranks, gains, pays, why}. `collisions`: they were counted, not assumed.
 
     `gains`: balance, prioritized, sm_free over the rung below, and `all` over TorchRec's pipeline: {value, low, high},
-    shares of samples per second. `pays`: rung -> "yes", "no", or "unsure" where the interval holds 0. `why`: sentences
-    about what decides.
+    shares of samples per second. `pays`: rung -> "yes", "no", "unsure" where the interval holds 0; of communication
+    also "little", below 10 %. `why`: sentences about what decides.
     """
     value = _gains(hardware, load, ranks)
     generator = np.random.default_rng(seed)
-    drawn = [_drawn(hardware, load, ranks, collisions, generator) for _ in range(_DRAWS)]
+    drawn = []
+    for _ in range(_DRAWS):
+        machine, other, errors = moved(hardware, load, generator, ranks=ranks, collisions=collisions)
+        drawn.append(_gains(machine, other, ranks, errors))
     gains = {
         name: {"value": value[name], "low": min(low, value[name]), "high": max(high, value[name])}
         for name in value
         for low, high in [np.percentile([one[name] for one in drawn], _WITHIN).tolist()]
     }
-    pays = {name: _pays(gains[name]) for name in _RUNGS}
+    pays = {name: _pays(gains[name], little=_LITTLE if name != "balance" else 0.0) for name in _RUNGS}
     return {"ranks": ranks, "gains": gains, "pays": pays, "why": list(_why(hardware, load, ranks))}
 
 
@@ -77,10 +81,10 @@ def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool,
     return {**rungs, "all": steps[0] / steps[-1] - 1}
 
 
-def _drawn(
-    hardware: Hardware, load: Workload, ranks: int, collisions: bool, generator: np.random.Generator
-) -> dict[str, float]:
-    """The gains if all that is uncertain is moved."""
+def moved(
+    hardware: Hardware, load: Workload, generator: np.random.Generator, *, ranks: int, collisions: bool = True
+) -> tuple[Hardware, Workload, dict[bool, float]]:
+    """One draw of all that is uncertain: hardware, workload, and prioritized or not -> a factor of exposed time."""
 
     def within(factor: float) -> float:
         return float(factor ** generator.uniform(-1, 1))
@@ -90,7 +94,7 @@ def _drawn(
             return within(FACTORS["assumed"])
         return within(next((factor for word, factor in FACTORS.items() if word in source), _OTHER))
 
-    def moved(of: Hardware | Workload, names: Collection[str]) -> dict[str, Any]:
+    def changes(of: Hardware | Workload, names: Collection[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for field in numbers(of):
             if field.name in names and (value := getattr(of, field.name)) is not None:
@@ -100,19 +104,20 @@ def _drawn(
         return found
 
     machine = dataclasses.replace(
-        hardware, **moved(hardware, [field.name for field in numbers(hardware) if not field.metadata["whole"]])
+        hardware, **changes(hardware, [field.name for field in numbers(hardware) if not field.metadata["whole"]])
     )
     rate = by("measured" if collisions else "paper")
     rates = {at: min(share * rate, 1.0) for at, share in load.collisions.items()}
-    other = dataclasses.replace(load, collisions=rates, **moved(load, _UNCERTAIN))
-    errors = {prioritized: within(factor) for prioritized, factor in MODEL.items()}
-    return _gains(machine, other, ranks, errors)
+    other = dataclasses.replace(load, collisions=rates, **changes(load, _UNCERTAIN))
+    return machine, other, {prioritized: within(factor) for prioritized, factor in MODEL.items()}
 
 
-def _pays(gain: Mapping[str, float]) -> str:
-    if gain["low"] > _WORTH:
-        return "yes"
-    return "no" if gain["high"] < _WORTH else "unsure"
+def _pays(gain: Mapping[str, float], *, little: float) -> str:
+    if gain["high"] < _WORTH:
+        return "no"
+    if gain["value"] < little:
+        return "little"
+    return "yes" if gain["low"] > _WORTH else "unsure"
 
 
 def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
@@ -130,6 +135,11 @@ def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
     collision = load.collision(ranks)
     if exposed < _EVEN:
         yield f"Links are fast for these steps: {exposed:.1%} of a balanced step waits for communication. Skip fscomm."
+    elif exposed < _LITTLE:
+        yield (
+            f"Little to win here: {exposed:.1%} of a balanced step waits for communication. Skip fscomm, unless "
+            "`freescale measure-links` shows slower links."
+        )
     else:
         yield f"{exposed:.0%} of a balanced step waits for communication; fscomm can only win from that."
     if hardware.own_cost > _DEAR * found["step_ms"]:

@@ -236,7 +236,7 @@ def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(f
         ("{", (), "profile.json"),
         ("[]", (), "profile.json"),
         (None, (), "no profile at"),
-        ({}, ("--hardware", "b300"), "no hardware 'b300': give h100-ib, h200-nvl"),
+        ({}, ("--hardware", "b300"), "no hardware 'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce"),
         ({}, ("--ranks", "8;16"), "numbers joined by commas"),
         ({}, ("--ranks", "0"), "at least 1"),
     ],

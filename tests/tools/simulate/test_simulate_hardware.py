@@ -23,12 +23,21 @@ def text():
 
 
 def test_every_bundled_number_has_a_unit_and_a_source():
-    assert bundled() == ["h100-ib", "h200-nvl"]
+    assert bundled() == ["b200-ib", "h100-ib", "h200-nvl", "mi350x-roce"]
     for name in bundled():
         lines = parameters(load_hardware(name))
         assert {one["name"] for one in lines} == {field.name for field in numbers(H100)}
         for one in lines:
-            assert one["source"].startswith(("paper", "NVIDIA", "measured", "assumed")), one
+            assert one["source"].startswith(("paper", "NVIDIA", "AMD", "measured", "assumed")), one
+
+
+def test_a_file_that_is_like_another_has_the_differences_only(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nlike = "h100-ib"\n[network]\nvalue = 12.5\nunit = "GB/s"\nsource = "measured: here"\n'
+    )
+    sources = {**H100.sources, "network": "measured: here"}
+    assert load_hardware(path) == dataclasses.replace(H100, name="mine", network=12.5, sources=sources)
 
 
 def test_a_file_by_its_path_is_read(tmp_path, text):
@@ -63,7 +72,7 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path, text, change, message
 
 
 def test_unknown_names_and_impossible_hosts_are_refused():
-    with pytest.raises(UsageError, match="'b300': give h100-ib, h200-nvl, or the path"):
+    with pytest.raises(UsageError, match="'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce, or the path"):
         load_hardware("b300")
     with pytest.raises(ValueError, match="gpus_per_nvlink = 16 is above gpus_per_host = 8"):
         dataclasses.replace(H100, gpus_per_nvlink=16)

@@ -93,6 +93,10 @@ def test_what_decides_is_named_where_it_decides(data, hardware, load, said):
 def test_what_is_there_already_or_cannot_win_does_not_pay():
     assert found(EVEN)["pays"]["balance"] == "no"
     assert found()["pays"]["balance"] == "yes"
+    fast = dataclasses.replace(HARDWARE, network=100.0, pcie=100.0, id_metadata=0, own_cost=0.0)
+    answer = found(EVEN, fast)
+    assert answer["pays"]["prioritized"] == "little"
+    assert any(said.startswith("Little to win here: ") and "Skip fscomm" in said for said in answer["why"])
     assert found(hardware=dataclasses.replace(HARDWARE, **FAST, id_metadata=0))["pays"]["prioritized"] == "no"
     few, many = (found(collisions={RANKS: rate})["gains"]["prioritized"]["value"] for rate in (0.1, 0.97))
     assert many < few

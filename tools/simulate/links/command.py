@@ -19,7 +19,7 @@ def measure_links(
         "links.toml"
     ),
     like: Annotated[
-        str, typer.Option(help="Where other parameters come from: h100-ib, h200-nvl, or a TOML file.")
+        str, typer.Option(help="Where other parameters come from: h100-ib, b200-ib ... or a TOML file.")
     ] = "h100-ib",
     backend: Annotated[str | None, typer.Option(help="gloo or nccl. Default: nccl where there is CUDA.")] = None,
     sizes: Annotated[

@@ -53,7 +53,9 @@ def _tiles(simulation: Document, *, brief: bool) -> Iterator[Tile]:
     for key in ("balance", "prioritized", "sm_free"):
         name, below = REMEDIES[key]
         found = verdict["gains"][key]
-        said = {"yes": "pays", "no": "does not pay", "unsure": "may pay"}[verdict["pays"][key]]
+        said = {"yes": "pays", "no": "does not pay", "unsure": "may pay", "little": "little to win"}[
+            verdict["pays"][key]
+        ]
         yield Tile(name=f"{name[0].upper()}{name[1:]}", value=said, note=f"{span(found)} over {below}, simulated")
     if brief:
         return
