@@ -115,7 +115,7 @@ def moved(
 def _pays(gain: Mapping[str, float], *, little: float) -> str:
     if gain["high"] < _WORTH:
         return "no"
-    if gain["value"] < little:
+    if _WORTH < gain["value"] < little:
         return "little"
     return "yes" if gain["low"] > _WORTH else "unsure"
 
