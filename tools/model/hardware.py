@@ -1,4 +1,4 @@
-"""The hardware that steps are simulated on: from a TOML file of this folder or the user's, or as a run has shown it."""
+"""The hardware that steps are simulated on: from a TOML file of `clusters` or the user's, or as a run has shown it."""
 
 import dataclasses
 import difflib
@@ -82,8 +82,11 @@ class Hardware:
 
 def bundled() -> list[str]:
     """Names of the files that come with the package."""
-    folder = resources.files(__package__)
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return sorted(item.name.removesuffix(".toml") for item in _clusters().iterdir())
+
+
+def _clusters() -> Any:
+    return resources.files(__package__) / "clusters"
 
 
 def load_hardware(name_or_path: str | Path) -> Hardware:
@@ -94,7 +97,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     """
     known = bundled()
     if str(name_or_path) in known:
-        text = resources.files(__package__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
+        text = (_clusters() / f"{name_or_path}.toml").read_text(encoding="utf-8")
     else:
         path = Path(name_or_path)
         if not path.is_file():

@@ -19,7 +19,7 @@ IDEAL = dataclasses.replace(H100, exchange_efficiency=1.0, allreduce_efficiency=
 
 @pytest.fixture
 def text():
-    return (resources.files("freescale_tools.model") / "h100-ib.toml").read_text()
+    return (resources.files("freescale_tools.model") / "clusters" / "h100-ib.toml").read_text()
 
 
 def test_every_bundled_number_has_a_unit_and_a_source():
