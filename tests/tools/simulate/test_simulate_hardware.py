@@ -127,7 +127,7 @@ def test_compute_ids_and_data_take_what_their_products_and_bytes_say():
     assert plain.ids == pytest.approx(WIRE * 8 / (DIM * 4))
     assert (ids.ids, ids.id_metadata) == pytest.approx((3 * plain.ids, 3 * plain.id_metadata))
     assert plain.id_metadata == pytest.approx(FLAT.id_metadata * EVENTS / 1e6)
-    assert (plain.redistribute, plain.data) == pytest.approx((0, EVENTS / 26e3))
+    assert (plain.redistribute, plain.data) == pytest.approx((0, EVENTS / 36e3))
     assert every.redistribute == pytest.approx(EVENTS * 24 * 3 / 4 / (FLAT.host_network * 1e6))
 
 
