@@ -1,4 +1,4 @@
-"""Kernels are compiled before they are needed: when a loader is made, or by `python -m fsdata.warm`.
+"""Kernels are compiled before they are needed: when a loader is made, or by `freescale warm`.
 
 Numba compiles a kernel at its first call on a machine, and keeps it in a folder. What a loader needs takes 10 s and
 more. So it is done before ranks wait for each other, by several processes at once: each takes the first kernel of the
@@ -11,8 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,26 @@ def _name(kernel: Any) -> str:
     return f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
 
 
+def compile_lacking(kernels: Collection[Any], jobs: int, said: Callable[[str], None]) -> int:
+    """Compile kernels that numba does not keep yet, by `jobs` processes; how many lacked. Blocks; leaves no process.
+
+    said: is called with the name of a kernel when it is there.
+    """
+    lacking = [kernel for kernel in kernels if not is_there(kernel)]
+    with _others(min(jobs, len(lacking)) - 1, lacking):
+        for kernel in _free_first(lacking):
+            compile_kernel(kernel)
+            said(_name(kernel))
+    return len(lacking)
+
+
+def folders_of(kernels: Iterable[Any]) -> list[str]:
+    """Where numba keeps them; empty where it keeps none."""
+    return sorted({str(kernel.stats.cache_path) for kernel in kernels} - {"None"})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    """What other processes run. The command for users is `freescale warm`."""
     parser = argparse.ArgumentParser(prog="python -m fsdata.warm", description="Compile the kernels of fsdata.")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes; default: one for each core")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="only these; default: all")
@@ -97,18 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--jobs {given.jobs}: at least one process has to compile")
     if unknown := set(given.kernels) - set(map(_name, ALL)):
         parser.error(f"there is no kernel {min(unknown)}; there are {', '.join(map(_name, ALL))}")
-    begin = time.monotonic()
     wanted = [kernel for kernel in ALL if not given.kernels or _name(kernel) in given.kernels]
-    folders = sorted({str(kernel.stats.cache_path) for kernel in wanted})
-    if folders == ["None"]:
+    if not folders_of(wanted):
         parser.exit(1, "nothing is compiled, as numba would not keep it\n")
-    lacking = [kernel for kernel in wanted if not is_there(kernel)]
-    with _others(min(given.jobs, len(lacking)) - 1, lacking):
-        for kernel in _free_first(lacking):
-            compile_kernel(kernel)
-            print(f"{time.monotonic() - begin:5.1f} s  {_name(kernel)}", flush=True)
-    print(f"{len(lacking)} kernels were compiled, {len(wanted) - len(lacking)} had been before. Numba keeps them in")
-    print(*folders, sep="\n")
+    lacking = compile_lacking(wanted, given.jobs, lambda name: print(name, flush=True))
+    print(f"{lacking} kernels were compiled, {len(wanted) - lacking} had been before. Numba keeps them in")
+    print(*folders_of(wanted), sep="\n")
 
 
 if __name__ == "__main__":

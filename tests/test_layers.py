@@ -93,7 +93,8 @@ IN_ORDER = {
     "freescale_tools": (
         ("console",),
         ("scan", "report"),
-        ("collisions", "calibrate", "check", "write"),
+        ("collisions", "calibrate", "check"),
+        ("write",),
         ("simulate",),
         ("profile", "plan", "demo"),
         ("cli",),
