@@ -6,10 +6,12 @@ rows that were looked at are one sequence.
 """
 
 import datetime
+import functools
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
+from fsdata.catalog.retry import Retrying
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, FieldKind, Schema
 from fsdata.schema import Sequence as Group
@@ -35,11 +38,12 @@ _LABEL = {"label", "labels", "click", "clicks", "clicked", "conversion", "conver
 _EVENT_LABEL = {"label", "labels"}  # past clicks are features of a history
 _CANDIDATE = {"candidate", "candidates", "impression", "impressions", "slate", "shown", "exposed"}
 _TIME = {"ts", "time", "timestamp", "date", "datetime"}
-_AMOUNT = {"age", "count", "num", "days", "hours", "price", "amount", "score", "rate", "duration"}
-_FEATURE = {"is", "has"}  # a 0 or 1 that says what somebody is, not what happened
+_AMOUNT = {"age", "n", "count", "num", "days", "hours", "price", "amount", "quantity", "score", "rate", "duration"}
+_ID_OF_A_ROW = {"request", "impression", "session", "trace", "event"}
 _MOST_LABELS = 32  # different numbers: more are ids
 _UNIQUE = 0.9  # share of the rows with a text of their own, from which on it is passed through
-_YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
+_OR_CONTEXT = "; if the model may know it beforehand, it is context"
+_YEAR_1990, _YEAR_2100 = 631_152_000, 4_102_444_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +126,8 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
         passed through, and lists of it are left out.
 
     Raises:
-        FileNotFoundError, PermissionError; SchemaError: no rows, files whose columns do not fit together, or no column
-            that can be a field.
+        FileNotFoundError, PermissionError, ConnectionError; SchemaError: no rows, files whose columns do not fit
+            together, or no column that can be a field.
     """
     files = discover(paths, filesystem)
     some, rows = _some_rows(files, f"{paths[0]}")
@@ -161,25 +165,47 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
 
 def _some_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa.Table]:
     """The first rows of files all over the list, each and together; files without rows do not count."""
+    retry = Retrying()
     spread = range(0, len(files), -(-len(files) // _FILES))
-    found: list[pa.Table] = []
+    found: dict[str, pa.Table] = {}
     for number in [*spread, *(each for each in range(len(files)) if each not in spread)]:
         if number not in spread and found:
             break
-        with open_file(files[number]) as handle:
-            most = _ROWS // len(spread)
-            first = (each for each in pq.ParquetFile(handle).iter_batches(most, use_threads=False) if each.num_rows)
-            if (batch := next(first, None)) is not None:
-                found.append(_without_dictionaries(pa.Table.from_batches([batch])))
+        file = files[number]
+        rows = retry.call(functools.partial(_first_rows, file, _ROWS // len(spread)), file)
+        if len(rows):
+            found[file.name] = _without_dictionaries(rows)
     if not found:
         raise SchemaError(f"{where}: no file has a row to look at")
+    _check_kinds(found, where)
+    some = list(found.values())
     try:
-        return found, pa.concat_tables(found, promote_options="permissive").combine_chunks()
+        return some, pa.concat_tables(some, promote_options="permissive").combine_chunks()
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise SchemaError(
             f"{where}: its files do not have the same columns, so they are several sources; name the files of one of "
             f"them. {error}"
         ) from error
+
+
+def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
+    """Refuse files of which one lacks half of the columns of another: a schema of all would fit none of them."""
+    first, *_ = found
+    names = set(found[first].schema.names)
+    for other, table in found.items():
+        common = names & set(table.schema.names)
+        if 2 * len(common) < max(len(names), table.num_columns):
+            raise SchemaError(
+                f"{where}: {first} and {other} have only {len(common)} columns in common, so they are several sources. "
+                f"Name the files of one of them, as those that are named like {first}"
+            )
+
+
+def _first_rows(file: FileRef, most: int) -> pa.Table:
+    with open_file(file) as handle:
+        parquet = pq.ParquetFile(handle)
+        batches = (batch for batch in parquet.iter_batches(most, use_threads=False) if batch.num_rows)
+        return pa.Table.from_batches([*islice(batches, 1)], parquet.schema_arrow)
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
@@ -196,7 +222,7 @@ def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text:
     if is_text(kind):
         return _text(name, column, hash_text=hash_text)
     if pa.types.is_boolean(kind):
-        return Guess(column=name, role="labels", why="true or false")
+        return Guess(column=name, role="labels", why=f"true or false{_OR_CONTEXT}")
     if (span := _times(name, kind, column)) is not None:
         return Guess(column=name, role="time", why=span)
     role = next((role for role in ("context", "dense") if objection(Field(name, role), kind) is None), None)
@@ -208,8 +234,10 @@ def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text:
     if role == "dense" or words & _AMOUNT:
         least, most = (float("nan") if each is None else float(each) for each in pc.min_max(column).as_py().values())
         return Guess(column=name, role="dense", why=f"numbers from {least:.6g} to {most:.6g}")
-    if different == 2 and _is_zero_or_one(column) and not words & _FEATURE:
-        return Guess(column=name, role="labels", why="0 or 1; if the model may know it beforehand, it is context")
+    if different == 2 and _is_zero_or_one(column):
+        return Guess(column=name, role="labels", why=f"0 or 1{_OR_CONTEXT}")
+    if different == len(column) and words & _ID_OF_A_ROW:
+        return Guess(column=name, role="passthrough", why="whole numbers, another one in every row")
     return Guess(column=name, role="context", why=f"whole numbers, {different:,} different")
 
 
@@ -314,17 +342,18 @@ def _has_gaps(column: Any) -> bool:
 
 
 def _times(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str | None:
-    """From when to when; None if these are no times. Whole numbers count from 1970, in the unit that fits our time."""
+    """From when to when; None if these are no times. Whole numbers count from 1970, in the unit in which nearly all of
+    them lie in our time: some data have a few times that cannot be."""
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         least, most = pc.min_max(column).as_py().values()
         return f"times from {least} to {most}"
     if not pa.types.is_integer(kind) or not _words(name) & _TIME:
         return None
-    least, most = pc.min_max(column).as_py().values()
+    least, most = pc.quantile(column, [0.02, 0.98], interpolation="nearest").to_pylist()
     for unit, per_second in {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items():
-        if least is not None and _YEAR_2000 * per_second <= least <= most < _YEAR_2100 * per_second:
+        if least is not None and _YEAR_1990 * per_second <= least <= most < _YEAR_2100 * per_second:
             days = [datetime.datetime.fromtimestamp(each / per_second, datetime.UTC).date() for each in (least, most)]
-            return f"{unit} since 1970, from {days[0]} to {days[1]}"
+            return f"{unit} since 1970, mostly from {days[0]} to {days[1]}"
     return None
 
 

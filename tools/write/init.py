@@ -128,7 +128,8 @@ def _roles(roles: Sequence[str], guesses: Sequence["Guess"]) -> Iterator[str]:
 
 def _source(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
     """Where the files are, seen from the schema file; texts that become ids; what stands in for values that lack."""
-    named = [path if "://" in path or path.startswith("~") else os.path.relpath(path, out.parent) for path in paths]
+    fixed = [path for path in paths if "://" in path or path.startswith("~") or Path(path).is_absolute()]
+    named = [path if path in fixed else os.path.relpath(path, out.parent) for path in paths]
     yield from ("", "[[sources]]", f"paths = [{', '.join(map(_text, named))}]")
     used = [each for each in guesses.columns if each.role]
     columns = {each.column: _hash(each) for each in used if each.buckets}

@@ -54,22 +54,24 @@ def test_aligned_lists_ids_numbers_and_labels_with_their_reasons(tmp_path):
         finished=[row % 3 // 2 for row in range(ROWS)],
         bought=[row % 5 == 0 for row in range(ROWS)],
         requestTs=[1_750_000_000_000 + row for row in range(ROWS)],
+        request_id=[7 * row for row in range(ROWS)],
     )
     schema, text = made(data)
     assert schema == Schema(
         sequences=(Sequence("uih", ("item",), ("price",)),),
-        context=("user_id", "is_new"),
+        context=("user_id",),
         dense=("age", "score"),
-        labels=("click", "finished", "bought"),
+        labels=("click", "is_new", "finished", "bought"),
         time="requestTs",
+        passthrough=("request_id",),
     )
     for line in (
         '"user_id",  # whole numbers, 40 different',
         '"score",  # numbers from 0 to 9.75',
         '"finished",  # 0 or 1; if the model may know it beforehand, it is context',
-        'time = "requestTs"  # ms since 1970, from 2025-06-15 to 2025-06-15',
+        'time = "requestTs"  # ms since 1970, mostly from 2025-06-15 to 2025-06-15',
         'name = "uih"  # lists of equal length in all 40 rows, 0 to 6 long, mean 2.9',
-        'paths = ["data"]',
+        '"request_id",  # whole numbers, another one in every row',
     ):
         assert line in text
 
@@ -131,7 +133,7 @@ def test_what_is_null_has_a_default_and_rows_without_a_label_are_left_out(tmp_pa
 def test_folders_of_partitions_and_files_that_lack_columns(tmp_path):
     data = tmp_path / "data"
     write(data / "day=2026-11-25", user_id=USERS, item=HISTORY, click=[0.0] * ROWS, country=["a", "b"] * 20)
-    write(data / "day=2026-11-26", user_id=USERS, age=USERS, day=USERS)
+    write(data / "day=2026-11-26", user_id=USERS, item=HISTORY, age=USERS, day=USERS)
     schema, text = made(data)
     assert schema.field_names == ("user_id", "item", "age")
     assert "#   day, such as 2026-11-25" in text
@@ -163,6 +165,14 @@ def test_files_are_looked_at_all_over_the_folder(tmp_path):
     assert "from 280 rows of 7 of 20 files" in text
 
 
+def test_relative_paths_are_seen_from_the_schema_file(tmp_path, monkeypatch):
+    write(tmp_path / "data", user_id=USERS)
+    monkeypatch.chdir(tmp_path)
+    assert call("init", "data", "--out", "schemas/one.toml").exit_code == 0
+    assert 'paths = ["../data"]' in Path("schemas/one.toml").read_text()
+    assert call("check", "--schema", "schemas/one.toml").exit_code == 0
+
+
 def test_a_file_that_is_there_stays_without_force(tmp_path):
     data = write(tmp_path / "data", user_id=USERS)
     (tmp_path / "schema.toml").write_text("mine")
@@ -187,9 +197,11 @@ def test_files_of_which_no_schema_comes(tmp_path, columns, message):
 
 
 def test_files_whose_columns_do_not_fit_are_several_sources(tmp_path):
-    write(tmp_path / "data" / "one", user_id=USERS)
-    write(tmp_path / "data" / "other", user_id=["a"] * ROWS)
-    done = call("init", tmp_path / "data", "--out", tmp_path / "schema.toml")
-    assert done.exit_code == 2
-    assert "so they are several sources; name the files of one of them" in done.stderr
-    assert "user_id" in done.stderr
+    write(tmp_path / "types" / "one", user_id=USERS)
+    write(tmp_path / "types" / "other", user_id=["a"] * ROWS)
+    write(tmp_path / "names" / "one", user_id=USERS, item=HISTORY)
+    write(tmp_path / "names" / "other", uid=USERS, items=HISTORY)
+    for folder, told in (("types", "user_id"), ("names", "one/a.parquet and other/a.parquet have only 0 columns")):
+        done = call("init", tmp_path / folder, "--out", tmp_path / "schema.toml")
+        assert (done.exit_code, "so they are several sources" in done.stderr) == (2, True)
+        assert told in done.stderr
