@@ -277,7 +277,7 @@ def _bars(axis, panel: Panel, colors: Mapping[str, str]) -> None:
         at += 0.7
     axis.set_yticks(ticks, list(panel.bars))
     axis.set_ylim(at - 0.6, -0.8)
-    axis.set_xlim(0, 1.18 * max(value for bar in panel.bars.values() for value in bar.values() if value is not None))
+    axis.set_xlim(0, 1.25 * max(value for bar in panel.bars.values() for value in bar.values() if value is not None))
     axis.set_title(panel.title, loc="left", fontsize=11)
     axis.set_xlabel(panel.unit)
     axis.spines[["top", "right"]].set_visible(False)

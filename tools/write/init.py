@@ -89,8 +89,8 @@ def _document(guesses: "Guesses", out: Path) -> dict[str, object]:
 def _lines(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
     own = [each for each in guesses.columns if each.group is None]
     yield f"# Guessed by `freescale init` from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files."
-    yield "# Move a name to another list where a guess is wrong, and take out what your model does not read. Then"
-    yield f"# `freescale check {' '.join(paths)} --schema {out}` reads all rows."
+    yield "# Move a name where a guess is wrong, and take out what your model does not read."
+    yield f"# Then `freescale check {' '.join(paths)} --schema {out}` reads all rows."
     if any(each.gaps == "some files lack it" for each in guesses.columns):
         yield "# The files do not have the same columns. If they are several sources, make a schema file for one of"
         yield "# them, and add the others as [[sources]], with `columns` that name theirs."
