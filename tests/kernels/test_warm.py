@@ -82,20 +82,18 @@ def python(*arguments: str, cache: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_command_compiles_what_lacks_and_says_so(tmp_path):
-    command = ("-m", "fsdata.warm", "--jobs", "2", *SMALL)
-    first = python(*command, cache=tmp_path)
-    assert [name for name in SMALL if name not in first] == []
-    assert "2 kernels were compiled, 0 had been before" in first
-    assert str(tmp_path) in first
-    assert "0 kernels were compiled, 2 had been before" in python(*command, cache=tmp_path)
+LACKING = """
+from fsdata import warm
+from fsdata.kernels import packing
+print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
+"""
 
 
-def test_the_command_names_what_it_was_given_wrongly(capsys):
-    for given, message in (["--jobs", "0"], "at least one process"), (["fsdata.kernel"], "no kernel fsdata.kernel;"):
-        with pytest.raises(SystemExit):
-            warm.main(given)
-        assert message in capsys.readouterr().err
+def test_what_lacks_is_compiled_and_kept(tmp_path):
+    *names, first = python("-c", LACKING, cache=tmp_path).splitlines()
+    assert sorted(names) == sorted(SMALL)
+    assert first.startswith(f"2 {tmp_path}")
+    assert python("-c", LACKING, cache=tmp_path).startswith(f"0 {tmp_path}")
 
 
 BESIDE = """
