@@ -5,8 +5,8 @@ import pytest
 from page_browser import CHROMIUM, Browser
 
 from freescale_tools.report.blocks import Plot
-from freescale_tools.report.page import write_page
-from freescale_tools.report.theme import DARK, MUTED
+from freescale_tools.report.page import page
+from freescale_tools.report.plots import DARK, MUTED
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install Debian's package `chromium`")
 
@@ -38,7 +38,7 @@ def browser(tmp_path_factory):
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     for name, document in PAGES.items():
-        write_page(documents.page(document()), folder / f"{name}.html")
+        (folder / f"{name}.html").write_text(page(documents.report(document())))
     return folder
 
 
@@ -68,7 +68,7 @@ def assert_nothing_fetched_and_as_wide_as_the_window(browser):
 
 def test_a_profile_draws_without_complaint_or_network_and_its_names_are_no_markup(browser, pages):
     browser.open(pages / "hostile.html")
-    sections = documents.page(documents.hostile()).sections
+    sections = documents.report(documents.hostile()).sections
     assert assert_all_drawn(browser) == sum(isinstance(block, Plot) for one in sections for block in one.blocks) > 20
     assert_nothing_fetched_and_as_wide_as_the_window(browser)
     assert browser.ask("window.stolen === undefined")

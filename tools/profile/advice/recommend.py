@@ -9,7 +9,7 @@ from typing import Any
 
 from freescale_tools.profile.advice.cuts import EvenCut
 from freescale_tools.profile.advice.loader_code import LoaderFiles, code
-from freescale_tools.report.numbers import percent_within
+from freescale_tools.report.numbers import percent
 from freescale_tools.simulate.batches import UNPACKED, Samples, Setting, balance_options, simulate_setting
 
 _METHODS = ("fbs+swap", "vbs", "hierarchical")  # that are recommended or named beside it
@@ -55,7 +55,7 @@ def recommend(samples: Samples, cut: EvenCut, *, files: LoaderFiles) -> dict[str
 
 def share_text(share: float, error: float | None = None) -> str:
     """A share as percent, without digits below its standard error."""
-    return percent_within(share, error).replace("\u00a0", " ")
+    return percent(share, error).replace("\u00a0", " ")
 
 
 def _max_tokens(samples: Samples, setting: Setting) -> dict[str, int]:

@@ -1,0 +1,44 @@
+"""What `freescale check` shows: one table for each kind of fault, and what to do about it."""
+
+from collections.abc import Iterator, Sequence
+
+from freescale_tools.check.findings import Finding
+from freescale_tools.report.blocks import Block, Column, Document, Table
+from freescale_tools.report.numbers import COUNT, WORDS, count
+
+_SHOWN = 20
+_ROWS_SHOWN = 5
+
+
+def check_blocks(findings: Sequence[Finding], answer: Document) -> Iterator[Block]:
+    for kind, number in answer["counts"].items():
+        found = [one for one in findings if one.kind == kind]
+        notes = [f"To do: {todo}" for todo in dict.fromkeys(one.todo for one in found[:_SHOWN])]
+        if len(found) > _SHOWN:
+            notes.insert(0, f"{count(len(found) - _SHOWN)} more places; --json lists all.")
+        whole = kind == "mismatch"  # of a whole source, and long
+        yield Table(
+            title=f"{kind}: {count(number)}",
+            columns=(
+                *([Column("source", WORDS, lambda one: one.source)] if whole or len(answer["sources"]) > 1 else []),
+                *([] if whole else _PLACE),
+                Column("what", WORDS, lambda one: one.what),
+            ),
+            rows=found if whole else found[:_SHOWN],
+            notes=notes,
+        )
+
+
+def _rows(one: Finding) -> str | None:
+    if one.rows is None:
+        return None
+    some = ", ".join(str(row) for row in one.rows[:_ROWS_SHOWN])
+    return some + (f" and {count(len(one.rows) - _ROWS_SHOWN)} more" if len(one.rows) > _ROWS_SHOWN else "")
+
+
+_PLACE = (
+    Column("file", WORDS, lambda one: one.file or one.source),
+    Column("row group", COUNT, lambda one: one.row_group),
+    Column("rows", WORDS, _rows),
+    Column("column", WORDS, lambda one: one.column or one.field),
+)
