@@ -106,7 +106,7 @@ class Terminal:
                     for sentence in block.sentences:
                         self.say(f"- {sentence.translate(_ASCII)}")
                 case Code():
-                    self._out.print(f"\n{block.text}\n", markup=False, soft_wrap=True)
+                    self._out.print(f"\n{block.text.rstrip()}", markup=False, soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, notes: Sequence[str] = ()
