@@ -3,23 +3,34 @@
 from collections.abc import Iterator, Sequence
 
 from freescale_tools.report import plots
-from freescale_tools.report.blocks import Block, Column, Document, Plot, Points, Report, Section, Table, Tile, Tiles
+from freescale_tools.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Look,
+    Plot,
+    Points,
+    Report,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
 from freescale_tools.report.closing import closed
 from freescale_tools.report.numbers import (
     BYTES,
     COUNT,
+    NUMBER,
     PERCENTS,
     SHARE,
     TEXT,
-    Kind,
     count,
     many,
-    number,
     percent,
     short,
     size,
 )
-from freescale_tools.report.plots import Axis, Series
+from freescale_tools.report.plots import Axis
 
 ASSUMPTION = (
     "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
@@ -38,6 +49,7 @@ _CLASSES = {
     "exclusive_rows": ("exclusive rows", plots.BLUE),
     "exclusive_gradients": ("exclusive gradients", plots.SKY),
 }
+_RATE = "rows also in the batch before (%)"
 _WAYS = {"by_occurrence": ("by occurrence", plots.BLUE, "circle"), "by_row": ("by row", plots.GREEN, "square")}
 
 
@@ -97,121 +109,100 @@ def _bytes_tile(found: Document) -> Tile | None:
 
 def _blocks(found: Document, brief: bool) -> Iterator[Block]:
     by_axis = {axis: [one for one in found["points"] if one["axis"] == axis] for axis in ("order", *_AXES)}
+    if by_axis["order"]:
+        yield _by_order(by_axis["order"])
     for axis, (name, unit) in _AXES.items():
         own = sorted(by_axis[axis], key=lambda one: one[axis])
-        if len(own) > 1:
-            yield _rate_plot(own, axis, name, unit)
-    if by_axis["order"]:
-        yield _order_plot(by_axis["order"])
-    yield _table(by_axis["order"], Column("order", TEXT, "order"), "order of the samples")
-    for axis, (name, _) in _AXES.items():
-        if by_axis[axis]:
-            yield _table(by_axis[axis], Column(name, COUNT, axis), name, folded=True, on_terminal=not brief)
+        if own:
+            yield _along(own, axis, name, unit, on_terminal=not brief)
     if _bytes_sent(found)[0]:
-        yield from _bytes(found, brief)
+        yield _bytes(found, on_terminal=not brief)
     notes = [*(found.get("notes") or ()), *_left_out(found.get("left_out") or ())]
     if notes:
         yield Points(title="Notes", sentences=notes)
 
 
-def _table(
-    points: Sequence[Document], first: Column, by: str, *, folded: bool = False, on_terminal: bool = True
-) -> Table:
-    rates = [
-        Column(f"{name}, {figure}" if figure == "mean" else figure.upper(), PERCENTS, f"{key}.{figure}")
-        for key, (name, *_) in _WAYS.items()
-        for figure in ("mean", "p50", "p99")
+def _rates(points: Sequence[Document], first: Column, by: str) -> Table:
+    columns = [
+        Column(
+            f"{name}, {figure}",
+            PERCENTS,
+            f"{key}.{figure.lower()}",
+            look=Look(color=color, dash=dash, symbol=f"{symbol}{'' if dash == 'solid' else '-open'}") if dash else None,
+        )
+        for key, (name, color, symbol) in _WAYS.items()
+        for figure, dash in (("mean", "solid"), ("P50", ""), ("P99", "dot"))
     ]
     return Table(
         title=f"Shared with the batch before (%), by {by}",
         columns=(
             first,
             Column("pairs", COUNT, "pairs"),
-            *rates,
+            *columns,
             Column("occurrences", COUNT, lambda one: round(one["occurrences"])),
             Column("distinct rows", COUNT, lambda one: round(one["distinct"])),
         ),
         rows=points,
-        folded=folded,
-        on_terminal=on_terminal,
     )
 
 
-def _rate_plot(points: Sequence[Document], axis: str, name: str, unit: str) -> Block:
+def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_terminal: bool) -> Block:
     """Mean and P99 along one axis, by occurrence and by row."""
     first, last = points[0], points[-1]
-    series = [
-        Series(
-            name=f"{way}, {figure}",
-            x=[one[axis] for one in points],
-            y=[one[key][figure.lower()] for one in points],
-            color=color,
-            dash="solid" if figure == "mean" else "dot",
-            symbol=symbol if figure == "mean" else f"{symbol}-open",
-        )
-        for key, (way, color, symbol) in _WAYS.items()
-        for figure in ("mean", "P99")
-    ]
+    table = _rates(points, Column(name, COUNT, axis), name)
     return Plot(
-        title=f"Collision rate (%) by {name}",
+        title=table.title,
         aid=f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
         f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
         f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
         f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}.",
-        figure=plots.lines(series, x=Axis(unit, COUNT, "measured"), y=Axis("rows also in the batch before (%)", SHARE)),
+        figure=plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
+        table=table,
         height=380,
         half=True,
+        on_terminal=on_terminal,
     )
 
 
-def _order_plot(points: Sequence[Document]) -> Block:
+def _by_order(points: Sequence[Document]) -> Block:
     said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
-    series = [
-        Series(
-            name=way,
-            x=[one[key]["mean"] for one in points],
-            y=[one["order"] for one in points],
-            color=color,
-            upto=[one[key]["p99"] for one in points],
-        )
-        for key, (way, color, _) in _WAYS.items()
-    ]
+    table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
     return Plot(
-        title="Collision rate (%) by order of the samples",
-        aid=f"By occurrence: {said}. Whiskers reach up to P99.",
-        figure=plots.bars(series, x=Axis("rows also in the batch before (%)", SHARE)),
+        title=table.title,
+        aid=f"By occurrence: {said}.",
+        figure=plots.bars(
+            points, table.columns[0], [one for one in table.columns if "mean" in one.name], x=Axis(_RATE)
+        ),
+        table=table,
         height=380,
         half=True,
+        on_terminal=True,
     )
 
 
-def _bytes(found: Document, brief: bool) -> Iterator[Block]:
+def _bytes(found: Document, *, on_terminal: bool) -> Block:
     total, waited = _bytes_sent(found)
     rows = [(*_CLASSES[key], value) for key, value in found["bytes"].items() if value is not None]
-    names, colors, sent = zip(*rows, strict=True)
-    yield Plot(
+    table = Table(
         title="Bytes that leave a rank in a step, by class (MB)",
-        aid=f"With embeddings of {count(found['dim'])} float32 values, a rank sends {size(total)} a step. The "
-        f"{size(waited)} of collisions ({percent(waited / total)}) have to be waited for, the rest can travel beside "
-        "compute.",
-        figure=plots.bars(
-            [Series(name="sent", x=[one / 1e6 for one in sent], y=names, color=colors)],
-            x=Axis("sent by a rank in a step (MB)", Kind(number, "MB")),
-        ),
-        height=290,
-        on_terminal=not brief,
-    )
-    yield Table(
-        title="Bytes that a rank sends in a step",
         columns=(
             Column("class", TEXT, 0),
-            Column("bytes", BYTES, 2),
-            Column("share", SHARE, lambda one: one[2] / total),
+            Column("sent", BYTES, 2),
+            Column("share", SHARE, lambda row: row[2] / total),
         ),
         rows=rows,
         notes=["Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted."],
-        folded=True,
-        on_terminal=not brief,
+    )
+    sent = Column("sent", NUMBER, lambda row: row[2] / 1e6, look=Look(color=[color for _, color, _ in rows]))
+    return Plot(
+        title=table.title,
+        aid=f"With embeddings of {count(found['dim'])} float32 values, a rank sends {size(total)} a step. The "
+        f"{size(waited)} of collisions ({percent(waited / total)}) have to be waited for, the rest can travel beside "
+        "compute.",
+        figure=plots.bars(rows, table.columns[0], [sent], x=Axis("sent by a rank in a step (MB)")),
+        table=table,
+        height=290,
+        on_terminal=on_terminal,
     )
 
 

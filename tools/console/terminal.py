@@ -93,7 +93,7 @@ class Terminal:
             self.show(blocks)
 
     def show(self, blocks: Iterable[Block]) -> None:
-        """Print blocks for people; of plots the sentence that reads them."""
+        """Print blocks for people; of plots the sentence that reads them, and the table."""
         if self._json:
             return
         for block in blocks:
@@ -102,6 +102,8 @@ class Terminal:
                     self._table(block)
                 case Plot():
                     self.say(block.aid.translate(_ASCII))
+                    if block.table:
+                        self._table(block.table)
                 case Points():
                     for sentence in block.sentences:
                         self.say(f"- {sentence.translate(_ASCII)}")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.report import plots
-from freescale_tools.report.blocks import Block, Column, Document, Plot, Section, Table
+from freescale_tools.report.blocks import Block, Column, Document, Look, Plot, Section, Table
 from freescale_tools.report.numbers import (
     COUNT,
     SHARE,
@@ -21,7 +21,7 @@ from freescale_tools.report.numbers import (
     short,
     times,
 )  # fmt: skip
-from freescale_tools.report.plots import Axis, Series
+from freescale_tools.report.plots import Axis
 
 MOST_POINTS = 400
 _BINS = 60
@@ -91,13 +91,11 @@ def _blocks(found: Document, cut: Document | None, *, on_terminal: bool) -> Iter
     if found["histogram"] and found["events"]:
         yield from _distribution(found, cut)
     if found["drift"]:
-        yield from _drift([step for step in found["drift"] if step["rows"]], on_terminal)
+        yield from _drift([step for step in found["drift"] if step["rows"]], on_terminal=on_terminal)
     yield from _files([one for one in found["per_file"] if one["rows"]])
     if found["longest"]:
         columns = (Column("file", TEXT, "file"), Column("row", COUNT, "row"), Column("events", COUNT, "length"))
-        yield Table(
-            title="The longest rows", columns=columns, rows=found["longest"], folded=True, on_terminal=on_terminal
-        )
+        yield Table(title="The longest rows", columns=columns, rows=found["longest"], on_terminal=on_terminal)
 
 
 def log_bins(
@@ -120,28 +118,16 @@ def log_bins(
 def _distribution(found: Document, cut: Document | None) -> Iterator[Block]:
     """Rows and events per doubling of the length, so that areas are shares; and both added up."""
     lengths, counts = (np.asarray(found["histogram"][key], np.int64) for key in ("lengths", "counts"))
-    edges, *binned = log_bins(lengths, counts)
-    fine, *added = log_bins(lengths, counts, bins=4 * _BINS)
-    empty = int(counts[lengths == 0].sum())
-    looks = (("rows", plots.BLUE, "solid", empty), ("events", plots.AMBER, "dot", 0))
-    per_doubling, up_to = [], []
-    for (name, color, dash, before), held, values in zip(looks, binned, added, strict=True):
-        height = (held / max(held.sum(), 1) / np.diff(np.log2(edges))).tolist()
-        ranges = zip(edges, edges[1:], held, strict=False)
-        said = [f"{low:,} to {high - 1:,} events: {value:,} {name}" for low, high, value in ranges]
-        per_doubling.append(
-            Series(
-                name=name, x=edges.tolist(), y=[*height, 0.0], color=color, dash=dash, filled=name == "rows",
-                said=[*said, ""],
-            )
-        )  # fmt: skip
-        share = ((before + values.cumsum()) / max(before + values.sum(), 1)).tolist()
-        up_to.append(Series(name=name, x=(fine[1:] - 1).tolist(), y=share, color=color, dash=dash))
+    columns = (
+        Column("rows", SHARE, 1, look=Look(color=plots.BLUE, filled=True)),
+        Column("events", SHARE, 2, look=Look(color=plots.AMBER, dash="dot")),
+    )
+    at, removed = None, ""
     if cut:
-        at, said = [cut["max_length"]] * 2, [f"cut at {count(cut['max_length'])}"] * 2
-        for series in (per_doubling, up_to):
-            ends = [0.0, max(max(one.y) for one in series)]
-            series.append(Series(name=said[0], x=at, y=ends, color=plots.RED, dash="dash", said=said))
+        at = cut["max_length"]
+        removed = f" The cut at {count(at)} leaves out {percent(cut['events_cut'])} of them."
+    edges, *binned = log_bins(lengths, counts)
+    heights = [[*(held / max(held.sum(), 1) / np.diff(np.log2(edges))).tolist(), 0.0] for held in binned]
     without = f" {count(found['empty'])} empty ones are not drawn." if found["empty"] else ""
     yield Plot(
         title="Share of rows and of events (%) by length (events)",
@@ -149,65 +135,71 @@ def _distribution(found: Document, cut: Document | None) -> Iterator[Block]:
         f"most {count(found['quantiles']['p95'])}, the longest has {count(found['max'])}.{without} Areas are shares: "
         "where the dotted line is high, few rows carry most of the work.",
         figure=plots.lines(
-            per_doubling,
-            x=Axis(_LENGTH, COUNT, "log"),
-            y=Axis("share per doubling of length (%)", SHARE),
+            list(zip(edges.tolist(), *heights, strict=True)),
+            Column("length", Kind(lambda least: f"from {least:,} events"), 0),
+            columns,
+            x=Axis(_LENGTH, "log"),
+            y=Axis("share per doubling of length (%)"),
             steps=True,
+            cut=at,
         ),
         half=True,
     )
-    events = (lengths * counts).cumsum()
-    middle = int(np.searchsorted(events, events[-1] / 2))
-    removed = f" The cut at {count(cut['max_length'])} leaves out {percent(cut['events_cut'])} of them." if cut else ""
+    edges, rows, events = log_bins(lengths, counts, bins=4 * _BINS)
+    empty = int(counts[lengths == 0].sum())
+    added = ((empty + rows.cumsum()) / max(empty + rows.sum(), 1), events.cumsum() / max(events.sum(), 1))
+    up_to = (lengths * counts).cumsum()
+    middle = int(np.searchsorted(up_to, up_to[-1] / 2))
     yield Plot(
         title="Cumulative share of rows and of events (%)",
         aid=f"Half of all events lie in rows of {count(lengths[middle])} events or more, which are "
         f"{percent(counts[middle:].sum() / counts.sum())} of the rows; the longest 1 % of the rows hold "
         f"{percent(found['top1_share'])}.{removed}",
         figure=plots.lines(
-            up_to, x=Axis(_LENGTH, COUNT, "log"), y=Axis("share up to this length (%)", SHARE), steps=True
+            list(zip((edges[1:] - 1).tolist(), *(one.tolist() for one in added), strict=True)),
+            Column("length", Kind(lambda most: f"up to {most:,} events"), 0),
+            columns,
+            x=Axis(_LENGTH, "log"),
+            y=Axis("share up to this length (%)"),
+            steps=True,
+            cut=at,
         ),
         half=True,
     )
 
 
-def _drift(steps: list[Document], on_terminal: bool) -> Iterator[Block]:
+def _drift(steps: list[Document], *, on_terminal: bool) -> Iterator[Block]:
     if len(steps) < 2 or not any(step["mean"] for step in steps):
         return
     spans, unit = dated_spans(thinned(steps))
     first, last = spans[0], spans[-1]
     means = [step["mean"] for step in steps if step["mean"]]
-    series = [
-        Series(
-            name=name, x=[one["from"] for one in spans], y=[one[key] or None for one in spans], color=color, dash=dash,
-            symbol=symbol,
-        )
-        for name, key, color, dash, symbol in (
-            ("P95", "p95", plots.AMBER, "dash", "square"),
-            ("mean", "mean", plots.BLUE, "solid", "circle"),
-            ("median", "p50", plots.GREEN, "dot", "diamond"),
-        )
-    ]  # fmt: skip
+    table = Table(
+        title=f"Lengths over time ({unit})",
+        columns=(
+            Column("from", TIME, "from"),
+            Column("before", TIME, "to"),
+            Column("rows", COUNT, "rows"),
+            Column("mean length", COUNT, "mean", look=Look(color=plots.BLUE, symbol="circle")),
+            Column("median", COUNT, "p50", look=Look(color=plots.GREEN, dash="dot", symbol="diamond")),
+            Column("P95", COUNT, "p95", look=Look(color=plots.AMBER, dash="dash", symbol="square")),
+        ),
+        rows=spans,
+    )
     yield Plot(
         title="Length over time (events)",
         aid=f"Over {count(len(steps))} spans of about equally many rows, the mean goes from {count(first['mean'])} "
         f"events ({moment(first['from'])}) to {count(last['mean'])} ({moment(last['from'])}), P95 from "
         f"{count(first['p95'])} to {count(last['p95'])}. The largest mean is {times(max(means) / min(means))} the "
         "smallest.",
-        figure=plots.lines(series, x=Axis(f"time of the rows ({unit})", COUNT, "date"), y=Axis(_LENGTH, COUNT, "log")),
-    )
-    yield Table(
-        title=f"Lengths over time ({unit})",
-        columns=(
-            Column("from", TIME, "from"),
-            Column("before", TIME, "to"),
-            Column("rows", COUNT, "rows"),
-            Column("mean length", COUNT, "mean"),
-            Column("median", COUNT, "p50"),
-            Column("P95", COUNT, "p95"),
+        figure=plots.lines(
+            spans,
+            table.columns[0],
+            table.columns,
+            x=Axis(f"time of the rows ({unit})", "date"),
+            y=Axis(_LENGTH, "log"),
         ),
-        rows=spans,
-        folded=True,
+        table=table,
         on_terminal=on_terminal,
     )
 
@@ -218,34 +210,30 @@ def _files(files: list[Document]) -> Iterator[Block]:
     ordered = sorted(files, key=lambda one: one["mean"])
     least, most = ordered[0], ordered[-1]
     ratio = f", {times(most['mean'] / least['mean'])} as many" if most["mean"] > 1.1 * least["mean"] > 0 else ""
-    drawn = thinned(list(enumerate(files, start=1)))
-    marks = Series(
-        name="files",
-        x=[place for place, _ in drawn],
-        y=[one["mean"] for _, one in drawn],
-        dash="",
-        symbol="circle",
-        said=[plots.label(f"{one['file']}: {many(one['rows'], 'row')}, mean {count(one['mean'])}") for _, one in drawn],
-    )
-    yield Plot(
-        title="Mean length by file (events)",
-        aid=f"The mean length of the {count(len(files))} files goes from {count(least['mean'])} events in "
-        f"{short(least['file'])} to {count(most['mean'])} in {short(most['file'])}{ratio}.",
-        figure=plots.lines([marks], x=Axis("file, in the order of the paths"), y=Axis("mean length (events)")),
-        height=280,
-        on_terminal=True,
-    )
-    yield Table(
+    table = Table(
         title="Files with the shortest and the longest rows",
         columns=(
             Column("file", TEXT, "file"),
             Column("rows", COUNT, "rows"),
             Column("events", COUNT, "events"),
-            Column("mean length", COUNT, "mean"),
+            Column("mean length", COUNT, "mean", look=Look(color=plots.BLUE, dash="", symbol="circle")),
         ),
         rows=ordered if len(ordered) <= 10 else [*ordered[:5], *ordered[-5:]],
-        folded=True,
-        on_terminal=False,
+    )
+    yield Plot(
+        title="Mean length by file (events)",
+        aid=f"The mean length of the {count(len(files))} files goes from {count(least['mean'])} events in "
+        f"{short(least['file'])} to {count(most['mean'])} in {short(most['file'])}{ratio}.",
+        figure=plots.lines(
+            thinned([{**one, "number": number} for number, one in enumerate(files, start=1)]),
+            Column("file", Kind(lambda number: files[number - 1]["file"]), "number"),
+            table.columns,
+            x=Axis("file, in the order of the paths"),
+            y=Axis("mean length (events)"),
+        ),
+        table=table,
+        height=280,
+        on_terminal=True,
     )
 
 

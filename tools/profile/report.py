@@ -15,6 +15,7 @@ from freescale_tools.report.blocks import (
     Code,
     Column,
     Document,
+    Look,
     Plot,
     Points,
     Report,
@@ -22,6 +23,7 @@ from freescale_tools.report.blocks import (
     Table,
     Tile,
     Tiles,
+    of_pair,
 )  # fmt: skip
 from freescale_tools.report.closing import closed
 from freescale_tools.report.numbers import (
@@ -38,7 +40,7 @@ from freescale_tools.report.numbers import (
     short,
     size,
 )  # fmt: skip
-from freescale_tools.report.plots import Axis, Series
+from freescale_tools.report.plots import Axis
 from freescale_tools.simulate import report as of_steps
 
 _STRAGGLERS = (
@@ -229,28 +231,25 @@ def _sharing_section(found: Document) -> Section:
 
 def _sharing_plots(points: Sequence[Document]) -> Iterator[Block]:
     for balanced, where in ((False, "without balancing"), (True, "balanced")):
-        own = sorted((one for one in points if one["balanced"] == balanced), key=lambda one: one["batch_size"])
+        own = [one for one in points if one["balanced"] == balanced]
         if not own:
             continue
         best = min(own, key=lambda one: one["ratio"])
-        series = [
-            Series(
-                name=f"{order} order",
-                x=[one["batch_size"] for one in own if one["order"] == order],
-                y=[one["ratio"] for one in own if one["order"] == order],
-                color=_ORDER_COLORS.get(order, plots.INK),
-                symbol=plots.SYMBOLS[place % len(plots.SYMBOLS)],
-            )
-            for place, order in enumerate(dict.fromkeys(one["order"] for one in own))
+        held = {(one["batch_size"], one["order"]): one["ratio"] for one in own}
+        columns = [
+            Column(f"{order} order", SHARE, of_pair(held, order), look=Look(color=color, symbol=symbol))
+            for (order, color), symbol in zip(_ORDER_COLORS.items(), plots.SYMBOLS, strict=False)
         ]
         yield Plot(
             title=f"Events held (%) by batch size, {where}",
             aid=f"In {best['order']} order, batches of {count(best['batch_size'])} samples hold "
             f"{percent(best['ratio'])} of the events that they hold without sharing.",
             figure=plots.lines(
-                series,
-                x=Axis("samples of a rank and step", COUNT, "measured"),
-                y=Axis("events held, of those without sharing (%)", SHARE),
+                sorted({batch_size for batch_size, _ in held}),
+                Column("samples", COUNT, lambda batch_size: batch_size),
+                columns,
+                x=Axis("samples of a rank and step", "measured"),
+                y=Axis("events held, of those without sharing (%)"),
             ),
             height=320,
             half=True,

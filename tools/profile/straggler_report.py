@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from freescale_tools.report import plots
-from freescale_tools.report.blocks import Block, Column, Document, Plot, Section, Table
-from freescale_tools.report.numbers import COUNT, PERCENTS, SHARE, TEXT, cost, count, percent, times
-from freescale_tools.report.plots import LEAST, Axis, Series
+from freescale_tools.report.blocks import Block, Column, Document, Look, Plot, Section, Table
+from freescale_tools.report.numbers import COUNT, PERCENTS, TEXT, cost, count, percent, times
+from freescale_tools.report.plots import LEAST, Axis
 
 NONE = "none"
 _METHODS = {
@@ -23,6 +23,7 @@ _AXES = {
     "batch_size": ("batch size", "samples"),
 }
 """Axis -> its name, and the unit of its values."""
+_SHARE = Axis("straggler share of the step (%)", "log")
 
 
 def method_name(method: str) -> str:
@@ -37,7 +38,7 @@ def straggler_section(grid: Document) -> Section:
         intro="The straggler share is the part of a step that the mean rank spends waiting for the slowest one. Where "
         f"nothing else is said: {_where(grid['default'], '')}, a sample of length L costs "
         f"{cost(grid['default']['cost'])}. No digit is shown that is smaller than the standard error of the drawn "
-        f"steps. {_bound(grid)}",
+        f"steps; axes are logarithmic, and shares below {LEAST} % are drawn there. {_bound(grid)}",
         blocks=tuple(_blocks(grid)),
     )
 
@@ -73,69 +74,47 @@ def _bound(grid: Document) -> str:
     worst = max(grid["points"], key=lambda point: point["lower_bound"])
     if 100 * worst["lower_bound"] < LEAST:
         return "The lower bound of plans with equal counts is 0 at every point: no sample costs more than a mean rank."
-    if 100 * max(usual, default=0.0) >= LEAST:
-        return (
-            "No plan with equal counts gets below the lower bound, because one sample costs more than a mean rank: "
-            f"{percent(max(usual))} at these settings, {percent(worst['lower_bound'])} at most."
-        )
     return (
-        "The lower bound of plans with equal counts is 0 at these settings, because no sample costs more than a mean "
-        f"rank; it is {percent(worst['lower_bound'])} at most, with {count(worst['ranks'])} ranks of "
-        f"{count(worst['batch_size'])} samples and histories of at most {count(worst['max_length'])} events."
+        "Where one sample costs more than a mean rank, no plan with equal counts gets below the lower bound: "
+        f"{percent(max(usual, default=None))} at these settings, {percent(worst['lower_bound'])} at most, with "
+        f"{count(worst['ranks'])} ranks of {count(worst['batch_size'])} samples and histories of at most "
+        f"{count(worst['max_length'])} events."
     )
 
 
 def _blocks(grid: Document) -> Iterator[Block]:
-    along = {
-        axis: sorted((point for point in grid["points"] if point["axis"] == axis), key=lambda point: point[axis])
-        for axis in _AXES
-    }
-    for axis, points in along.items():
-        yield _axis_plot(grid, axis, points)
-    for axis, points in along.items():
-        name, main = _AXES[axis][0], axis == "max_length"
-        yield _table(f"Straggler share (%) by {name}", [Column(name, COUNT, axis)], points, grid, on_terminal=main)
-    true, wrong = [point for point in grid["points"] if point["axis"] == "cost"], grid["wrong_model"]
-    right = [point for point in true if wrong and point["cost"] == wrong[0]["cost"]]
-    yield _true_costs(grid, true)
-    if wrong:
-        yield _wrong_costs(grid, right, wrong)
-    yield _table(
-        "Straggler share (%) by what a sample costs, and by what the plan believes",
-        [
-            Column("cost", TEXT, lambda point: cost(point["cost"])),
-            Column("planned by", TEXT, lambda point: cost(point.get("planned_by", point["cost"]))),
-        ],
-        [*true, *wrong],
-        grid,
-        on_terminal=False,
-    )
+    for axis in _AXES:
+        points = sorted((point for point in grid["points"] if point["axis"] == axis), key=lambda point: point[axis])
+        yield _along(grid, axis, points)
+    yield _costs(grid)
     yield from _maps([point for point in grid["points"] if point["axis"] == "two-way"])
 
 
-def _table(
-    title: str, first: Sequence[Column], points: Sequence[Document], grid: Document, *, on_terminal: bool
-) -> Table:
-    """`first`: columns that tell the points from each other."""
+def _table(title: str, first: Column, points: Sequence[Document], grid: Document, *, lines: bool) -> Table:
+    """`first`: tells the points from each other. `lines`: methods are drawn as lines, with the bound and padding."""
     return Table(
         title=title,
         columns=(
-            *first,
-            Column("padding", PERCENTS, "sparsity"),
+            first,
+            Column("padding", PERCENTS, "sparsity", look=Look(color=plots.MUTED, dash="dash") if lines else None),
             *(
-                Column(method_name(one), PERCENTS, f"straggler.{one}", error=f"straggler_error.{one}")
-                for one in grid["methods"]
+                Column(
+                    method_name(method),
+                    PERCENTS,
+                    f"straggler.{method}",
+                    error=f"straggler_error.{method}",
+                    look=Look(color=_METHODS[method][1], dash="solid" if lines else "", symbol=symbol),
+                )
+                for method, symbol in zip(grid["methods"], plots.SYMBOLS, strict=False)
             ),
-            Column("lower bound", PERCENTS, "lower_bound"),
+            Column("lower bound", PERCENTS, "lower_bound", look=Look(color=plots.INK, dash="dot") if lines else None),
         ),
         rows=points,
         notes=["padding: share of a batch, if it were padded to its longest history."],
-        folded=True,
-        on_terminal=on_terminal,
     )
 
 
-def _axis_plot(grid: Document, axis: str, points: Sequence[Document]) -> Block:
+def _along(grid: Document, axis: str, points: Sequence[Document]) -> Block:
     """Straggler share of every method along one axis, and the bound that no plan with equal counts can beat."""
     name, unit = _AXES[axis]
     first, last, best = points[0], points[-1], best_method(points)
@@ -146,85 +125,56 @@ def _axis_plot(grid: Document, axis: str, points: Sequence[Document]) -> Block:
         aid += f"; {method_name(best)} leaves {_said(last, best)}"
     if 100 * last["lower_bound"] >= LEAST:
         aid += f", where no equal counts get below {percent(last['lower_bound'])}"
-    places = [point[axis] for point in points]
-    series = [
-        Series(
-            name=method_name(method),
-            x=places,
-            y=[point["straggler"].get(method) for point in points],
-            color=_METHODS[method][1],
-            symbol=plots.SYMBOLS[rank % len(plots.SYMBOLS)],
-            said=[f"{count(point[axis])}: {method_name(method)} {_said(point, method)}" for point in points],
-        )
-        for rank, method in enumerate(grid["methods"])
-    ]
-    bound = [point["lower_bound"] for point in points]
-    series.append(Series(name="lower bound", x=places, y=bound, color=plots.INK, dash="dot"))
-    if axis == "max_length":
-        padding = [point["sparsity"] for point in points]
-        series.append(Series(name="padding, were it padded", x=places, y=padding, color=plots.MUTED, dash="dash"))
+    table = _table(f"Straggler share (%) by {name}", Column(name, COUNT, axis), points, grid, lines=True)
+    across = Axis(name if name == unit else f"{name} ({unit})", "measured")
     return Plot(
-        title=f"Straggler share (%) by {name}",
+        title=table.title,
         aid=f"{aid}. With {_where(grid['default'], axis)}.",
-        figure=plots.lines(series, x=Axis(name if name == unit else f"{name} ({unit})", COUNT, "measured"), y=_share_axis()),
+        figure=plots.lines(points, table.columns[0], table.columns, x=across, y=_SHARE),
+        table=table,
         height=430 if axis == "max_length" else 400,
         half=axis != "max_length",
+        on_terminal=axis == "max_length",
     )
 
 
-def _share_axis() -> Axis:
-    return Axis("straggler share of the step (%)", SHARE, "log")
-
-
-def _true_costs(grid: Document, true: Sequence[Document]) -> Block:
-    unbalanced, best = [point["straggler"][NONE] for point in true], best_method(true)
-    most = percent(max(point["straggler"][best] for point in true)) if best else ""
-    return Plot(
-        title="Straggler share (%) by what a sample costs",
-        aid=f"If the model's cost is known, ranks idle {percent(min(unbalanced))} to {percent(max(unbalanced))} "
-        "without balancing, the more the steeper the cost grows with length"
-        + (f"; {method_name(best)} leaves at most {most}." if best else "."),
-        figure=_costs(grid, true, "cost"),
-        height=380,
-        half=True,
+def _costs(grid: Document) -> Block:
+    """A row for each cost model, true or wrong, with a mark for each method."""
+    true, wrong = [point for point in grid["points"] if point["axis"] == "cost"], grid["wrong_model"]
+    points, best = [*true, *wrong], best_method(true)
+    unbalanced = [point["straggler"][NONE] for point in true]
+    aid = (
+        f"Ranks without balancing idle {percent(min(unbalanced))} to {percent(max(unbalanced))} of the time, the more "
     )
-
-
-def _wrong_costs(grid: Document, right: Sequence[Document], wrong: Sequence[Document]) -> Block:
-    aid, best = "What a wrong cost model costs.", best_method([*right, *wrong])
-    if best:
+    aid += "the steeper the cost grows with length."
+    if best and wrong:
         worst = max(wrong, key=lambda point: point["straggler"][best])
         share, none = worst["straggler"][best], worst["straggler"][NONE]
-        instead = f" instead of {_said(right[0], best)}" if right else ""
-        still = f"{'still' if share < none else 'no'} less than the {percent(none)}"
-        aid = (
+        aid += (
+            f" {method_name(best)} leaves at most {percent(max(point['straggler'][best] for point in true))} of it. "
             f"What a wrong model costs: a sample takes {cost(worst['cost'])}; planned by {cost(worst['planned_by'])}, "
-            f"{method_name(best)} leaves {percent(share)}{instead}, {still} without balancing."
+            f"{method_name(best)} leaves {percent(share)}, {'still' if share < none else 'no'} less than the "
+            f"{percent(none)} without balancing."
         )
-    return Plot(
-        title="Straggler share (%) by what the plan believes",
-        aid=aid,
-        figure=_costs(grid, [*right, *wrong], "planned_by"),
-        height=380,
-        half=True,
+
+    def name(point: Document) -> str:
+        believed = point.get("planned_by", point["cost"])
+        return cost(point["cost"]) + (f", planned by {cost(believed)}" if believed != point["cost"] else "")
+
+    table = _table(
+        "Straggler share (%) by what a sample costs, and by what the plan believes",
+        Column("cost", TEXT, name),
+        points,
+        grid,
+        lines=False,
     )
-
-
-def _costs(grid: Document, points: Sequence[Document], key: str) -> "plots.go.Figure":
-    """A row for each cost model, with a mark for each method. `key`: `cost` for true models, `planned_by` else."""
-    series = [
-        Series(
-            name=method_name(method),
-            x=[point["straggler"].get(method) for point in reversed(points)],
-            y=[cost(point[key]) for point in reversed(points)],
-            color=_METHODS[method][1],
-            dash="",
-            symbol=plots.SYMBOLS[rank % len(plots.SYMBOLS)],
-            said=[f"{method_name(method)}, {cost(point[key])}: {_said(point, method)}" for point in reversed(points)],
-        )
-        for rank, method in enumerate(grid["methods"])
-    ]
-    return plots.lines(series, x=_share_axis(), y=Axis("", scale="names"))
+    return Plot(
+        title=table.title,
+        aid=aid,
+        figure=plots.lines(points, table.columns[0], table.columns, x=_SHARE, y=Axis("", "names"), turned=True),
+        table=table,
+        height=420,
+    )
 
 
 def _maps(points: Sequence[Document]) -> Iterator[Block]:

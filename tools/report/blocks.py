@@ -1,7 +1,7 @@
 """What a command has to show: a report of sections of blocks, made once of its document.
 
 Blocks hold raw values, and texts that are plain; how they look is up to the terminal (`console.terminal`) and the page
-(`page`). The terminal shows no plots and tiles, and no block with `on_terminal=False`; the page shows all.
+(`page`). The terminal shows no figures and tiles, and no block with `on_terminal=False`; the page shows all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +17,55 @@ Document = Mapping[str, Any]
 """The JSON document of a command, or a part of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How a column is drawn.
+
+    Attributes:
+        color: or one for each row, of bars.
+        dash: of its line; empty for marks without a line.
+        symbol: of its marks; empty for a line without marks.
+        filled: the area below the line, too.
+    """
+
+    color: str | Sequence[str]
+    dash: str = "solid"
+    symbol: str = ""
+    filled: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
+    """One column of a table, and a line or bars of a plot of it.
 
     Attributes:
         of: where its value stands in a row: a place, a key, keys joined by dots, or a function of the row.
-        error: likewise, the standard error of a share; it may be missing.
+        error: keys joined by dots, the standard error of a share; they may be missing.
+        look: None if plots leave it out.
     """
 
     name: str
     kind: Kind
     of: int | str | Callable[[Any], Any]
     error: str = ""
+    look: Look | None = None
 
     @property
     def heading(self) -> str:
         return f"{self.name} ({self.kind.unit})" if self.kind.unit else self.name
 
+    def value(self, row: Any) -> Any:
+        if isinstance(self.of, int):
+            return row[self.of]
+        if not isinstance(self.of, str):
+            return self.of(row)
+        for key in self.of.split("."):
+            row = row[key]
+        return row
+
     def cell(self, row: Any) -> str:
-        """The value of a row as text."""
-        value = _found(row, self.of)
+        """The value of a row as text, without its unit."""
+        value = self.value(row)
         if not self.error:
             return self.kind.write(value)
         error: Any = row
@@ -46,26 +74,20 @@ class Column:
         return self.kind.write(value, error)
 
 
-def _found(row: Any, of: int | str | Callable[[Any], Any]) -> Any:
-    if isinstance(of, int):
-        return row[of]
-    if not isinstance(of, str):
-        return of(row)
-    for key in of.split("."):
-        row = row[key]
-    return row
+def of_pair(values: Mapping[tuple[Any, Any], Any], second: Any) -> Callable[[Any], Any]:
+    """Finds the value of a row that is the first of two keys; None where there is none."""
+    return lambda row: values.get((row, second))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under columns, with sentences below. `folded`: on the page only shown when the reader opens it."""
+    """Rows under columns, with sentences below."""
 
     kind: ClassVar[str] = "table"
     title: str
     columns: Sequence[Column]
     rows: Sequence[Any]
     notes: Sequence[str] = ()
-    folded: bool = False
     on_terminal: bool = True
 
     @property
@@ -75,18 +97,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A figure with its title, and a sentence that reads it for this data.
+    """A figure with its title, and a sentence that reads it for this data. The terminal shows sentence and table.
 
     Attributes:
+        table: what is drawn; the page shows it if the reader opens it.
         height: in CSS pixels.
         half: two such plots share a line if the window is wide.
-        on_terminal: the sentence is shown there.
     """
 
     kind: ClassVar[str] = "plot"
     title: str
     aid: str
     figure: "go.Figure"
+    table: Table | None = None
     height: int = 360
     half: bool = False
     on_terminal: bool = False

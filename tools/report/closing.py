@@ -122,13 +122,18 @@ def _texts(sections: Sequence[Section]) -> Iterator[str]:
         for block in section.blocks:
             match block:
                 case Table():
-                    yield from (block.title, *block.notes, *(column.name for column in block.columns))
-                    yield from (cell for row in block.cells for cell in row)
+                    yield from _of_table(block)
                 case Plot():
                     yield from (block.title, block.aid, *(trace.name or "" for trace in block.figure.data))
+                    yield from _of_table(block.table) if block.table else ()
                 case Points():
                     yield from (block.title, *block.sentences)
                 case Tiles():
                     yield from (text for tile in block.tiles for text in (tile.name, tile.note))
                 case Code():
                     yield block.title
+
+
+def _of_table(table: Table) -> Iterator[str]:
+    yield from (table.title, *table.notes, *(column.name for column in table.columns))
+    yield from (cell for row in table.cells for cell in row)

@@ -135,11 +135,13 @@ class Kind:
         write: a value, without the unit.
         unit: stands in the heading; empty where values carry it themselves.
         words: aligned left, and may be folded.
+        share: plots draw its values of 0 to 1 as percents.
     """
 
     write: Callable[..., str]
     unit: str = ""
     words: bool = False
+    share: bool = False
 
 
 # TEXT is shortened, WORDS are not.
@@ -148,8 +150,8 @@ WORDS = Kind(by_type, words=True)
 PLAIN = Kind(by_type)
 COUNT = Kind(count)
 NUMBER = Kind(number)
-PERCENTS = Kind(lambda *share: percent(*share).removesuffix("\u00a0%"))  # of a table whose title says %
-SHARE = Kind(PERCENTS.write, unit="%")
+PERCENTS = Kind(lambda *share: percent(*share).removesuffix("\u00a0%"), share=True)  # under a title with %
+SHARE = Kind(PERCENTS.write, unit="%", share=True)
 GAIN = Kind(signed)
 MS = Kind(number, unit="ms")
 BYTES = Kind(size)

@@ -1,9 +1,10 @@
-"""One function for each kind of plot: a description of the data in, a plotly figure out.
+"""One function for each kind of plot: columns of a table, or tasks, in, a plotly figure out.
 
-Values are those of the document; the `Kind` of an axis says how they are written there and beside the pointer. Shares
-of 0 to 1 are drawn as percents. Figures carry the light colours. If the reader's system is dark, the page's script
-replaces each colour by its dark one. Colour-blind readers can tell the hues apart (after Okabe and Ito); lines also
-differ by marker and dash.
+What is drawn is what the table beside says: its columns tell how values are written beside the pointer, and by their
+`look` how they are drawn. Shares of 0 to 1 are drawn as percents.
+
+Figures carry the light colours. If the reader's system is dark, the page's script replaces each colour by its dark
+one. Colour-blind readers can tell the hues apart (after Okabe and Ito); lines also differ by marker and dash.
 """
 
 import math
@@ -13,8 +14,8 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from freescale_tools.report.blocks import Document
-from freescale_tools.report.numbers import COUNT, MS, SHARE, Kind, label, milliseconds
+from freescale_tools.report.blocks import Column, Document
+from freescale_tools.report.numbers import label, milliseconds
 
 INK, MUTED, GRID, AXIS, PAPER = "#1c232b", "#55606d", "#e4e8ed", "#b4bdc7", "#ffffff"
 BLUE, RED, GREEN, PINK = "#0068a8", "#c44e0a", "#00805d", "#a4508b"
@@ -38,27 +39,23 @@ class Axis:
     """An axis: `log` has ticks at round values, `measured` is logarithmic with ticks at the values themselves."""
 
     title: str
-    kind: Kind = COUNT
     scale: Literal["linear", "log", "measured", "date", "names"] = "linear"
 
-    def said(self, value: Any) -> str:
-        """A value beside the pointer; names and dates as they are."""
-        if self.scale in ("date", "names") and not isinstance(value, float):
-            return label(value)
-        return f"{self.kind.write(value)} {self.kind.unit}".strip()
-
-    def drawn(self, value: Any) -> Any:
-        """Where a value is drawn. Five digits are more than a screen shows."""
-        if not isinstance(value, float | int) or isinstance(value, bool) or self.scale in ("date", "names"):
-            return label(value) if self.scale == "names" else value
-        size = 100 * value if self.kind is SHARE else value
-        if self.scale == "log" and self.kind is SHARE:
-            size = max(size, LEAST)
-        return float(f"{size:.5g}") if isinstance(size, float) else size
+    def places(self, column: Column, rows: Sequence[Any]) -> list[Any]:
+        """Where the values of a column are drawn. Five digits are more than a screen shows."""
+        values = [column.value(row) for row in rows]
+        if self.scale == "names":
+            return [label(value) for value in values]
+        if column.kind.share:
+            values = [None if value is None else 100 * value for value in values]
+        if self.scale == "log":
+            least = LEAST if column.kind.share else 0
+            values = [None if value is None else max(value, least) or None for value in values]
+        return [float(f"{value:.5g}") if isinstance(value, float) else value for value in values]
 
     def layout(self, drawn: Sequence[Any]) -> dict[str, Any]:
-        """How the axis looks; `drawn`: all values on it."""
-        known = [value for value in drawn if value is not None]
+        """How the axis looks; `drawn`: all places on it."""
+        known = [value for value in drawn if value is not None] or [1]
         look = {
             "title": {"text": self.title, "font": {"size": 13, "color": MUTED}, "standoff": 10},
             "gridcolor": GRID, "linecolor": AXIS, "showline": True, "zeroline": False, "automargin": True,
@@ -66,21 +63,18 @@ class Axis:
         }  # fmt: skip
         if self.scale == "names":
             return look | {"type": "category"}
-        if self.scale == "date" and isinstance(known[0], str):
+        if isinstance(known[0], str):
             return look
         if self.scale in ("linear", "date"):
             whole = all(isinstance(value, int) for value in known)
-            zero = {} if self.scale == "date" else {"rangemode": "tozero"}
-            return (
-                look | zero | {"tickformat": ",d" if whole else ",~r", "dtick": 1 if whole and max(known) < 9 else None}
-            )
-        known = [value for value in known if value > 0] or [1]
+            look["rangemode"] = "normal" if self.scale == "date" else "tozero"
+            return look | {"tickformat": ",d" if whole else ",~r", "dtick": 1 if whole and max(known) < 9 else None}
         high = max(known)
         low = min(known) if self.scale == "measured" else min(*known, high / 10)  # or small differences look large
         ticks = sorted(set(known)) if self.scale == "measured" else _round_ticks(low, high)
         return look | {
             "type": "log", "tickmode": "array", "tickvals": ticks,
-            "ticktext": [f"{tick:g} %" if self.kind is SHARE else f"{tick:,g}" for tick in ticks],
+            "ticktext": [f"{tick:,.15g}" for tick in ticks],
             "range": [math.log10(low) - 0.06, math.log10(high) + 0.06],
         }  # fmt: skip
 
@@ -90,103 +84,101 @@ def _round_ticks(low: float, high: float) -> list[float]:
     return decades if high / low > 100 else [step * decade for decade in decades for step in (1, 2, 5)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """What belongs to one name of a plot.
+def lines(
+    rows: Sequence[Any],
+    by: Column,
+    columns: Sequence[Column],
+    *,
+    x: Axis,
+    y: Axis,
+    turned: bool = False,
+    steps: bool = False,
+    cut: int | None = None,
+) -> go.Figure:
+    """A line, or marks, for each of `columns` that has a look, over the values of `by`.
 
-    Attributes:
-        x, y: of bars, `x` has the values and `y` is the names of all bars.
-        dash: of its line; empty for marks without a line.
-        symbol: of its marks; empty for a line without marks.
-        color: or one for each bar.
-        filled: the area below the line, too.
-        upto: ends of whiskers on bars.
-        said: of each point, in place of its value.
+    turned: the values of `by` go down, not to the right. steps: a value holds up to the next one. cut: where histories
+    are cut, a line upright.
     """
-
-    name: str
-    x: Sequence[Any]
-    y: Sequence[Any]
-    color: str | Sequence[str] = BLUE
-    dash: str = "solid"
-    symbol: str = ""
-    filled: bool = False
-    upto: Sequence[float | None] | None = None
-    said: Sequence[str] | None = None
-
-
-def lines(series: Sequence[Series], *, x: Axis, y: Axis, steps: bool = False) -> go.Figure:
-    """Lines or marks over two axes. `steps`: a value holds up to the next one."""
+    along, over = (y, x) if turned else (x, y)
     traces = []
-    for one in series:
-        said = one.said or [
-            f"{x.said(place)}: {label(one.name)} {y.said(value)}" for place, value in zip(one.x, one.y, strict=True)
-        ]
+    for column in columns:
+        if (look := column.look) is None:
+            continue
+        places, values = along.places(by, rows), over.places(column, rows)
         traces.append(
             go.Scatter(
-                x=[x.drawn(value) for value in one.x],
-                y=[y.drawn(value) for value in one.y],
-                name=label(one.name),
-                mode="+".join([*(["lines"] if one.dash else []), *(["markers"] if one.symbol else [])]),
-                line={"color": one.color, "width": 2, "dash": one.dash or None, "shape": "hv" if steps else None},
-                marker={"color": one.color, "symbol": one.symbol or None, "size": 7 if one.dash else 9},
-                fill="tozeroy" if one.filled else "none",
+                x=values if turned else places,
+                y=places if turned else values,
+                name=label(column.name),
+                mode="+".join([*(["lines"] if look.dash else []), *(["markers"] if look.symbol else [])]),
+                line={"color": look.color, "width": 2, "dash": look.dash or None, "shape": "hv" if steps else None},
+                marker={"color": look.color, "symbol": look.symbol or None, "size": 7 if look.dash else 9},
+                fill="tozeroy" if look.filled else "none",
                 fillcolor=AREA,
-                text=said,
+                text=[_said(row, by, column) for row in rows],
                 hovertemplate="%{text}<extra></extra>",
             )
         )
-    return _figure(traces, x, y)
-
-
-def bars(series: Sequence[Series], *, x: Axis, stacked: bool = False) -> go.Figure:
-    """Bars to the right, one below the other; of one name beside each other, or stacked with their sums."""
-    names = Axis("", scale="names")
-    traces = [
-        go.Bar(
-            x=[x.drawn(value) for value in one.x],
-            y=[label(name) for name in one.y],
-            name=label(one.name),
-            orientation="h",
-            marker={"color": one.color},
-            error_x=_whiskers(one, x) if one.upto else None,
-            text=[x.said(value) for value in one.x],
-            textposition="none" if stacked else "inside" if one.upto else "auto",
-            insidetextanchor="start" if one.upto else "end",
-            insidetextfont={"color": PAPER},
-            cliponaxis=False,
-            hovertemplate=f"%{{y}}: {label(one.name)} %{{text}}<extra></extra>",
-            showlegend=len(series) > 1,
-        )
-        for one in series
-    ]
-    if stacked:
-        sums = [sum(parts) for parts in zip(*(one.x for one in series), strict=True)]
+    if cut:
+        top = max(value for trace in traces for value in trace.y if value is not None)
         traces.append(
             go.Scatter(
-                x=sums,
-                y=[label(name) for name in series[0].y],
-                mode="text",
-                text=[f" {x.said(one)}" for one in sums],
-                textposition="middle right",
-                textfont={"size": 12, "color": INK},
-                cliponaxis=False,
-                hoverinfo="skip",
-                showlegend=False,
+                x=[cut, cut], y=[0, top], name=f"cut at {cut:,}", mode="lines", hoverinfo="skip",
+                line={"color": RED, "width": 1.5, "dash": "dash"},
             )
+        )  # fmt: skip
+    drawn = _figure(traces, x, y)
+    if turned:
+        drawn.update_yaxes(autorange="reversed")
+    return drawn
+
+
+def bars(rows: Sequence[Any], by: Column, columns: Sequence[Column], *, x: Axis, stacked: bool = False) -> go.Figure:
+    """Bars to the right for each of `columns` that has a look, named by `by`; stacked ones with their sums."""
+    shown = [column for column in columns if column.look]
+    names = Axis("", "names")
+    traces = [
+        go.Bar(
+            x=x.places(column, rows),
+            y=names.places(by, rows),
+            name=label(column.name),
+            orientation="h",
+            marker={"color": column.look and column.look.color},
+            text=[_with_unit(row, column) for row in rows],
+            textposition="none" if stacked else "auto",
+            insidetextfont={"color": PAPER},
+            cliponaxis=False,
+            customdata=[_said(row, by, column) for row in rows],
+            hovertemplate="%{customdata}<extra></extra>",
+            showlegend=len(shown) > 1,
         )
+        for column in shown
+    ]
+    if stacked:
+        total = Column("in all", shown[0].kind, lambda row: sum(column.value(row) for column in shown))
+        traces.append(
+            go.Scatter(
+                x=x.places(total, rows), y=names.places(by, rows), mode="text",
+                text=[f" {_with_unit(row, total)}" for row in rows], textposition="middle right",
+                textfont={"size": 12, "color": INK}, cliponaxis=False, hoverinfo="skip", showlegend=False,
+            )
+        )  # fmt: skip
     drawn = _figure(traces, x, names)
     drawn.update_layout(barmode="stack" if stacked else "group", bargap=0.35)
     drawn.update_yaxes(autorange="reversed", showgrid=False)
     if stacked:
-        drawn.update_xaxes(range=[0, 1.22 * max(*sums, 0.001)])
+        drawn.update_xaxes(range=[0, 1.22 * max(*traces[-1].x, 0.001)])
     return drawn
 
 
-def _whiskers(one: Series, x: Axis) -> dict[str, Any]:
-    ends = zip(one.x, one.upto or (), strict=True)
-    reach = [x.drawn((end or 0) - (value or 0)) for value, end in ends]
-    return {"type": "data", "symmetric": False, "array": reach, "color": MUTED, "thickness": 1.5}
+def _said(row: Any, by: Column, column: Column) -> str:
+    """What stands beside the pointer."""
+    return f"{label(by.cell(row))}: {label(column.name)} {_with_unit(row, column)}"
+
+
+def _with_unit(row: Any, column: Column) -> str:
+    return f"{column.cell(row)} {'%' if column.kind.share else column.kind.unit}".strip()
 
 
 def heat_map(
@@ -212,8 +204,8 @@ def heat_map(
     colours = {place: None if share is None else log(share) for place, share in shares.items()}
     decades = [0.001, 0.01, 0.1, 1, 10, 100]
     trace = go.Heatmap(
-        x=[x.said(value) for value in across],
-        y=[y.said(value) for value in down],
+        x=[f"{value:,}" for value in across],
+        y=[f"{value:,}" for value in down],
         z=[[colours.get((right, up)) for right in across] for up in down],
         text=[[said.get((right, up), "–") for right in across] for up in down],
         texttemplate="%{text}",
@@ -233,7 +225,7 @@ def heat_map(
         ygap=2,
         hovertemplate=f"%{{x}} {x.title}, %{{y}} {y.title}: %{{text}} %<extra></extra>",
     )
-    drawn = _figure([trace], Axis(x.title, scale="names"), Axis(y.title, scale="names"))
+    drawn = _figure([trace], x, y)
     drawn.update_xaxes(showgrid=False)
     drawn.update_yaxes(showgrid=False)
     return drawn
@@ -273,7 +265,7 @@ def timeline(
                 hovertemplate="%{customdata}<extra></extra>",
             )
         )
-    drawn = _figure(traces, Axis("time since the start of the step (ms)", MS), Axis("", scale="names"))
+    drawn = _figure(traces, Axis("time since the start of the step (ms)"), Axis("", "names"))
     drawn.update_layout(barmode="overlay", bargap=0.3, uniformtext={"minsize": 10, "mode": "hide"})
     drawn.update_xaxes(range=[0, 1.01 * until_ms])
     order = [label(lane) for lane in reversed(lanes)]

@@ -4,11 +4,24 @@ The verdict comes first: which remedies pay, each over what is there without it.
 and at the ranks of the verdict what waits for what, before and after.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from freescale_tools.report import plots
-from freescale_tools.report.blocks import Block, Column, Document, Plot, Report, Section, Table, Tile, Tiles
+from freescale_tools.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Look,
+    Plot,
+    Report,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    of_pair,
+)
 from freescale_tools.report.closing import closed
 from freescale_tools.report.numbers import (
     COUNT,
@@ -23,7 +36,7 @@ from freescale_tools.report.numbers import (
     short,
     signed,
 )  # fmt: skip
-from freescale_tools.report.plots import Axis, Series
+from freescale_tools.report.plots import Axis
 from freescale_tools.simulate.enough_rows import BATCHES
 from freescale_tools.simulate.verdict import INTERVAL, REMEDIES
 
@@ -31,11 +44,11 @@ ASSUMPTION = (
     "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
     "rank, which computes as much less as the straggler share says and waits the rest."
 )
-BUBBLES = (
-    ("straggler_ms", "straggler", plots.RED),
-    ("exposed_ms", "exposed communication", plots.BLUE),
-    ("contention_ms", "contention", plots.AMBER),
-)
+_BUBBLES = {
+    "straggler_ms": ("straggler", plots.RED),
+    "exposed_ms": ("exposed", plots.BLUE),
+    "contention_ms": ("contention", plots.AMBER),
+}
 _PIPELINE = "TrainPipelineSparseDist"
 _ALL = "all"
 _LANES = ("compute", "network", "memory", "host", "data")
@@ -61,7 +74,7 @@ def simulation_report(document: Document) -> Report:
         document,
         title="Simulated training steps",
         facts=[("Hardware", short(simulation["hardware"]["name"]))],
-        sections=[verdict_section(simulation, tiles=tuple(_step_tiles(simulation))), step_section(simulation)],
+        sections=[verdict_section(simulation), step_section(simulation)],
         assumptions=[ASSUMPTION],
         parameters=[parameters(simulation)],
     )
@@ -146,17 +159,6 @@ def _gain_tile(simulation: Document) -> Tile:
     return Tile(name=f"QPS gain at {count(ranks)} ranks", value=signed(found["value"]), note=note)
 
 
-def _step_tiles(simulation: Document) -> Iterator[Tile]:
-    at = {point["way"]: point for point in _at_verdict(simulation)}
-    for name, of in (
-        ("Step", lambda point: point["step_ms"]),
-        ("Exposed communication", lambda point: point["bubbles"]["exposed_ms"]),
-        ("Straggler", lambda point: point["bubbles"]["straggler_ms"]),
-    ):
-        before, after = (milliseconds(of(at[way])) for way in (simulation["over"], _ALL))
-        yield Tile(name=name, value=after, note=f"instead of {before} with {_PIPELINE}")
-
-
 def _at_verdict(simulation: Document) -> list[Document]:
     """The points at the ranks of the verdict, in the order of the ways."""
     points = [point for point in simulation["points"] if point["ranks"] == simulation["verdict"]["ranks"]]
@@ -164,91 +166,36 @@ def _at_verdict(simulation: Document) -> list[Document]:
 
 
 def _step_blocks(simulation: Document, brief: bool) -> Iterator[Block]:
-    several = len({point["ranks"] for point in simulation["points"]}) > 1
-    if several:
-        yield _gain_plot(simulation)
-        yield _steps_plot(simulation)
     yield _gain_table(simulation)
-    yield _bubbles_plot(simulation)
+    if len(simulation["gain"]) > 1:
+        yield _steps_plot(simulation)
+    yield _bubbles_plot(simulation, on_terminal=not brief)
     yield from _timelines(simulation)
-    yield Table(
-        title=f"All {count(len(simulation['points']))} simulated steps, of the mean rank",
-        columns=(
-            Column("ranks", COUNT, "ranks"),
-            Column("way", TEXT, "way"),
-            Column("QPS", COUNT, "qps"),
-            Column("step", MS, "step_ms"),
-            *(Column(name.split()[0], MS, f"bubbles.{key}") for key, name, _ in BUBBLES),
-            Column("waits for data", MS, "data_wait_ms"),
-            Column("idle", SHARE, _idle),
-        ),
-        rows=simulation["points"],
-        notes=["sm-free: prioritized, and exchanges beside compute leave the compute units (SMs) alone."],
-        folded=True,
-        on_terminal=not brief,
-    )
-
-
-def _gain_plot(simulation: Document) -> Block:
-    """Dotted where the rows are too few for the ranks."""
-    carried = simulation["carried"]["ranks"] or 0
-    ordered = sorted(simulation["gain"], key=lambda point: point["ranks"])
-    parts = (
-        ("more ranks than the rows are enough for", [one for one in ordered if one["ranks"] >= carried], "dot"),
-        ("enough rows", [one for one in ordered if one["ranks"] <= carried], "solid"),
-    )
-    said = [
-        f"{signed(one['qps_gain'])} at {count(one['ranks'])} ranks"
-        for one in ordered
-        if one in (ordered[0], ordered[-1]) or one["ranks"] == carried
-    ]
-    series = [
-        Series(
-            name=name,
-            x=[one["ranks"] for one in own],
-            y=[one["qps_gain"] for one in own],
-            color=plots.GREY if dash == "dot" else plots.BLUE,
-            dash=dash,
-            symbol="circle",
-            said=[f"{count(one['ranks'])} ranks: {signed(one['qps_gain'])}" for one in own],
-        )
-        for name, own, dash in parts
-        if own and own != ordered[-1:]
-    ]
-    return Plot(
-        title="QPS gain (%) by ranks",
-        aid=f"Samples per second of all remedies over {_PIPELINE}: {', '.join(said)}.",
-        figure=plots.lines(series, x=Axis("ranks", COUNT, "measured"), y=Axis(f"QPS gain over {_PIPELINE} (%)", SHARE)),
-        half=True,
-    )
 
 
 def _steps_plot(simulation: Document) -> Block:
-    colors = {"plain": plots.RED, _ALL: plots.BLUE}
-    others = [way for way in simulation["ways"] if way not in colors]
+    ways = simulation["ways"]
     palette = (plots.GREY, plots.GREEN, plots.AMBER, plots.PINK, plots.SKY)
-    colors |= {way: palette[place % len(palette)] for place, way in enumerate(others)}
-    series = []
-    for place, way in enumerate(simulation["ways"]):
-        own = sorted((one for one in simulation["points"] if one["way"] == way), key=lambda one: one["ranks"])
-        series.append(
-            Series(
-                name=way,
-                x=[one["ranks"] for one in own],
-                y=[one["step_ms"] for one in own],
-                color=colors[way],
-                dash=plots.DASHES[place % len(plots.DASHES)],
-                symbol=plots.SYMBOLS[place % len(plots.SYMBOLS)],
-            )
-        )
+    colors = dict(zip((way for way in ways if way not in ("plain", _ALL)), itertools.cycle(palette), strict=False))
+    colors |= {"plain": plots.RED, _ALL: plots.BLUE}
+    steps = {(one["ranks"], one["way"]): one["step_ms"] for one in simulation["points"]}
+    columns = [
+        Column(way, MS, of_pair(steps, way), look=Look(color=colors[way], dash=dash, symbol=symbol))
+        for way, dash, symbol in zip(ways, itertools.cycle(plots.DASHES), itertools.cycle(plots.SYMBOLS), strict=False)
+    ]
     at = _at_verdict(simulation)
     slowest, fastest = (choose(at, key=lambda one: one["step_ms"]) for choose in (max, min))
     return Plot(
         title="Time of a step (ms) by ranks",
         aid=f"At {count(slowest['ranks'])} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
         f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
-        figure=plots.lines(series, x=Axis("ranks", COUNT, "measured"), y=Axis("time of a step (ms)", MS)),
-        half=True,
+        figure=plots.lines(
+            sorted({ranks for ranks, _ in steps}),
+            Column("ranks", COUNT, lambda ranks: ranks),
+            columns,
+            x=Axis("ranks", "measured"),
+            y=Axis("time of a step (ms)"),
+        ),
     )
 
 
@@ -281,24 +228,37 @@ def _gain_table(simulation: Document) -> Table:
     )
 
 
-def _bubbles_plot(simulation: Document) -> Block:
+def _bubbles_plot(simulation: Document, *, on_terminal: bool) -> Block:
+    """Of the ways at the ranks of the verdict; its table has all points."""
     at = _at_verdict(simulation)
     known = {one["way"]: one for one in at}
     first, last = known[simulation["over"]], known[_ALL]
+    table = Table(
+        title=f"All {count(len(simulation['points']))} simulated steps, of the mean rank",
+        columns=(
+            Column("ranks", COUNT, "ranks"),
+            Column("way", TEXT, "way"),
+            Column("QPS", COUNT, "qps"),
+            Column("step", MS, "step_ms"),
+            *(Column(name, MS, f"bubbles.{key}", look=Look(color=color)) for key, (name, color) in _BUBBLES.items()),
+            Column("waits for data", MS, "data_wait_ms"),
+            Column("idle", SHARE, _idle),
+        ),
+        rows=simulation["points"],
+        notes=["sm-free: prioritized, and exchanges beside compute leave the compute units (SMs) alone."],
+    )
     causes = ", ".join(
         f"{name} {milliseconds(first['bubbles'][key])} → {milliseconds(last['bubbles'][key])}"
-        for key, name, _ in BUBBLES
+        for key, (name, _) in _BUBBLES.items()
     )
     idle = " → ".join(f"{milliseconds(_idle_ms(one))} ({percent(_idle(one))} of the step)" for one in (first, last))
-    series = [
-        Series(name=name, x=[one["bubbles"][key] for one in at], y=[one["way"] for one in at], color=color)
-        for key, name, color in BUBBLES
-    ]
     return Plot(
         title=f"Idle time of a step (ms) by cause, {count(first['ranks'])} ranks",
         aid=f"From {first['way']} to {last['way']}: {causes}; idle in all {idle}.",
-        figure=plots.bars(series, x=Axis("idle time of a step (ms)", MS), stacked=True),
+        figure=plots.bars(at, table.columns[1], table.columns, x=Axis("idle time of a step (ms)"), stacked=True),
+        table=table,
         height=110 + 42 * len(at),
+        on_terminal=on_terminal,
     )
 
 

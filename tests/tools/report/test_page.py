@@ -18,7 +18,7 @@ PAGES = {
     "one file": documents.tiny,
     "no events": documents.no_events,
 }
-PLOTS = {"collisions": 5, "simulate": 5, "quick": 1, "one file": 2, "no events": 1}
+PLOTS = {"collisions": 5, "simulate": 4, "quick": 1, "one file": 2, "no events": 1}
 INK_OF_TICKS = "getComputedStyle(document.querySelector('.drawing .xtick text')).fill"
 WIDTHS = "[...document.querySelectorAll('.drawing')].map(d => d.querySelector('.main-svg').getAttribute('width'))"
 AS_WIDE_AS_THERE_IS = (
@@ -167,10 +167,13 @@ def test_the_settings_can_be_copied_with_and_without_a_clipboard(browser, pages)
 @pytest.mark.long
 def test_a_click_on_a_name_hides_what_it_stands_for(browser, pages):
     browser.open(pages / "collisions.html")
-    lines = "document.querySelector('.drawing').querySelectorAll('.scatterlayer .trace').length"
+    lines = "document.querySelectorAll('.drawing')[1].querySelectorAll('.scatterlayer .trace').length"
     before = browser.ask(lines)
-    browser.ask("document.querySelector('.legend button').click()")
+    browser.ask("document.querySelectorAll('.legend')[1].querySelector('button').click()")
     browser.until(f"{lines} === {before - 1}")
-    assert browser.ask("document.querySelector('.legend button').getAttribute('aria-pressed')") == "false"
-    browser.ask("document.querySelector('.legend button').click()")
+    assert (
+        browser.ask("document.querySelectorAll('.legend')[1].querySelector('button').getAttribute('aria-pressed')")
+        == "false"
+    )
+    browser.ask("document.querySelectorAll('.legend')[1].querySelector('button').click()")
     browser.until(f"{lines} === {before}")
