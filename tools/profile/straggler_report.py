@@ -197,8 +197,8 @@ def _maps(points: Sequence[Document]) -> Iterator[Block]:
             f"{count(worst['max_length'])} events.",
             figure=plots.heat_map(
                 {place: point["straggler"][method] for place, point in places.items()},
-                x=Axis("longest history kept (events)"),
-                y=Axis("ranks"),
+                x=Axis("longest history kept (events)", "names"),
+                y=Axis("ranks", "names"),
                 said={place: _said(point, method).removesuffix("\u00a0%") for place, point in places.items()},
                 beside=everything,
                 scale=method == best,

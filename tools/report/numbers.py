@@ -63,9 +63,13 @@ def signed(share: float | None) -> str:
     return f"{'+' if whole > 0 else '−' if whole < 0 else ''}{abs(whole):,}\u00a0%"
 
 
+def _ms(value: float | None) -> str:
+    return "<\u00a00.001" if value is not None and 0 < value < 0.001 else number(value)
+
+
 def milliseconds(value: float | None) -> str:
     """`12.3 ms`."""
-    return NOTHING if value is None else f"{number(value)}\u00a0ms"
+    return NOTHING if value is None else f"{_ms(value)}\u00a0ms"
 
 
 def size(bytes: float | None) -> str:
@@ -153,7 +157,7 @@ NUMBER = Kind(number)
 PERCENTS = Kind(lambda *share: percent(*share).removesuffix("\u00a0%"), share=True)  # under a title with %
 SHARE = Kind(PERCENTS.write, unit="%", share=True)
 GAIN = Kind(signed)
-MS = Kind(number, unit="ms")
+MS = Kind(_ms, unit="ms")
 BYTES = Kind(size)
 
 

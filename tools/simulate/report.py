@@ -81,7 +81,7 @@ def simulation_report(document: Document) -> Report:
 
 
 def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Section:
-    """Which remedies pay. `tiles`: shown beside the gain of all."""
+    """Which remedies pay. `tiles`: key figures of more than steps, with the gain of all before them."""
     found = simulation["verdict"]
     table = Table(
         title="Which remedies pay",
@@ -99,7 +99,7 @@ def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Sect
         id="verdict",
         title=f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}",
         intro=_enough_rows(simulation),
-        blocks=(Tiles(tiles=(_gain_tile(simulation), *tiles)), table),
+        blocks=(*([Tiles(tiles=(_gain_tile(simulation), *tiles))] if tiles else []), table),
     )
 
 

@@ -93,6 +93,8 @@ def test_maps_of_one_quantity_share_their_colours():
     cells = [cell for one in maps for row in one.z for cell in row]
     assert (min(cells), max(cells)) == (low, high)
     assert [one.showscale for one in maps] == [False, True]
+    layouts = [block.figure.layout for (_, title), block in found.items() if "by ranks and longest history" in title]
+    assert {axis.type for layout in layouts for axis in (layout.xaxis, layout.yaxis)} == {"category"}, "equal cells"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_lengths_over_time_say_their_unit_and_stand_under_their_names(first, ste
 
 
 def test_the_gain_is_that_of_the_verdict_over_torchrecs_pipeline():
-    document = documents.simulate_result()
+    document = documents.profile()
     simulation = document["simulation"]
     verdict, ranks = simulation["verdict"], simulation["verdict"]["ranks"]
     found = tiles(document)
@@ -360,6 +362,7 @@ def test_figures_inside_the_page_are_json_that_ends_no_script():
         (numbers.signed(0.5), "+50 %"),
         (numbers.signed(-0.903), "−90 %"),
         (numbers.milliseconds(12.345), "12.3 ms"),
+        (numbers.milliseconds(0.000507), "< 0.001 ms"),
         (numbers.size(17_784_325), "17.8 MB"),
         (numbers.size(999), "999 B"),
         (numbers.many(1, "row"), "1 row"),
