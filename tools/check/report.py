@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from freescale_tools.check.findings import Finding
-from freescale_tools.report.blocks import Block, Column, Document, Table
+from freescale_tools.report.blocks import Block, Column, Document, Points, Table
 from freescale_tools.report.numbers import COUNT, WORDS, count
 
 _SHOWN = 20
@@ -16,15 +16,21 @@ def check_blocks(findings: Sequence[Finding], answer: Document) -> Iterator[Bloc
         notes = [f"To do: {todo}" for todo in dict.fromkeys(one.todo for one in found[:_SHOWN])]
         if len(found) > _SHOWN:
             notes.insert(0, f"{count(len(found) - _SHOWN)} more places; --json lists all.")
-        whole = kind == "mismatch"  # of a whole source, and long
+        if kind == "mismatch":  # of a whole source, and with expressions to copy in one piece
+            said = [f"{one.source}: {one.what}" for one in found]
+            yield Points(title=f"{kind}: {count(number)}", sentences=[*said, *notes])
+            continue
         yield Table(
             title=f"{kind}: {count(number)}",
             columns=(
-                *([Column("source", WORDS, lambda one: one.source)] if whole or len(answer["sources"]) > 1 else []),
-                *([] if whole else _PLACE),
+                *([Column("source", WORDS, lambda one: one.source)] if len(answer["sources"]) > 1 else []),
+                Column("file", WORDS, lambda one: one.file or one.source),
+                Column("row group", COUNT, lambda one: one.row_group),
+                Column("rows", WORDS, _rows),
+                Column("column", WORDS, lambda one: one.column or one.field),
                 Column("what", WORDS, lambda one: one.what),
             ),
-            rows=found if whole else found[:_SHOWN],
+            rows=found[:_SHOWN],
             notes=notes,
         )
 
@@ -34,11 +40,3 @@ def _rows(one: Finding) -> str | None:
         return None
     some = ", ".join(str(row) for row in one.rows[:_ROWS_SHOWN])
     return some + (f" and {count(len(one.rows) - _ROWS_SHOWN)} more" if len(one.rows) > _ROWS_SHOWN else "")
-
-
-_PLACE = (
-    Column("file", WORDS, lambda one: one.file or one.source),
-    Column("row group", COUNT, lambda one: one.row_group),
-    Column("rows", WORDS, _rows),
-    Column("column", WORDS, lambda one: one.column or one.field),
-)

@@ -105,6 +105,7 @@ class Terminal:
                     if block.table:
                         self._table(block.table)
                 case Points():
+                    self.say(block.title)
                     for sentence in block.sentences:
                         self.say(f"- {sentence.translate(_ASCII)}")
                 case Code():
@@ -150,16 +151,13 @@ class Terminal:
     @contextlib.contextmanager
     def progress(self, what: str, *, rows: int | None = None, bytes: int | None = None) -> Iterator[Progress]:
         """Show a bar with rows, bytes, rates and the time left. The totals, if given, set its length."""
-        if not self._err.is_terminal:
-            yield _Silent()
-            return
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn(),
             TimeRemainingColumn(),
         )  # fmt: skip
-        with Progress(*columns, console=self._err, transient=True) as bars:
+        with Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal) as bars:
             yield _Bar(bars, bars.add_task(what, total=bytes or rows, done=""), by_bytes=bool(bytes))
 
     def _table(self, table: Table) -> None:
@@ -187,11 +185,6 @@ class Terminal:
 
     def _error(self, message: str) -> None:
         self._err.print(f"error: {message}", markup=False, soft_wrap=True)
-
-
-class _Silent:
-    def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
-        pass
 
 
 class _Bar:
