@@ -98,13 +98,7 @@ def _table(title: str, first: Column, points: Sequence[Document], grid: Document
             first,
             Column("padding", PERCENTS, "sparsity", look=Look(color=plots.MUTED, dash="dash") if lines else None),
             *(
-                Column(
-                    method_name(method),
-                    PERCENTS,
-                    f"straggler.{method}",
-                    error=f"straggler_error.{method}",
-                    look=Look(color=_METHODS[method][1], dash="solid" if lines else "", symbol=symbol),
-                )
+                _of_method(method, Look(color=_METHODS[method][1], dash="solid" if lines else "", symbol=symbol))
                 for method, symbol in zip(grid["methods"], plots.SYMBOLS, strict=False)
             ),
             Column("lower bound", PERCENTS, "lower_bound", look=Look(color=plots.INK, dash="dot") if lines else None),
@@ -112,6 +106,10 @@ def _table(title: str, first: Column, points: Sequence[Document], grid: Document
         rows=points,
         notes=["padding: share of a batch, if it were padded to its longest history."],
     )
+
+
+def _of_method(method: str, look: Look | None = None) -> Column:
+    return Column(method_name(method), PERCENTS, f"straggler.{method}", error=f"straggler_error.{method}", look=look)
 
 
 def _along(grid: Document, axis: str, points: Sequence[Document]) -> Block:
@@ -182,25 +180,23 @@ def _maps(points: Sequence[Document]) -> Iterator[Block]:
     best = best_method(points)
     if best is None:
         return
-    everything = [point["straggler"].get(method) for point in points for method in (NONE, best)]
-    for method in (NONE, best):
-        own = [point for point in points if point["straggler"].get(method) is not None]
-        worst = max(own, key=lambda point: point["straggler"][method])
+    columns = [_of_method(method) for method in (NONE, best)]
+    for method, column in zip((NONE, best), columns, strict=True):
+        worst = max(points, key=column.value)
         name = "without balancing" if method == NONE else f"with {method_name(method)}"
         ratio = ""
         if method != NONE and worst["straggler"][NONE] > 1.1 * worst["straggler"][method] > 0:
             ratio = f", {times(worst['straggler'][NONE] / worst['straggler'][method])} less than unbalanced"
-        places = {(point["max_length"], point["ranks"]): point for point in own}
         yield Plot(
             title=f"Straggler share (%) {name}, by ranks and longest history",
             aid=f"Worst is {_said(worst, method)}{ratio}, on {count(worst['ranks'])} ranks with histories of up to "
             f"{count(worst['max_length'])} events.",
             figure=plots.heat_map(
-                {place: point["straggler"][method] for place, point in places.items()},
-                x=Axis("longest history kept (events)", "names"),
-                y=Axis("ranks", "names"),
-                said={place: _said(point, method).removesuffix("\u00a0%") for place, point in places.items()},
-                beside=everything,
+                points,
+                Column("longest history kept (events)", COUNT, "max_length"),
+                Column("ranks", COUNT, "ranks"),
+                column,
+                beside=columns,
                 scale=method == best,
             ),
             height=320,

@@ -182,32 +182,27 @@ def _with_unit(row: Any, column: Column) -> str:
 
 
 def heat_map(
-    shares: Mapping[tuple[Any, Any], float | None],
-    *,
-    x: Axis,
-    y: Axis,
-    said: Mapping[tuple[Any, Any], str],
-    beside: Sequence[float | None],
-    scale: bool,
+    rows: Sequence[Any], across: Column, down: Column, column: Column, *, beside: Sequence[Column], scale: bool
 ) -> go.Figure:
-    """Shares by (x, y) as colours, with figures in the cells.
+    """Shares of a column by the values of two others, as colours with figures in the cells.
 
-    said: what stands in a cell. beside: shares of all maps that are to have the same colours for the same shares.
+    beside: the columns of all maps that are to have the same colours for the same shares, this one among them.
     scale: the colours are explained beside the map.
     """
-    across, down = (sorted({place[axis] for place in shares}) for axis in (0, 1))
 
-    def log(share: float) -> float:
-        return math.log10(max(100 * share, LEAST))
+    def log(share: float | None) -> float | None:
+        return None if share is None else math.log10(max(100 * share, LEAST))
 
-    known = [log(share) for share in (*beside, *shares.values()) if share is not None] or [log(0.0)]
-    colours = {place: None if share is None else log(share) for place, share in shares.items()}
+    at = {(across.value(row), down.value(row)): row for row in rows}
+    right, up = (sorted({place[axis] for place in at}) for axis in (0, 1))
+    cells = [[at.get((one, other)) for one in right] for other in up]
+    known = [colour for one in beside for row in rows if (colour := log(one.value(row))) is not None]
     decades = [0.001, 0.01, 0.1, 1, 10, 100]
     trace = go.Heatmap(
-        x=[f"{value:,}" for value in across],
-        y=[f"{value:,}" for value in down],
-        z=[[colours.get((right, up)) for right in across] for up in down],
-        text=[[said.get((right, up), "–") for right in across] for up in down],
+        x=[f"{value:,}" for value in right],
+        y=[f"{value:,}" for value in up],
+        z=[[row and log(column.value(row)) for row in line] for line in cells],
+        text=[[column.cell(row) if row else "–" for row in line] for line in cells],
         texttemplate="%{text}",
         textfont={"size": 11, "color": INK},
         colorscale=[[0, AREA], [1, DEEP]],
@@ -223,9 +218,9 @@ def heat_map(
         },
         xgap=2,
         ygap=2,
-        hovertemplate=f"%{{x}} {x.title}, %{{y}} {y.title}: %{{text}} %<extra></extra>",
+        hovertemplate=f"%{{x}} {across.name}, %{{y}} {down.name}: %{{text}} %<extra></extra>",
     )
-    drawn = _figure([trace], x, y)
+    drawn = _figure([trace], Axis(across.name, "names"), Axis(down.name, "names"))
     drawn.update_xaxes(showgrid=False)
     drawn.update_yaxes(showgrid=False)
     return drawn
