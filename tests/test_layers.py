@@ -91,8 +91,9 @@ ON_EVERY_LISTING = {"__init__.py", "__pycache__", "py.typed"}
 # A part may import from itself and from the lines above it.
 IN_ORDER = {
     "freescale_tools": (
+        ("report",),
         ("console",),
-        ("scan", "report"),
+        ("scan",),
         ("collisions", "calibrate", "check"),
         ("model",),
         ("write",),

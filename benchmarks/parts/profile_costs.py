@@ -22,9 +22,9 @@ from common.table import emit
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.profile.measure import Columns, Settings, full, quick
-from freescale_tools.profile.page.page import profile_page
 from freescale_tools.profile.predict import predict
-from freescale_tools.report.page import render
+from freescale_tools.profile.report import profile_report
+from freescale_tools.report.page import page
 from freescale_tools.scan.files import FileSet, open_files
 from freescale_tools.write.synth.presets import reference_set
 from fsranks.machine.cores import usable_cores
@@ -98,12 +98,12 @@ def columns(paths: Sequence[Path]) -> list[list[Any]]:
 def pages(paths: Sequence[Path]) -> list[list[Any]]:
     """Rows about the size of the page."""
     document = whole(opened(paths))
-    rows = [["page", len(render(profile_page(document)).encode()) / 1e6, None, None, "< 8 MB"]]
+    rows = [["page", len(page(profile_report(document)).encode()) / 1e6, None, None, "< 8 MB"]]
     sequence = document["sequences"][COLUMN]
     sequence["per_file"] = [{**sequence["per_file"][0], "file": f"part-{n:06d}.parquet"} for n in range(MANY_FILES)]
     lengths = list(range(MANY_LENGTHS))
     sequence["histogram"] = {"lengths": lengths, "counts": [1 + length % 7 for length in lengths]}
-    return [*rows, ["page, inflated", len(render(profile_page(document)).encode()) / 1e6, None, None, "< 8 MB"]]
+    return [*rows, ["page, inflated", len(page(profile_report(document)).encode()) / 1e6, None, None, "< 8 MB"]]
 
 
 def best(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

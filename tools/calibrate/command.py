@@ -72,7 +72,7 @@ def _run(
     from freescale_tools.calibrate.cost_model import advice, doubt
     from freescale_tools.calibrate.cost_model import calibrate as fit
     from freescale_tools.calibrate.measured_steps import read_steps
-    from freescale_tools.calibrate.tables import show
+    from freescale_tools.calibrate.report import calibrate_blocks
     from freescale_tools.console.files import write_whole
 
     if ranks is not None and ranks < 2:
@@ -84,7 +84,7 @@ def _run(
     fscomm, balanced = (read_steps(path, None, same) if path else [] for path in others)
     document = fit(steps, ranks=ranks, skip=skip, fscomm=fscomm, balanced=balanced)
     doubtful = doubt(document)
-    show(terminal, document, advice(document), usable=doubtful is None)
+    terminal.show(calibrate_blocks(document, advice(document), usable=doubtful is None))
     if doubtful is not None:
         terminal.finding(doubtful)
     elif out is not None:

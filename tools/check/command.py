@@ -28,9 +28,9 @@ def check(
 
 
 def _run(terminal: Terminal, given: str, paths: list[str]) -> None:
+    from freescale_tools.check.report import check_blocks
     from freescale_tools.check.schema_option import load
     from freescale_tools.check.source_check import SourceCheck, document, label_forms
-    from freescale_tools.check.tables import show
 
     schema, sources = load(given, paths)
     checks = [SourceCheck(source, schema, index=index) for index, source in enumerate(sources)]
@@ -45,7 +45,9 @@ def _run(terminal: Terminal, given: str, paths: list[str]) -> None:
         for check in checks:
             check.close()
     answer = document(findings, sources=checks, schema=given)
-    show(terminal, findings, answer)
+    terminal.show(check_blocks(findings, answer))
+    if not findings:
+        terminal.say(f"{answer['rows']:,} rows of {len(answer['sources'])} source(s) fit the schema")
     for kind, count in answer["counts"].items():
         terminal.finding(f"{kind}: {count:,}")
     terminal.result(answer)

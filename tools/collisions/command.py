@@ -6,12 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from freescale_tools.collisions.tables import show
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import header
+from freescale_tools.console.files import check_folder, header, write_report
 from freescale_tools.console.options import EventTime, Histories, On, ReportFolder, StoredHistories, stored_histories
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report.write import check_folder, tell_skipped, write_report
 
 
 class OrderName(enum.StrEnum):
@@ -57,7 +55,7 @@ def collisions(
     With --histories, every row is a request that sees the ids of its key before its time.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.collisions.page import collisions_page
+        from freescale_tools.collisions.report import collisions_report
 
         check_folder(out)
         if seed < 0:
@@ -75,8 +73,9 @@ def collisions(
         }
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
         document = _counted(terminal, paths, ids, settings, stored)
-        written = write_report(document, collisions_page(document), out, "collisions")
-        show(terminal, document["collisions"])
+        report = collisions_report(document)
+        written = write_report(document, report, out, "collisions")
+        terminal.report(report)
         terminal.say(written)
         terminal.result(document)
 
@@ -95,7 +94,7 @@ def _counted(
     with histories as requests, terminal.progress("reading ids", rows=files.rows) as progress:
         found = estimate(files, ids, progress=progress, requests=requests, **settings)
     found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
-    tell_skipped(terminal, found["skipped"])
+    terminal.skipped(found["skipped"])
     return {
         **header("collisions"),
         "paths": paths,

@@ -1,12 +1,19 @@
-"""Writes a file so that it is whole or not there, and begins and reads all documents alike."""
+"""Writes files so that they are whole or not there, and begins and reads all documents alike."""
 
 import datetime
+import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freescale_tools.console.errors import UsageError
+from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.terminal import plain
+from freescale_tools.report.blocks import Report
+
+REPORTS = Path("freescale-report")
+"""The folder of reports if the user names none."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -17,6 +24,37 @@ def write_whole(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_report(document: Mapping[str, Any], report: Report, out: Path | None, name: str) -> str:
+    """Write `<name>.json` and the page `<name>.html` into `out`, and say so. Files of other commands in `out` stay.
+
+    If `out` is None, the folder is REPORTS and no file is replaced: the name gets the first free number from 2 on.
+    Raises CommandFailed if the files cannot be written.
+    """
+    from freescale_tools.report.page import page
+
+    if out is None:
+        out, name = REPORTS, _free_name(REPORTS, name)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
+        write_whole(out / f"{name}.html", page(report))
+    except OSError as error:
+        raise CommandFailed(f"cannot write to {out}: {error}") from error
+    return f"written to {out / name}.html and {out / name}.json"
+
+
+def check_folder(out: Path | None) -> None:
+    """Raise UsageError if a report cannot be written to `out`, before any work is done."""
+    folder = out or REPORTS
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; name a folder")
+
+
+def _free_name(folder: Path, name: str) -> str:
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if not any((folder / f"{one}.{kind}").exists() for kind in ("json", "html")))
 
 
 def read_document(path: Path, kind: str, *, make: str, version: int = 1) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shows the result of a command, as tables and bars or as one JSON document, and sets the exit status.
+"""Shows the result of a command, as a report and bars or as one JSON document, and sets the exit status.
 
 With `json`, standard output carries only the document. Messages and bars go to standard error. Bars appear
 only if standard error is a terminal.
@@ -8,25 +8,22 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-from rich.table import Table
-from rich.text import Text
 
 from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.report.blocks import Block, Code, Column, Plot, Points, Report, Table
+from freescale_tools.report.numbers import PLAIN, WORDS, Kind
 
 FOUND, USAGE = 1, 2
 INTERRUPTED = 130
 _LOG_WIDTH = 120
 _FOLDED = 12  # text is not folded into less
+_ASCII = str.maketrans({"\u00a0": " ", "−": "-", "–": "-"})  # what can be searched for in a log
 
 
 class Progress(Protocol):
@@ -43,6 +40,8 @@ class Terminal:
     """
 
     def __init__(self, *, json: bool = False) -> None:
+        from rich.console import Console
+
         self._json = json
         self._out = Console(highlight=False, emoji=False)
         if not self._out.is_terminal:  # a pipe or a log has no width of its own
@@ -70,39 +69,75 @@ class Terminal:
             raise typer.Exit(FOUND)
 
     def say(self, text: str) -> None:
-        """Print a line for people."""
+        """Print a line for people. It is wrapped on a screen only: a pipe gets it in one piece."""
         if not self._json:
-            self._out.print(text, markup=False, soft_wrap=True)
+            self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
+
+    def report(self, report: Report) -> None:
+        """Print what the report has for the terminal: its head, and sections that have something."""
+        if self._json:
+            return
+        from rich.rule import Rule
+        from rich.text import Text
+
+        self.say(
+            "; ".join([report.title, *(f"{name.lower()} {value.translate(_ASCII)}" for name, value in report.facts)])
+        )
+        for section in report.sections:
+            blocks = [block for block in section.blocks if block.on_terminal]
+            if not blocks:
+                continue
+            self._out.print("", Rule(Text(section.title), align="left", style=""))
+            if section.intro:
+                self.say(section.intro.translate(_ASCII))
+            self.show(blocks)
+
+    def show(self, blocks: Iterable[Block]) -> None:
+        """Print blocks for people; of plots the sentence that reads them, and the table."""
+        if self._json:
+            return
+        for block in blocks:
+            match block:
+                case Table():
+                    self._table(block)
+                case Plot():
+                    self.say(block.aid.translate(_ASCII))
+                    if block.table:
+                        self._table(block.table)
+                case Points():
+                    self.say(block.title)
+                    for sentence in block.sentences:
+                        self.say(f"- {sentence.translate(_ASCII)}")
+                case Code():
+                    self._out.print(f"\n{block.text.rstrip()}", markup=False, soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, notes: Sequence[str] = ()
     ) -> None:
-        """Print a table for people.
-
-        Text is aligned left, numbers right; None is a dash; floats have four digits. Text is folded where the table is
-        wider than the window, numbers never: the last columns are left out instead, and named.
-        """
-        if self._json:
-            return
-        cells = [[_text(value) for value in row] for row in rows]
+        """Print a table of values of any kind: text is aligned left, numbers right; floats have four digits."""
         words = [any(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
-        headings, shown = _fitting(columns, cells, words, self._out.width)
-        table = Table(title=Text(title), title_justify="left")
-        for place in range(shown):
-            justify: Any = "left" if words[place] else "right"
-            table.add_column(Text(headings[place]), justify=justify, overflow="fold", no_wrap=not words[place])
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row[:shown]))
-        self._out.print(table)
-        if shown < len(columns):
-            self.say(f"Left out, as the window is narrow: {', '.join(columns[shown:])}.")
-        for note in notes:
-            self.say(note)
+        self.show([
+            Table(
+                title=title,
+                columns=[
+                    Column(name, WORDS if words[place] else PLAIN, place) for place, name in enumerate(columns)
+                ],
+                rows=rows,
+                notes=notes,
+            )
+        ])  # fmt: skip
 
     def finding(self, text: str) -> None:
         """Show something that the user has to look at. The command goes on and ends with status 1."""
         self._findings.append(text)
         self._err.print(f"found: {text}", markup=False, soft_wrap=True)
+
+    def skipped(self, skipped: Iterable[Mapping[str, Any]]) -> None:
+        """A finding for every file or row group that was left out."""
+        for one in skipped:
+            group = "" if one["row_group"] is None else f", row group {one['row_group']}"
+            rows = f" ({one['rows']:,} rows left out)" if one["rows"] else ""
+            self.finding(f"{one['file']}{group}: {one['reason']}{rows}")
 
     def result(self, document: Mapping[str, Any]) -> None:
         """Print the document, with the findings in it, if JSON was asked for. A command does this once."""
@@ -116,67 +151,72 @@ class Terminal:
     @contextlib.contextmanager
     def progress(self, what: str, *, rows: int | None = None, bytes: int | None = None) -> Iterator[Progress]:
         """Show a bar with rows, bytes, rates and the time left. The totals, if given, set its length."""
-        if not self._err.is_terminal:
-            yield _Silent()
-            return
-        with Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            _Counts(),
-            TimeElapsedColumn(),
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=self._err,
-            transient=True,
-        ) as bars:
-            total = bytes if bytes else rows
-            task = bars.add_task(what, total=total, rows=0, bytes=0)
-            yield _Bar(bars, task, by_bytes=bool(bytes))
+        )  # fmt: skip
+        with Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal) as bars:
+            yield _Bar(bars, bars.add_task(what, total=bytes or rows, done=""), by_bytes=bool(bytes))
+
+    def _table(self, table: Table) -> None:
+        """Text is folded where the table is wider than the window, numbers never.
+
+        The last columns are left out instead, and named.
+        """
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        cells = [[cell.translate(_ASCII) for cell in row] for row in table.cells]
+        headings, shown = _fitting(table.columns, cells, self._out.width)
+        grid = Grid(title=Text(table.title.translate(_ASCII)), title_justify="left")
+        for heading, column in zip(headings[:shown], table.columns, strict=False):
+            words = column.kind.words
+            grid.add_column(Text(heading), justify="left" if words else "right", overflow="fold", no_wrap=not words)
+        for row in cells:
+            grid.add_row(*(Text(cell) for cell in row[:shown]))
+        self._out.print(grid)
+        if shown < len(table.columns):
+            left_out = ", ".join(column.name for column in table.columns[shown:])
+            self.say(f"Left out, as the window is narrow: {left_out}.")
+        for note in table.notes:
+            self.say(note.translate(_ASCII))
 
     def _error(self, message: str) -> None:
         self._err.print(f"error: {message}", markup=False, soft_wrap=True)
 
 
-class _Silent:
-    def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
-        pass
-
-
 class _Bar:
-    def __init__(self, bars: Bars, task: Any, *, by_bytes: bool) -> None:
+    """A bar of rich, with rows and bytes and how many a second."""
+
+    def __init__(self, bars: Any, task: Any, *, by_bytes: bool) -> None:
         self._bars = bars
         self._task = task
         self._by_bytes = by_bytes
+        self._done = {"rows": 0, "bytes": 0}
+        self._lock = threading.Lock()
 
     def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
-        fields = self._bars.tasks[self._task].fields
-        self._bars.update(
-            self._task,
-            advance=bytes if self._by_bytes else rows,
-            rows=fields["rows"] + rows,
-            bytes=fields["bytes"] + bytes,
-        )
+        from rich.filesize import decimal
+
+        with self._lock:
+            self._done["rows"] += rows
+            self._done["bytes"] += bytes
+            elapsed = self._bars.tasks[0].elapsed or 0.0
+            each = ((self._done["rows"], lambda value: f"{int(value):,} rows"), (self._done["bytes"], decimal))
+            said = [f"{write(done)} {write(int(done / elapsed))}/s" for done, write in each if done and elapsed]
+            done = self._done["bytes" if self._by_bytes else "rows"]
+            self._bars.update(self._task, completed=done, done=", ".join(said))
 
 
-class _Counts(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        rows, size, elapsed = task.fields["rows"], task.fields["bytes"], task.elapsed or 0.0
-        parts = [f"{rows:,} rows"] if rows else []
-        parts += [decimal(size)] if size else []
-        if elapsed > 0:
-            parts += [f"{rows / elapsed:,.0f} rows/s"] if rows else []
-            parts += [f"{decimal(int(size / elapsed))}/s"] if size else []
-        return Text(" ".join(parts))
-
-
-def _fitting(
-    columns: Sequence[str], cells: Sequence[Sequence[str]], words: Sequence[bool], width: int
-) -> tuple[list[str], int]:
+def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> tuple[list[str], int]:
     """Headings, on several lines if one line is too wide, and how many columns fit."""
-    columns = list(columns)
-    for headings in (columns, [name.replace(" ", "\n") for name in columns]):
+    whole = [column.heading for column in columns]
+    for headings in (whole, [heading.replace(" ", "\n") for heading in whole]):
         needed = [
-            max(_least(one, may_fold=folds) for one in [*headings[place].split("\n"), *(row[place] for row in cells)])
-            for place, folds in enumerate(words)
+            max(_least(one, column.kind) for one in [*headings[at].split("\n"), *(row[at] for row in cells)])
+            for at, column in enumerate(columns)
         ]
         ends = [sum(needed[: last + 1]) + 3 * (last + 1) + 1 for last in range(len(columns))]
         if ends and ends[-1] <= width:
@@ -184,25 +224,13 @@ def _fitting(
     return headings, min(max(sum(end <= width for end in ends), 1), len(columns))
 
 
-def _least(text: str, *, may_fold: bool) -> int:
+def _least(text: str, kind: Kind) -> int:
     """The fewest characters a line of a column needs."""
-    return min(len(text), _FOLDED) if may_fold else len(text)
+    return min(len(text), _FOLDED) if kind.words else len(text)
 
 
 def plain(value: Any) -> Any:
     """Turn arrays and numpy numbers into lists and numbers, for `json.dumps`."""
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     raise TypeError(f"{type(value).__name__} has no place in a JSON document")
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool | str):
-        return str(value)
-    if isinstance(value, int | np.integer):
-        return f"{value:,}"
-    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -13,7 +13,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.files import header, write_whole
 from freescale_tools.console.options import BatchSize, CalibrationFile, HardwareName, MaxLength, ProfileFile
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.plan.show import show
+from freescale_tools.plan.report import plan_blocks
 
 if TYPE_CHECKING:
     from freescale_tools.plan.tables import Table
@@ -71,7 +71,7 @@ def plan(
             write_whole(out, dumps(document["sharding"], indent=1) + "\n")
         except OSError as error:
             raise CommandFailed(f"{out} cannot be written: {error.strerror}") from error
-        show(terminal, document)
+        terminal.show(plan_blocks(document))
         terminal.say(f"written: {out}")
         terminal.result(document)
 

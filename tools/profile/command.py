@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import check_folder, write_report
 from freescale_tools.console.options import (
     RANKS,
     CalibrationFile,
@@ -23,7 +24,6 @@ from freescale_tools.console.options import (
     stored_histories,
 )  # fmt: skip
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report.write import check_folder, tell_skipped, write_report
 
 
 class EngineName(enum.StrEnum):
@@ -141,8 +141,7 @@ def _run(
     stored: StoredHistories | None,
 ) -> None:
     """Profile the files and show the result. `engine_name` is None if only footers are read."""
-    from freescale_tools.profile.page.page import profile_page
-    from freescale_tools.profile.tables import show
+    from freescale_tools.profile.report import profile_report
     from freescale_tools.scan.columns import only_list
     from freescale_tools.scan.files import open_files
     from freescale_tools.scan.histories import open_requests
@@ -156,8 +155,9 @@ def _run(
     histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
     with histories as requests:
         document, notes = _profiled(terminal, paths, files, columns, settings, engine_name, requests)
-    written = write_report(document, profile_page(document), out, "profile")
-    show(terminal, document)
+    report = profile_report(document)
+    written = write_report(document, report, out, "profile")
+    terminal.report(report)
     for note in notes:
         terminal.say(note)
     terminal.say(written)
@@ -184,7 +184,7 @@ def _profiled(
         bind(requests.table if requests else files, [settings.ids], check=check_ids)  # before all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
-        tell_skipped(terminal, found.document["skipped"])
+        terminal.skipped(found.document["skipped"])
         return found.document, []
     from freescale_tools.profile.predict import predict
 
@@ -194,7 +194,7 @@ def _profiled(
         terminal.progress("reading lengths", rows=files.rows) as progress,
     ):
         found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
-    tell_skipped(terminal, found.document["skipped"])
+    terminal.skipped(found.document["skipped"])
     return found.document, predict(
         found, files, columns, settings, paths=paths, bar=terminal.progress, requests=requests
     )

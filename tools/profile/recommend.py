@@ -17,7 +17,7 @@ import numpy as np
 
 from freescale_tools.model.batches import UNPACKED, Samples, Setting, balance_options, simulate_setting
 from freescale_tools.profile.loader_code import LoaderFiles, code
-from freescale_tools.report.numbers import percent_within
+from freescale_tools.report.numbers import percent
 from fsdata.balance.cost import CANDIDATES
 from fsdata.balance.packing import pack
 
@@ -114,7 +114,7 @@ def recommend(samples: Samples, cut: EvenCut, *, files: LoaderFiles) -> dict[str
 
 def share_text(share: float, error: float | None = None) -> str:
     """A share as percent, without digits below its standard error."""
-    return percent_within(share, error).replace("\u00a0", " ")
+    return percent(share, error).replace("\u00a0", " ")
 
 
 def _max_tokens(samples: Samples, setting: Setting) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""The HTML page that a command writes beside its JSON document.
+"""What a command shows, and its HTML page.
 
-A command fills `blocks` with figures written by `numbers` and coloured by `theme`; `assemble` joins the parts
-of a document and the terms of `glossary`, `page` makes HTML of them, `write` puts both files into the folder.
+A command makes a report of `blocks`, whose values `numbers` writes and whose figures `plots` draws; `closing` adds
+skipped files, assumptions and terms; `page` makes HTML of it. The terminal shows the same report (`console.terminal`).
 """

@@ -1,4 +1,4 @@
-"""Makes the report page: one HTML file that opens without a network.
+"""Renders a report as a page: one HTML file that opens without a network.
 
 The file contains plotly's script, the styles and the figures. The script is the bundle of plotly.js for plots with
 two axes, as npm has it (`plotly.js-cartesian-dist-min`), compressed; the browser unpacks it. A content security
@@ -16,20 +16,14 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from freescale_tools.console.files import write_whole
-from freescale_tools.report.blocks import Page
-from freescale_tools.report.theme import DARK
+from freescale_tools.report.blocks import Report
+from freescale_tools.report.plots import DARK
 
 _FOLDER = Path(__file__).parent
 _PLOTLY = _FOLDER / "bundle" / "plotly-cartesian.min.js.gz"
 
 
-def write_page(page: Page, path: Path) -> None:
-    """Write the page under a temporary name, then rename it. Raises OSError if the file cannot be written."""
-    write_whole(path, render(page))
-
-
-def render(page: Page) -> str:
+def page(report: Report) -> str:
     """The page as text: at most 1.5 MB, 0.7 MB of it plotly's script."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -37,7 +31,7 @@ def render(page: Page) -> str:
     environment.filters["embedded"] = _figure
     plotly, script = _PLOTLY.read_bytes(), _script((_FOLDER / "page.js").read_text(encoding="utf-8"))
     return environment.get_template("page.html").render(
-        page=page,
+        report=report,
         style=Markup((_FOLDER / "style.css").read_text(encoding="utf-8")),
         plotly=Markup(base64.b64encode(plotly).decode()),
         script=Markup(script),

@@ -2,6 +2,6 @@
 
 `command` calls `simulation`: `workload` reads a profile, `batches` draws global batches and packs them, `hardware`
 reads its parameters, `schedule` times a step, `enough_rows` says how far rows reach, `verdict` which remedies pay.
-`tables` and `page` show the result.
+`report` says what is shown.
 `links` is `freescale measure-links`, which writes the parameters of hardware.
 """

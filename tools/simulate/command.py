@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from freescale_tools.console.files import header, read_document
+from freescale_tools.console.files import check_folder, header, read_document, write_report
 from freescale_tools.console.options import (
     RANKS,
     BatchSize,
@@ -20,7 +20,6 @@ from freescale_tools.console.options import (
     numbers,
 )  # fmt: skip
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report.write import check_folder, write_report
 
 
 def simulate(
@@ -49,14 +48,14 @@ def simulate(
     The lengths come from a profile. Every parameter is listed with its source, known or assumed.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.simulate.page.page import simulation_page
-        from freescale_tools.simulate.tables import show
+        from freescale_tools.simulate.report import simulation_report
 
         check_folder(out)
         chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": floats(dim)}
         document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, calibration, extrapolate)
-        written = write_report(document, simulation_page(document), out, "simulation")
-        show(terminal, document["simulation"])
+        report = simulation_report(document)
+        written = write_report(document, report, out, "simulation")
+        terminal.report(report)
         terminal.say(written)
         terminal.result(document)
 

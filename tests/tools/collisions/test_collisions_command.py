@@ -24,7 +24,7 @@ def test_tables_and_files(call, data, tmp_path):
     out = tmp_path / "report"
     done = call(data, *SIZE, "--time", "when", "--dim", 16, "--out", out)
     assert done.exit_code == 1, "a file is damaged"
-    for words in ("by order", "by ranks", "by history length", "Bytes a rank sends", "100.0% of the rows were read"):
+    for words in ("by order", "by ranks", "by longest history", "Bytes that leave a rank", "(100.0 %)"):
         assert words in done.output
     assert "found: b.parquet:" in done.output
     document = json.loads((out / "collisions.json").read_text())

@@ -86,10 +86,10 @@ def test_tables_for_people(call, folder):
     done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--share",
                 "user", "--out", folder / "out", "--ranks", 2, "--batch-size", 4)  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "as of at: histories by user" in done.stdout
+    assert "by user, as of at" in done.stdout
     assert "price holds no integers; name a column that does with --ids" in done.stdout
     assert "join=histories" in done.stdout
-    assert "What share='user' saves" in done.stdout
+    assert "What Sequence(share='user') saves" in done.stdout
 
 
 def refused():

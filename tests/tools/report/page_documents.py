@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.collisions.page import collisions_page
+from freescale_tools.collisions.report import collisions_report
 from freescale_tools.model import batches
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.profile.measure import quick as quick_profile
-from freescale_tools.profile.page.page import profile_page
+from freescale_tools.profile.report import profile_report
 from freescale_tools.scan.files import open_files
-from freescale_tools.simulate.page.page import simulation_page
+from freescale_tools.simulate.report import simulation_report
 
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"
 OPTIONS = (
@@ -96,12 +96,12 @@ def hostile():
     return document
 
 
-def page(document):
-    """The page of a document, made by its command."""
-    made = {"profile": profile_page, "collisions": collisions_page, "simulate": simulation_page}
+def report(document):
+    """The report of a document, made by its command."""
+    made = {"profile": profile_report, "collisions": collisions_report, "simulate": simulation_report}
     return made[document["kind"]](document)
 
 
 @functools.cache
-def usual_page():
-    return page(profile())
+def usual():
+    return report(profile())

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from freescale_tools.console.errors import CommandFailed, UsageError
-from freescale_tools.console.files import write_whole
+from freescale_tools.console.files import write_report, write_whole
 from freescale_tools.console.options import numbers
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.report import write as output
-from freescale_tools.report.blocks import Page
-from freescale_tools.report.write import tell_skipped, write_report
+from freescale_tools.report.blocks import Report
 
 
 def page(title):
-    return Page(title=title, subtitle="", facts=(), sections=())
+    return Report(title=title)
 
 
 def test_an_interrupted_write_leaves_the_file_of_before(tmp_path):
@@ -60,7 +58,7 @@ def test_what_is_skipped_is_told(capsys):
         {"file": "a.parquet", "row_group": None, "rows": 0, "reason": "cut"},
         {"file": "b.parquet", "row_group": 3, "rows": 1200, "reason": "damaged"},
     ]
-    tell_skipped(Terminal(), skipped)
+    Terminal().skipped(skipped)
     told = capsys.readouterr().err
     assert "a.parquet: cut\n" in told
     assert "b.parquet, row group 3: damaged (1,200 rows left out)" in told
@@ -76,8 +74,3 @@ def test_numbers():
     ):
         with pytest.raises(UsageError, match=message):
             numbers(wrong, "--ranks")
-
-
-def test_output_names_nothing_that_is_heavy():
-    """`freescale --help` imports it."""
-    assert not {"plotly", "jinja2"} & set(vars(output))

@@ -1,0 +1,212 @@
+"""The report of `freescale collisions`; a profile has its section, too."""
+
+from collections.abc import Iterator, Sequence
+
+from freescale_tools.report import plots
+from freescale_tools.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Look,
+    Plot,
+    Points,
+    Report,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
+from freescale_tools.report.closing import closed
+from freescale_tools.report.numbers import (
+    BYTES,
+    COUNT,
+    NUMBER,
+    PERCENTS,
+    SHARE,
+    TEXT,
+    count,
+    many,
+    percent,
+    short,
+    size,
+)
+from freescale_tools.report.plots import Axis
+
+ASSUMPTION = (
+    "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
+    "rows go once for each distinct row of a rank, their gradients once for each occurrence, 4 a value."
+)
+_AXES = {
+    "batch_size": ("batch size", "samples of a rank"),
+    "ranks": ("ranks", "ranks"),
+    "max_length": ("longest history", "events of a history"),
+}
+"""Axis -> its name, and the unit of its values."""
+_CLASSES = {
+    "ids": ("IDs", plots.GREY),
+    "collision_rows": ("collision rows", plots.RED),
+    "collision_gradients": ("collision gradients", plots.AMBER),
+    "exclusive_rows": ("exclusive rows", plots.BLUE),
+    "exclusive_gradients": ("exclusive gradients", plots.SKY),
+}
+_RATE = "rows also in the batch before (%)"
+_WAYS = {"by_occurrence": ("by occurrence", plots.BLUE, "circle"), "by_row": ("by row", plots.GREEN, "square")}
+
+
+def collisions_report(document: Document) -> Report:
+    """The report of a document of kind `collisions`."""
+    found = document["collisions"]
+    tiles = tuple(tile for tile in (collision_tile(found), _bytes_tile(found)) if tile)
+    summary = Section(id="summary", title="In short", blocks=(Tiles(tiles=tiles),))
+    return closed(
+        document,
+        title="Collisions between consecutive batches",
+        facts=[
+            ("IDs", short(found["column"])),
+            ("Rows read", f"{count(found['rows_read'])} ({percent(found['read_share'])})"),
+        ],
+        sections=[summary, collision_section(found)],
+        assumptions=[ASSUMPTION],
+        skipped=found.get("skipped") or (),
+    )
+
+
+def collision_tile(found: Document) -> Tile | None:
+    """The rate at the settings that were asked for; None where it was not counted."""
+    for point in found["points"]:
+        if point["axis"] == "default":
+            occurrence, row = point["by_occurrence"], point["by_row"]
+            note = f"P99 {percent(occurrence['p99'])}; by distinct row {percent(row['mean'])}"
+            return Tile(name="Collisions, by occurrence", value=percent(occurrence["mean"]), note=note)
+    return None
+
+
+def collision_section(found: Document, *, brief: bool = False) -> Section:
+    """Rates along every axis, and bytes by class. `brief`: on the terminal only the rates by order."""
+    return Section(
+        id="collisions",
+        title="Collisions",
+        intro=f"A row of {short(found['column'])} that the batch before also uses cannot be fetched ahead: it has to "
+        "be updated first. By occurrence every event counts, which is what gradients weigh; by row each distinct row "
+        f"counts once. Where nothing else is said: {many(found['ranks'], 'rank')} of {count(found['batch_size'])} "
+        f"samples, histories of at most {count(found['max_length'])} events; {count(found['sampled_pairs'])} pairs of "
+        "batches were counted.",
+        blocks=tuple(_blocks(found, brief)),
+    )
+
+
+def _bytes_sent(found: Document) -> tuple[float, float]:
+    """(all bytes, bytes of collisions) that a rank sends in a step."""
+    sent = {name: value or 0.0 for name, value in found["bytes"].items()}
+    return sum(sent.values()), sent.get("collision_rows", 0.0) + sent.get("collision_gradients", 0.0)
+
+
+def _bytes_tile(found: Document) -> Tile | None:
+    total, waited = _bytes_sent(found)
+    note = f"{size(waited)} of it in collisions, which have to be waited for"
+    return Tile(name="Sent by a rank in a step", value=size(total), note=note) if total else None
+
+
+def _blocks(found: Document, brief: bool) -> Iterator[Block]:
+    by_axis = {axis: [one for one in found["points"] if one["axis"] == axis] for axis in ("order", *_AXES)}
+    if by_axis["order"]:
+        yield _by_order(by_axis["order"])
+    for axis, (name, unit) in _AXES.items():
+        own = sorted(by_axis[axis], key=lambda one: one[axis])
+        if own:
+            yield _along(own, axis, name, unit, on_terminal=not brief)
+    if _bytes_sent(found)[0]:
+        yield _bytes(found, on_terminal=not brief)
+    notes = [*(found.get("notes") or ()), *_left_out(found.get("left_out") or ())]
+    if notes:
+        yield Points(title="Notes", sentences=notes)
+
+
+def _rates(points: Sequence[Document], first: Column, by: str) -> Table:
+    columns = [
+        Column(
+            f"{name}, {figure}",
+            PERCENTS,
+            f"{key}.{figure.lower()}",
+            look=Look(color=color, dash=dash, symbol=f"{symbol}{'' if dash == 'solid' else '-open'}") if dash else None,
+        )
+        for key, (name, color, symbol) in _WAYS.items()
+        for figure, dash in (("mean", "solid"), ("P50", ""), ("P99", "dot"))
+    ]
+    return Table(
+        title=f"Shared with the batch before (%), by {by}",
+        columns=(
+            first,
+            Column("pairs", COUNT, "pairs"),
+            *columns,
+            Column("occurrences", COUNT, lambda one: round(one["occurrences"])),
+            Column("distinct rows", COUNT, lambda one: round(one["distinct"])),
+        ),
+        rows=points,
+    )
+
+
+def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_terminal: bool) -> Block:
+    """Mean and P99 along one axis, by occurrence and by row."""
+    first, last = points[0], points[-1]
+    table = _rates(points, Column(name, COUNT, axis), name)
+    return Plot(
+        title=table.title,
+        aid=f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
+        f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
+        f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
+        f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}.",
+        figure=plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
+        table=table,
+        height=380,
+        half=True,
+        on_terminal=on_terminal,
+    )
+
+
+def _by_order(points: Sequence[Document]) -> Block:
+    said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
+    table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
+    return Plot(
+        title=table.title,
+        aid=f"By occurrence: {said}.",
+        figure=plots.bars(
+            points, table.columns[0], [one for one in table.columns if "mean" in one.name], x=Axis(_RATE)
+        ),
+        table=table,
+        height=380,
+        half=True,
+        on_terminal=True,
+    )
+
+
+def _bytes(found: Document, *, on_terminal: bool) -> Block:
+    total, waited = _bytes_sent(found)
+    rows = [(*_CLASSES[key], value) for key, value in found["bytes"].items() if value is not None]
+    table = Table(
+        title="Bytes that leave a rank in a step, by class (MB)",
+        columns=(
+            Column("class", TEXT, 0),
+            Column("sent", BYTES, 2),
+            Column("share", SHARE, lambda row: row[2] / total),
+        ),
+        rows=rows,
+        notes=["Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted."],
+    )
+    sent = Column("sent", NUMBER, lambda row: row[2] / 1e6, look=Look(color=[color for _, color, _ in rows]))
+    return Plot(
+        title=table.title,
+        aid=f"With embeddings of {count(found['dim'])} float32 values, a rank sends {size(total)} a step. The "
+        f"{size(waited)} of collisions ({percent(waited / total)}) have to be waited for, the rest can travel beside "
+        "compute.",
+        figure=plots.bars(rows, table.columns[0], [sent], x=Axis("sent by a rank in a step (MB)")),
+        table=table,
+        height=290,
+        on_terminal=on_terminal,
+    )
+
+
+def _left_out(spots: Sequence[Document]) -> Iterator[str]:
+    if spots:
+        named = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in spots)
+        yield f"Left out, because two such batches are more rows than were read: {named} (ranks x samples)."

@@ -1,0 +1,295 @@
+"""The report of `freescale simulate`; a profile has its sections, too.
+
+The verdict comes first: which remedies pay, each over what is there without it. Then a step: gain and time by ranks,
+and at the ranks of the verdict what waits for what, before and after.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from freescale_tools.model.batches import BATCHES
+from freescale_tools.model.verdict import INTERVAL, REMEDIES
+from freescale_tools.report import plots
+from freescale_tools.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Look,
+    Plot,
+    Report,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    of_pair,
+)
+from freescale_tools.report.closing import closed
+from freescale_tools.report.numbers import (
+    COUNT,
+    GAIN,
+    MS,
+    SHARE,
+    TEXT,
+    count,
+    milliseconds,
+    number,
+    percent,
+    short,
+    signed,
+)  # fmt: skip
+from freescale_tools.report.plots import Axis
+
+ASSUMPTION = (
+    "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
+    "rank, which computes as much less as the straggler share says and waits the rest."
+)
+_BUBBLES = {
+    "straggler_ms": ("straggler", plots.RED),
+    "exposed_ms": ("exposed", plots.BLUE),
+    "contention_ms": ("contention", plots.AMBER),
+}
+_PIPELINE = "TrainPipelineSparseDist"
+_ALL = "all"
+_LANES = ("compute", "network", "memory", "host", "data")
+_CLASSES = {
+    "compute": (plots.GREEN, ("forward", "backward", "optimizer")),
+    "balancing and fscomm themselves": (plots.SKY, ("own work",)),
+    "waiting for the slowest rank": (plots.FAINT, ("wait",)),
+    "rows and gradients in the background": (plots.BLUE, ("exclusive",)),
+    "rows and gradients that compute waits for": (plots.RED, ("collision", "rows", "gradients", "lookup", "apply")),
+    "dense all-reduce": (plots.PINK, ("all-reduce",)),
+    "IDs": (plots.AMBER, ("id",)),
+    "loader": (plots.GREY, ("read", "data")),
+    "other": (plots.SKY, ("",)),
+}
+"""Classes of work with their colour. A task belongs to the first one with a word that its name contains: "exclusive"
+comes before "rows", which is in several names."""
+
+
+def simulation_report(document: Document) -> Report:
+    """The report of a document of kind `simulate`."""
+    simulation = document["simulation"]
+    return closed(
+        document,
+        title="Simulated training steps",
+        facts=[("Hardware", short(simulation["hardware"]["name"]))],
+        sections=[verdict_section(simulation), step_section(simulation)],
+        assumptions=[ASSUMPTION],
+        parameters=[parameters(simulation)],
+    )
+
+
+def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Section:
+    """Which remedies pay. `tiles`: key figures of more than steps, with the gain of all before them."""
+    found = simulation["verdict"]
+    table = Table(
+        title="Which remedies pay",
+        columns=(
+            Column("remedy", TEXT, lambda one: REMEDIES[one][0]),
+            Column("pays", TEXT, lambda one: found["pays"].get(one, "")),
+            Column("gain", GAIN, lambda one: found["gains"][one]["value"]),
+            Column("90 %", TEXT, lambda one: _span(found["gains"][one])),
+            Column("over", TEXT, lambda one: REMEDIES[one][1]),
+        ),
+        rows=list(REMEDIES),
+        notes=[*found["why"], INTERVAL],
+    )
+    return Section(
+        id="verdict",
+        title=f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}",
+        intro=_enough_rows(simulation),
+        blocks=(*([Tiles(tiles=(_gain_tile(simulation), *tiles))] if tiles else []), table),
+    )
+
+
+def step_section(simulation: Document, *, brief: bool = False) -> Section:
+    """Gain and step time by ranks; what waits for what before and after. `brief`: only the gain on the terminal."""
+    return Section(
+        id="steps",
+        title="A training step",
+        intro=f"Simulated on {short(simulation['hardware']['name'])} from the lengths and collisions of the data. "
+        f"Plain is a loop that does nothing ahead, {simulation['over']} is TorchRec's {_PIPELINE}, which sends ids one "
+        "batch ahead, all is every remedy together.",
+        blocks=tuple(_step_blocks(simulation, brief)),
+    )
+
+
+def parameters(simulation: Document, *, on_terminal: bool = True) -> Table:
+    """Every parameter of the simulation with its source."""
+    return Table(
+        title=f"What the simulation on {short(simulation['hardware']['name'])} rests on",
+        columns=(
+            Column("parameter", TEXT, "name"),
+            Column("value", TEXT, _value),
+            Column("source", TEXT, "source"),
+        ),
+        rows=simulation["hardware"]["parameters"],
+        on_terminal=on_terminal,
+    )
+
+
+def _value(one: Document) -> str:
+    value, unit = one["value"], one["unit"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return short(value)
+    if unit.startswith("share"):
+        return f"{percent(value)}{unit.removeprefix('share')}"
+    return f"{count(value) if value == int(value) else number(value)} {unit}".strip()
+
+
+def _span(gain: Document) -> str:
+    return f"{signed(gain['low'])} to {signed(gain['high'])}"
+
+
+def _enough_rows(simulation: Document) -> str:
+    """How many ranks the rows are enough for."""
+    carried, first = simulation["carried"], min(point["ranks"] for point in simulation["points"])
+    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
+    if carried["ranks"] is None:
+        return f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
+    return f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
+
+
+def _gain_tile(simulation: Document) -> Tile:
+    ranks, found = simulation["verdict"]["ranks"], simulation["verdict"]["gains"]["all"]
+    if simulation["carried"]["ranks"] is None:
+        return Tile(name="QPS gain", value="not known", note=_enough_rows(simulation))
+    note = f"{_span(found)}: all remedies over {_PIPELINE}, simulated"
+    return Tile(name=f"QPS gain at {count(ranks)} ranks", value=signed(found["value"]), note=note)
+
+
+def _at_verdict(simulation: Document) -> list[Document]:
+    """The points at the ranks of the verdict, in the order of the ways."""
+    points = [point for point in simulation["points"] if point["ranks"] == simulation["verdict"]["ranks"]]
+    return sorted(points, key=lambda point: simulation["ways"].index(point["way"]))
+
+
+def _step_blocks(simulation: Document, brief: bool) -> Iterator[Block]:
+    yield _gain_table(simulation)
+    if len(simulation["gain"]) > 1:
+        yield _steps_plot(simulation)
+    yield _bubbles_plot(simulation, on_terminal=not brief)
+    yield from _timelines(simulation)
+
+
+def _steps_plot(simulation: Document) -> Block:
+    ways = simulation["ways"]
+    palette = (plots.GREY, plots.GREEN, plots.AMBER, plots.PINK, plots.SKY)
+    colors = dict(zip((way for way in ways if way not in ("plain", _ALL)), itertools.cycle(palette), strict=False))
+    colors |= {"plain": plots.RED, _ALL: plots.BLUE}
+    steps = {(one["ranks"], one["way"]): one["step_ms"] for one in simulation["points"]}
+    columns = [
+        Column(way, MS, of_pair(steps, way), look=Look(color=colors[way], dash=dash, symbol=symbol))
+        for way, dash, symbol in zip(ways, itertools.cycle(plots.DASHES), itertools.cycle(plots.SYMBOLS), strict=False)
+    ]
+    at = _at_verdict(simulation)
+    slowest, fastest = (choose(at, key=lambda one: one["step_ms"]) for choose in (max, min))
+    return Plot(
+        title="Time of a step (ms) by ranks",
+        aid=f"At {count(slowest['ranks'])} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
+        f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
+        figure=plots.lines(
+            sorted({ranks for ranks, _ in steps}),
+            Column("ranks", COUNT, lambda ranks: ranks),
+            columns,
+            x=Axis("ranks", "measured"),
+            y=Axis("time of a step (ms)"),
+        ),
+    )
+
+
+def _gain_table(simulation: Document) -> Table:
+    steps = {(one["ranks"], one["way"]): one for one in simulation["points"]}
+    carried = simulation["carried"]
+
+    def of(way: str, key: str) -> Any:
+        return lambda one: steps[one["ranks"], way][key]
+
+    over = simulation["over"]
+    return Table(
+        title=f"What FreeScale would bring over {_PIPELINE}",
+        columns=(
+            Column("ranks", COUNT, "ranks"),
+            Column(f"step, {over}", MS, of(over, "step_ms")),
+            Column("step, all", MS, of(_ALL, "step_ms")),
+            Column(f"QPS, {over}", COUNT, of(over, "qps")),
+            Column("QPS, all", COUNT, of(_ALL, "qps")),
+            Column("balancing", GAIN, "balance"),
+            Column("fscomm", GAIN, "communication"),
+            Column("both", GAIN, "qps_gain"),
+            Column("enough rows", TEXT, lambda one: "yes" if one["ranks"] <= (carried["ranks"] or 0) else "no"),
+        ),
+        rows=simulation["gain"],
+        notes=[
+            f"fscomm: prioritized and SM-free, over {_PIPELINE} that is balanced.",
+            f"enough rows: the {count(carried['rows'])} rows make at least {BATCHES} different global batches.",
+        ],
+    )
+
+
+def _bubbles_plot(simulation: Document, *, on_terminal: bool) -> Block:
+    """Of the ways at the ranks of the verdict; its table has all points."""
+    at = _at_verdict(simulation)
+    known = {one["way"]: one for one in at}
+    first, last = known[simulation["over"]], known[_ALL]
+    table = Table(
+        title=f"All {count(len(simulation['points']))} simulated steps, of the mean rank",
+        columns=(
+            Column("ranks", COUNT, "ranks"),
+            Column("way", TEXT, "way"),
+            Column("QPS", COUNT, "qps"),
+            Column("step", MS, "step_ms"),
+            *(Column(name, MS, f"bubbles.{key}", look=Look(color=color)) for key, (name, color) in _BUBBLES.items()),
+            Column("waits for data", MS, "data_wait_ms"),
+            Column("idle", SHARE, _idle),
+        ),
+        rows=simulation["points"],
+        notes=["sm-free: prioritized, and exchanges beside compute leave the compute units (SMs) alone."],
+    )
+    causes = ", ".join(
+        f"{name} {milliseconds(first['bubbles'][key])} → {milliseconds(last['bubbles'][key])}"
+        for key, (name, _) in _BUBBLES.items()
+    )
+    idle = " → ".join(f"{milliseconds(_idle_ms(one))} ({percent(_idle(one))} of the step)" for one in (first, last))
+    return Plot(
+        title=f"Idle time of a step (ms) by cause, {count(first['ranks'])} ranks",
+        aid=f"From {first['way']} to {last['way']}: {causes}; idle in all {idle}.",
+        figure=plots.bars(at, table.columns[1], table.columns, x=Axis("idle time of a step (ms)"), stacked=True),
+        table=table,
+        height=110 + 42 * len(at),
+        on_terminal=on_terminal,
+    )
+
+
+def _idle_ms(point: Document) -> float:
+    return float(sum(point["bubbles"].values()))
+
+
+def _idle(point: Document) -> float:
+    return _idle_ms(point) / point["step_ms"] if point["step_ms"] else 0.0
+
+
+def work_class(what: str) -> str:
+    """The class of work that a task belongs to."""
+    return next(name for name, (_, words) in _CLASSES.items() if any(word in what for word in words))
+
+
+def _timelines(simulation: Document) -> Iterator[Block]:
+    known = {one["way"]: one for one in _at_verdict(simulation)}
+    shown = {f"before: {_PIPELINE}": known[simulation["over"]], "after: all remedies": known[_ALL]}
+    until, colors = max(point["step_ms"] for point in shown.values()), {name: of for name, (of, _) in _CLASSES.items()}
+    for name, point in shown.items():
+        tasks = [{**task, "class": work_class(task["what"])} for task in point["timeline"]]
+        there = {task["lane"] for task in tasks}
+        lanes = [*(lane for lane in _LANES if lane in there), *sorted(there.difference(_LANES))]
+        compute = sum(task["ms"] for task in tasks if task["class"] == "compute")
+        network = sum(task["ms"] for task in tasks if task["lane"] == "network")
+        yield Plot(
+            title=f"One step {name} (ms by lane), {count(point['ranks'])} ranks",
+            aid=f"The step takes {milliseconds(point['step_ms'])}; the mean rank computes for {milliseconds(compute)} "
+            f"of it, the network is busy for {milliseconds(network)}, and compute waits "
+            f"{milliseconds(point['bubbles']['exposed_ms'])} for communication.",
+            figure=plots.timeline(tasks, lanes=lanes, classes=colors, until_ms=until),
+            height=150 + 36 * len(lanes),
+        )
