@@ -25,11 +25,9 @@ from network.namespaces import why_not
 from network.world import World
 from parts.plans_rank import drawn_ids
 
-from freescale_tools.plan.costs import ID_EXCHANGES, Placed, Setting, Shard, load, parts
-from freescale_tools.plan.steps import PLAIN, rated
+from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Shard, load, parts, rated, together
 from freescale_tools.plan.tables import Table
-from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
-from freescale_tools.plan.torchrec.sharding import as_document
+from freescale_tools.plan.torchrec import Machine, as_document, chosen_plan, default_plan
 from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
 from freescale_tools.simulate.links.hardware_file import measured_hardware
 
@@ -69,8 +67,9 @@ def planned_tables(tables: Set, *, pooled: bool, seed: int) -> list[Table]:
         ids = drawn_ids(one, COUNTED, np.random.default_rng([seed, place, 7]))
         found.append(
             Table(
-                name=one["name"], rows=one["rows"], dim=one["dim"], features=tuple(one["features"]), pooled=pooled,
-                ids_per_sample=(one["ids_per_sample"],), uses=np.bincount(ids, minlength=one["rows"]).astype(float),
+                name=one["name"], rows=one["rows"], dim=one["dim"], features=tuple(one["features"]),
+                kind="pooled" if pooled else "sequence", ids_per_sample=(one["ids_per_sample"],),
+                uses=np.bincount(ids, minlength=one["rows"]).astype(float),
             )
         )  # fmt: skip
     return found
@@ -98,7 +97,10 @@ def random_plan(tables: Sequence[Table], rng: np.random.Generator, allowed: Sequ
 
 
 def key(placed: Sequence[Placed]) -> Any:
-    return tuple(sorted((one.table.name, one.sharding, tuple(sorted(map(repr, one.shards)))) for one in placed))
+    def lies(shard: Shard) -> Any:
+        return shard.rank, shard.first, shard.rows, shard.dim
+
+    return tuple(sorted((one.table.name, one.sharding, tuple(sorted(map(lies, one.shards)))) for one in placed))
 
 
 def measured(world: World, tables: Set, pooled: bool, plans: Sequence[Any], options: Any, seed: int) -> np.ndarray:
@@ -126,14 +128,12 @@ FEATURES = ("constant", "call", "MB of the busiest rank", "MB of all ranks", "MB
 
 def features(placed: Sequence[Placed], setting: Setting) -> np.ndarray:
     """float64 [6]: what the parameters of the model multiply, as FEATURES names it."""
-    loads = [load(one, setting) for one in placed]
+    whole = together([load(one, setting) for one in placed])
     groups = len({(one.table.module, one.sharding) for one in placed if one.sharding != "data_parallel"})
-    sent = [sum(getattr(one, name) for one in loads) for name in ("ids_out", "rows_out", "gradients_out")]
-    most, everything = sum(one.max() for one in sent), sum(one.sum() for one in sent)
-    looked_up = np.max(sum(one.looked_up for one in loads))
-    travelling = sum(one.travelling for one in loads)
+    sent = whole.moved[:, 0]
+    most, everything, looked_up = sent.max(axis=1).sum(), sent.sum(), whole.looked_up.max()
     calls = (ID_EXCHANGES + 2) * groups
-    return np.array([1, calls, most / 1e6, everything / 1e6, looked_up / 1e6, travelling / 1e6])
+    return np.array([1, calls, most / 1e6, everything / 1e6, looked_up / 1e6, whole.travelling / 1e6])
 
 
 def fitted(
@@ -214,10 +214,10 @@ def one_set(
     known = planned_tables(tables, pooled=pooled, seed=seed)
     rate = functools.partial(rated, compute=0.0, collision=0.0, way=PLAIN)
     started = time.monotonic()
-    best = chosen_plan(known, setting, MACHINE, rate).placed
+    best = chosen_plan(known, setting, MACHINE, rate)
     took = time.monotonic() - started
     rng = np.random.default_rng([seed, 13])
-    given = [best, default_plan(known, setting, MACHINE).placed]
+    given = [best, default_plan(known, setting, MACHINE)]
     given += [random_plan(known, rng) for _ in range(others)]
     plans = list({key(one): one for one in given}.values())
     names = [key(one) for one in plans]

@@ -295,8 +295,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="tools/plan/costs.py",
-        before='_to_one(found["gradients_out"], found["gradients_in"], at, given, others)',
-        after='_to_one(found["gradients_in"], found["gradients_out"], at, given, others)',
+        before="_to_one(moved[GRADIENTS], at, given)",
+        after="_to_one(moved[GRADIENTS, ::-1], at, given)",
         tests=("tests/tools/plan",),
         why="`freescale plan` takes gradients to leave the rank that holds a table, and shows wrong bytes by rank",
     ),

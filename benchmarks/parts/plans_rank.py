@@ -19,7 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from freescale_tools.plan.torchrec.sharding import from_document
+from freescale_tools.plan.torchrec import from_document
 from freescale_tools.simulate.links import exchange_times
 
 CPU = torch.device("cpu")

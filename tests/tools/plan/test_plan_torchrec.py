@@ -5,13 +5,13 @@ import dataclasses
 import json
 import logging
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from plan_examples import IDEAL, columns, row_wise, setting, table, whole
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -20,10 +20,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.plan import torchrec as planning
 from freescale_tools.plan.costs import SHARDINGS, by_rank, parts
-from freescale_tools.plan.torchrec.modules import model_of, named_model, tables_of
-from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
-from freescale_tools.plan.torchrec.sharding import as_document, load_plan
+from freescale_tools.plan.torchrec import (
+    Machine,
+    as_document,
+    chosen_plan,
+    default_plan,
+    load_plan,
+    model_of,
+    named_model,
+    tables_of,
+)
 
 CPU = Machine(device="cpu", ranks_per_host=4, memory_bytes=10**9)
 GPU = Machine(device="cuda", ranks_per_host=2, memory_bytes=10**9)
@@ -51,31 +59,28 @@ def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(
     of = setting(hardware=hardware)
     chosen, usual = chosen_plan(MIXED, of, machine, total), default_plan(MIXED, of, machine)
     for plan in (chosen, usual):
-        assert sorted(one.table.name for one in plan.placed) == ["a", "b", "c", "s", "u"]
-        for one in plan.placed:
+        assert sorted(one.table.name for one in plan) == ["a", "b", "c", "s", "u"]
+        for one in plan:
             assert len({shard.rank for shard in one.shards}) == len(one.shards)
             held = sum(shard.rows * shard.dim for shard in one.shards)
-            assert held == (0 if one.sharding == "data_parallel" else one.table.rows * one.table.dim)
-    assert parts(chosen.placed, of).total <= parts(usual.placed, of).total
-    assert len(chosen.memory) == 4
-    assert min(chosen.memory) > 0
+            assert held == one.table.rows * one.table.dim * (4 if one.sharding == "data_parallel" else 1)
+    assert parts(chosen, of).total <= parts(usual, of).total
+    assert by_rank(chosen, of)["memory_bytes"].min() > 0
 
 
-def test_parts_of_tables_move_while_that_helps_the_busiest_rank_and_memory_allows():
-    """The first rows take all look-ups: row-wise, rank 0 has them. By their costs alone, in order, a rank gets 3168."""
-    sizes = zip("abcdef", (35, 9, 34, 15, 38, 28), (12.0, 21.0, 9.0, 3.0, 29.0, 17.0), strict=True)
-    hot = torch.eye(1, 40)[0].numpy()
-    tables = [table(name, rows=1000 * rows, dim=16, ids=(ids,), uses=hot) for name, rows, ids in sizes]
-    of = setting(hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001), ranks=3)
+def test_a_plan_fits_into_the_memory_as_torchrec_counts_it():
+    """All tables together on every rank are the fastest plan where exchanges are all that counts, and the largest."""
+    of = setting(hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001))
+    tables = [table(name, rows=10_000, dim=64, ids=(9.0,), pooled=True) for name in "abc"]
 
-    def busiest(memory_bytes):
+    def planned(memory_bytes):
         machine = dataclasses.replace(CPU, memory_bytes=memory_bytes)
-        found = chosen_plan(tables, of, machine, lambda parts: parts.lookup)
-        return np.rint(by_rank(found.placed, of)["memory_ms"]).max(), max(found.memory)
+        found = chosen_plan(tables, of, machine, lambda one: one.ids + one.rows)
+        return [one.sharding for one in found], by_rank(found, of)["memory_bytes"].max()
 
-    assert busiest(10**9) == (3072, 5_683_200)
-    few = 5_600_000
-    assert busiest(round(few / 0.85)) == (3168, 5_554_400)
+    (everything, held), (cut, less) = planned(10**9), planned(5 * 10**6)
+    assert everything == 3 * ["data_parallel"] != cut
+    assert less <= 0.85 * 5 * 10**6 < held
 
 
 def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
@@ -83,23 +88,23 @@ def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
     look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""
     even, hot = table("t", rows=4000, dim=128), table("t", rows=4000, dim=128, uses=torch.eye(1, 40)[0].numpy())
     heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), receivers_wait=False)
-    assert chosen_plan([even], heavy, CPU, total).placed[0].sharding in ("row_wise", "column_wise", "data_parallel")
-    assert chosen_plan([hot], heavy, CPU, total).placed[0].sharding != "row_wise"
+    assert chosen_plan([even], heavy, CPU, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
+    assert chosen_plan([hot], heavy, CPU, total)[0].sharding != "row_wise"
 
 
 def test_the_rate_decides_what_is_planned():
     """A rate that counts nothing but all-reduces takes no data-parallel table."""
     found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.all_reduce)
-    assert "data_parallel" not in {one.sharding for one in found.placed}
+    assert "data_parallel" not in {one.sharding for one in found}
     found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.ids + one.rows)
-    assert {one.sharding for one in found.placed} == {"data_parallel"}
+    assert {one.sharding for one in found} == {"data_parallel"}
 
 
 def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
     of = setting(hardware=LATE)
     before = logging.root.manager.disable, copy.deepcopy([one.ids_per_sample for one in MIXED])
     found = chosen_plan(MIXED, of, CPU, lambda one: 100 + min(one.total, 1.0))
-    assert written(found.placed, CPU) == written(default_plan(MIXED, of, CPU).placed, CPU)
+    assert written(found, CPU) == written(default_plan(MIXED, of, CPU), CPU)
     assert (logging.root.manager.disable, [one.ids_per_sample for one in MIXED]) == before, "planning changes nothing"
     with pytest.raises(UsageError, match=r"TorchRec's planner finds no plan: .*storage.*--ranks or --memory"):
         chosen_plan([table(rows=10**9, dim=64)], setting(), CPU, total)
@@ -118,18 +123,18 @@ def plain(plan):
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("way", [None, *SHARDINGS])
-def test_what_is_written_is_the_planners_own_plan(tmp_path, machine, way):
-    """`way`: a rate that likes this way to shard best, so that each of them is in a plan."""
-    of, rate = setting(), total
-    if way is None:
-        chosen = default_plan(MIXED, of, machine)
-    else:
-        likes = {"data_parallel": lambda p: p.ids, "row_wise": lambda p: p.lookup, "column_wise": lambda p: p.rows}
-        chosen = chosen_plan(MIXED, of, machine, likes.get(way, rate))
+@pytest.mark.parametrize("way", SHARDINGS)
+def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, machine, way):
+    """TorchRec replicates no rows, and cuts no bags by rows, on CPUs."""
+    theirs, plan = [], EmbeddingShardingPlanner.plan
+    monkeypatch.setattr(EmbeddingShardingPlanner, "plan", lambda *given: theirs.append(plan(*given)))
+    monkeypatch.setattr(planning, "SHARDINGS", (way,))
+    tables = [one for one in MIXED if machine is GPU or one.pooled == (way == "data_parallel")]
+    found = default_plan(tables, setting(), machine)
+    assert {one.sharding for one in found} == {way}
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(written(chosen.placed, machine)))
-    assert plain(load_plan(path)) == plain(chosen.sharding)
+    path.write_text(json.dumps(written(found, machine)))
+    assert plain(load_plan(path)) == plain(theirs[0])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_plans_that_are_written_train_on_two_ranks(tmp_path):
     of = setting(ranks=2)
     a, b, c, s, u = MIXED
     given = [row_wise(a, 2), whole(b, 1), columns(c, 1, 0), row_wise(s, 2), columns(u, 0, 1)]
-    for plan in (chosen_plan(MIXED, of, CPU, total).placed, given):
+    for plan in (chosen_plan(MIXED, of, CPU, total), given):
         path = tmp_path / "plan.json"
         path.write_text(json.dumps(written(plan, CPU, ranks=2)))
         for rank, (losses, shardings) in enumerate(shared_world(2).run(train, path)):
