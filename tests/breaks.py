@@ -302,8 +302,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="tools/calibrate/run_costs.py",
-        before='"low": _over(high[1]), "high": _over(low[1])}',
-        after='"low": _over(low[1]), "high": _over(high[1])}',
+        before='"low": over(inverse["high"]), "high": over(inverse["low"]),',
+        after='"low": over(inverse["low"]), "high": over(inverse["high"]),',
         tests=("tests/tools/calibrate",),
         why="the interval of a calibrated bandwidth has its ends swapped",
     ),

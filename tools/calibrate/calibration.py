@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,6 @@ class Calibration:
     seconds_per_cost: float
     constant_s: float
     """Of forward, backward and optimizer, whatever the samples."""
-    interval: tuple[float, float]
-    """`seconds_per_cost` in 90 % of other draws of as many steps."""
     forward: float | None
     """Share of forward in forward and backward, above 0 and below 1."""
     lookup_s: float | None
@@ -62,7 +61,6 @@ def load_calibration(path: Path) -> Calibration:
             cost=_polynomial(document["cost_model"]),
             seconds_per_cost=document["seconds_per_cost"],
             constant_s=document["constant_s"],
-            interval=tuple(document["intervals"]["seconds_per_cost"]),
             forward=_forward(run["passes_s"]),
             lookup_s=_per_event(run, "lookup"),
             update_s=_per_event(run, "update"),
@@ -94,10 +92,9 @@ def calibrated_run(path: Path) -> dict[str, Any]:
 
 
 def _polynomial(text: str) -> Polynomial:
-    name, _, inner = text.rstrip(")").partition("(")
-    if name != "Polynomial":
+    if not re.fullmatch(r"Polynomial\((\w+=\d+(, )?)+\)", text):
         raise UsageError(f"the calibration's cost model is {text!r}: Polynomial(...) is needed")
-    return Polynomial(**{key.strip(): int(value) for key, _, value in (one.partition("=") for one in inner.split(","))})
+    return Polynomial(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)})
 
 
 def _forward(passes_s: Mapping[str, float]) -> float | None:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.calibrate.measured_steps import Step
-from freescale_tools.calibrate.own_costs import own_costs
-from freescale_tools.calibrate.run_costs import CLASSES, exchanges, interval, means, per_row, r2
+from freescale_tools.calibrate.run_costs import estimates, least_squares, line, own_costs, r2, run_costs
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
-from fsdata.balance.cost import CANDIDATES, Polynomial, fit, non_negative, step_sums
+from fsdata.balance.cost import CANDIDATES, Polynomial, fit, step_sums
 from fsdata.balance.packing import pack
 from fsdata.balance.packing.plan import straggler_share
 
@@ -91,14 +90,10 @@ def calibrate(
         "measured_straggler": measured_straggler(kept),
         "simulated": {"ranks": width, "steps": _SIMULATED, **left},
         "speeds": speeds(fitted, kept),
-        "run": {
-            **means(kept),
-            **{name: exchanges(kept, kinds, seed=seed) for name, kinds in CLASSES.items()},
-            **{kind: per_row(kept, kind, seed=seed) for kind in ("lookup", "update")},
-        },
+        "run": run_costs(kept, seed=seed),
         "own": own_costs(
             kept,
-            lambda step: fitted.scale * float(_cost(model, step).sum()),
+            lambda step: fitted.scale * _cost(model, step),
             fscomm=_without_first(fscomm, skip),
             balanced=_without_first(balanced, skip),
             seed=seed,
@@ -112,34 +107,30 @@ def _without_first(steps: Sequence[Step], skip: int) -> list[Step]:
 
 
 def _intervals(steps: Sequence[Step], model: Polynomial, *, seed: int) -> dict[str, list[float]]:
-    """Of the two numbers and of the seconds of a mean sample: 90 %, over draws of whole steps.
+    """[low, high] of the two numbers, and of the seconds of a mean sample: over draws of whole steps.
 
     Each draw is fitted anew. Its `seconds_per_cost` is that of a mean sample over the cost by `model`.
     """
-    by_step: dict[int, list[tuple[float, ...]]] = {}
-    for step in steps:
-        by_step.setdefault(step.step, []).append((*step_sums(_arrays(step)), 1.0, step.seconds))
-    rows = np.array([row for rows in by_step.values() for row in rows])
+    rows = np.array([(*step_sums(_arrays(step)), 1.0, step.seconds) for step in steps])
     samples = sum(step.lengths.rows for step in steps)
     mean_sample = rows[:, :3].sum(0) / samples
-    mean_cost = sum(float(_cost(model, step).sum()) for step in steps) / samples
+    mean_cost = sum(_cost(model, step) for step in steps) / samples
 
-    def fit_again(drawn: Sequence[Sequence[tuple[float, ...]]]) -> np.ndarray:
-        again = np.array([row for rows in drawn for row in rows])
-        *coefficients, constant = non_negative(again[:, :4], again[:, 4])
+    def fit_again(drawn: np.ndarray) -> np.ndarray:
+        *coefficients, constant = least_squares(drawn[:, :4], drawn[:, 4])
         sample = float(mean_sample @ np.array(coefficients))
         return np.array([sample / mean_cost, constant, sample])
 
-    low, high = interval(fit_again, list(by_step.values()), seed=seed)
+    found = estimates(fit_again, rows, np.array([step.step for step in steps]), seed=seed)
     names = ("seconds_per_cost", "constant_s", "sample_s")
-    return {name: [float(low[place]), float(high[place])] for place, name in enumerate(names)}
+    return {name: [one["low"], one["high"]] for name, one in zip(names, found, strict=True)}
 
 
 def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
     """Fit the scale and the constant, both 0 or more, of a given model."""
-    cost = np.array([float(_cost(model, step).sum()) for step in steps])
+    cost = np.array([_cost(model, step) for step in steps])
     seconds = np.array([step.seconds for step in steps])
-    scale, constant = _scale_and_constant(cost, seconds)
+    constant, scale = line(cost, seconds).tolist()
     predicted = scale * cost + constant
     return Explained(
         model=model,
@@ -148,15 +139,6 @@ def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
         r2=r2(seconds, predicted),
         ratio=seconds / np.maximum(predicted, np.finfo(float).tiny),
     )
-
-
-def _scale_and_constant(cost: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    spread = cost - cost.mean()
-    scale = float(spread @ seconds / (spread @ spread)) if spread.any() else 0.0
-    constant = float(seconds.mean() - scale * cost.mean())
-    if constant < 0 or scale < 0:
-        return (float(cost @ seconds / (cost @ cost)) if cost.any() else 0.0), 0.0
-    return scale, constant
 
 
 def straggler_left(
@@ -257,5 +239,6 @@ def _arrays(step: Step) -> dict[str, np.ndarray]:
     return {"sequence": lengths, CANDIDATES: candidates}
 
 
-def _cost(model: Polynomial, step: Step) -> np.ndarray:
-    return model(_arrays(step))
+def _cost(model: Polynomial, step: Step) -> float:
+    """Of all samples of the batch."""
+    return float(model(_arrays(step)).sum())

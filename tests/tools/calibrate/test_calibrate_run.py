@@ -7,7 +7,7 @@ import pytest
 
 from freescale_tools.calibrate.cost_model import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
-from freescale_tools.calibrate.own_costs import own_costs
+from freescale_tools.calibrate.run_costs import own_costs
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
@@ -89,7 +89,7 @@ def test_the_same_training_with_a_remedy_tells_what_the_remedy_takes(tmp_path):
 )
 def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, sequence, message):
     plain = read_steps(run(tmp_path / "plain.json", steps=4))
-    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), column=sequence)
+    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), sequence)
     with pytest.raises(UsageError, match=message):
         own_costs(plain, lambda step: 0.0, **{option: other})
 
@@ -123,9 +123,9 @@ def test_exchanges_of_one_size_have_no_latency_and_what_did_not_run_often_is_not
 def test_a_sequence_of_the_run_can_be_named_and_steps_without_lengths_are_left_out(tmp_path):
     path = run(tmp_path / "run.json", without=(0, 1))
     assert {step.step for step in read_steps(path)} == set(range(2, 30))
-    assert read_steps(path, None, "user")[0].lengths.to_dict() == {"lengths": [1], "counts": [16]}
+    assert read_steps(path, "user")[0].lengths.to_dict() == {"lengths": [1], "counts": [16]}
     with pytest.raises(UsageError, match="has no lengths of 'shop': there are those of item, user"):
-        read_steps(path, None, "shop")
+        read_steps(path, "shop")
 
 
 @pytest.mark.parametrize(

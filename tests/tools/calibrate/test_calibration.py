@@ -29,7 +29,7 @@ PROFILE = {
 def made(**changes):
     given = {
         "source": "calibration: run.json, 120 rows", "ranks": 8, "cost": Polynomial(), "seconds_per_cost": SECONDS,
-        "constant_s": CONSTANT, "interval": (SECONDS, SECONDS), "forward": 0.25, "lookup_s": LOOKUP,
+        "constant_s": CONSTANT, "forward": 0.25, "lookup_s": LOOKUP,
         "update_s": UPDATE, "dim": 96.0, "latency_s": LATENCY, "bytes_per_s": BANDWIDTH,
     }  # fmt: skip
     return Calibration(**(given | changes))
