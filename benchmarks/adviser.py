@@ -1,11 +1,12 @@
 """How well `freescale simulate` predicts: its errors on measurements that it was not fitted to.
 
-    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE]
+    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE]
 
-Three comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
+Four comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
 between its own numbers and no length of time. `benchmarks/exposed.py`: two numbers are fitted to its plain loop, the
 steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `simulate` uses
-it, three numbers fitted on three conditions, the other twelve held out. Nothing is measured here; results are read.
+it, links measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out. What
+others published: nothing is fitted. Nothing is measured here; results are read.
 """
 
 import argparse
@@ -17,10 +18,11 @@ from common.table import RESULTS, add_results_option, emit
 from validation.against_benchmark import against_benchmark
 from validation.against_paper import against_paper
 from validation.held_out import against_held_out
+from validation.published import published
 
-from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.model.hardware import load_hardware
 
-COLUMNS = ("against", "what", "fitted", "predicted", "measured", "unit", "error", "verdict")
+COLUMNS = ("against", "what", "fitted", "predicted", "measured", "unit", "error", "90 %", "verdict")
 NOTE = "In brackets: lines that no goal was set for."
 
 
@@ -28,13 +30,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exposed", type=Path, default=RESULTS / "exposed.json", help="results of exposed.py")
     parser.add_argument("--held-out", type=Path, default=RESULTS / "held_out.json", help="results of held_out.py")
+    parser.add_argument("--links", type=Path, default=RESULTS / "links.json", help="results of links.py")
     add_results_option(parser)
     given = parser.parse_args()
     # The paper measured on its own cluster.
     reports = {
         "paper": against_paper(load_hardware("h100-ib")),
         "exposed.py": against_benchmark(given.exposed),
-        "held_out.py": against_held_out(given.held_out),
+        "held_out.py": against_held_out(given.held_out, given.links),
+        "published": published(),
     }
     rows = [line for name, report in reports.items() for line in _lines(name, report)]
     notes = [note for name, report in reports.items() for note in _notes(name, report)]
@@ -46,7 +50,7 @@ def main() -> None:
         [*notes, NOTE],
         reports,
         results=given.results,
-        data="figures of the paper, exposed.json, held_out.json",
+        data="figures of the paper and of other published runs, exposed.json, held_out.json",
     )
 
 
@@ -56,8 +60,13 @@ def _lines(name: str, report: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
         goal = "" if row["within"] is None else f" ({row['within']:.0%})"
         verdict = f"{row['verdict']}{goal}" if row["asked"] else f"[{row['verdict']}{goal}]"
         yield (
-            name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, verdict,
+            name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, _interval(row),
+            verdict,
         )  # fmt: skip
+
+
+def _interval(row: dict[str, Any]) -> str | None:
+    return f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else None
 
 
 def _notes(name: str, report: dict[str, Any]) -> Iterator[str]:

@@ -25,10 +25,10 @@ from network.namespaces import why_not
 from network.world import World
 from parts.plans_rank import drawn_ids
 
+from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Shard, load, parts, rated, together
 from freescale_tools.plan.tables import Table
 from freescale_tools.plan.torchrec import Machine, as_document, chosen_plan, default_plan
-from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
 from freescale_tools.simulate.links.hardware_file import measured_hardware
 
 RANKS = 4

@@ -280,14 +280,14 @@ BREAKS: tuple[Break, ...] = (
         why="the longest rows of a profile are named by their place in the row group, not in the file",
     ),
     Break(
-        file="tools/profile/advice/recommend.py",
+        file="tools/profile/recommend.py",
         before="return int(-(-value // unit)) * unit",
         after="return int(value // unit) * unit",
         tests=("tests/tools/profile/test_recommend.py", "tests/golden"),
         why="the recommended max_tokens is rounded down: less room than the text beside it says",
     ),
     Break(
-        file="tools/simulate/schedule/durations.py",
+        file="tools/model/durations.py",
         before="hardware.allreduce_efficiency + latency / 1e3",
         after="hardware.allreduce_efficiency + latency",
         tests=("tests/tools/simulate",),

@@ -94,6 +94,7 @@ IN_ORDER = {
         ("console",),
         ("scan", "report"),
         ("collisions", "calibrate", "check", "write"),
+        ("model",),
         ("simulate",),
         ("profile", "plan", "demo"),
         ("cli",),

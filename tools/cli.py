@@ -14,7 +14,7 @@ from freescale_tools.collisions.command import collisions
 from freescale_tools.demo.command import demo
 from freescale_tools.plan.command import plan
 from freescale_tools.profile.command import profile
-from freescale_tools.profile.diff_command import diff
+from freescale_tools.profile.diff import diff
 from freescale_tools.simulate.command import simulate
 from freescale_tools.simulate.links.command import measure_links
 from freescale_tools.write.catalog import catalog

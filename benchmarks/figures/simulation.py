@@ -74,6 +74,28 @@ def held_out() -> None:
     say(f"{inside} % of these figures are inside the intervals that the factors of a verdict give (goal {goal} %).")
 
 
+def published() -> None:
+    adviser = record("adviser")
+    rows = [
+        [
+            row["what"], *(_amount(float(row[name]), row["unit"]) for name in ("predicted", "measured")),
+            _error(row["error"]), _between(row["90 %"], row["unit"]),
+        ]
+        for row in adviser.where(against="published")
+    ]  # fmt: skip
+    table(["", "predicted", "published", "error", "90 % of draws"], rows, adviser)
+    for note in adviser.extra["published"]["notes"]:
+        say(note.replace("%", " %"))
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{100 * value:.1f} %" if unit == "share" else f"{value:.2f} x"
+
+
+def _between(interval: str | None, unit: str) -> str | None:
+    return interval and " to ".join(_amount(float(end), unit) for end in interval.split(" to "))
+
+
 def plans() -> None:
     plans = record("plans")
     sets = [row for row in plans.rows if isinstance(row["set"], int)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.schedule.durations import FLOAT, FORWARD, ID
-from freescale_tools.simulate.schedule.step import WAYS, Moves, Way, Work, timeline
+from freescale_tools.model.durations import FLOAT, FORWARD, ID
+from freescale_tools.model.step import WAYS, Moves, Way, Work, timeline
 from validation.comparison import row
 from validation.fit import fit_line
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.workload import PAPER_COLLISION
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.workload import PAPER_COLLISION
 from validation import fit
 from validation.comparison import row
 

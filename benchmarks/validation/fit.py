@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.model.batches import UNPACKED, rank_share
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import WAYS, timeline
+from freescale_tools.model.workload import DENSE_PARAMETERS, METHODS, PAPER_COLLISION, Workload, flops
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import UNPACKED, rank_share
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS, timeline
-from freescale_tools.simulate.workload import DENSE_PARAMETERS, METHODS, PAPER_COLLISION, Workload, flops
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
 

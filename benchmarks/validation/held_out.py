@@ -1,12 +1,14 @@
 """Predicts the held-out steps of `benchmarks/held_out.py` by `durations.work`, and says how far off it is.
 
-Fitted on the sections that are named so: payload over link rate and the time of the plain loop that is not the wire's
-(taken as look-ups and updates, half and half), and what prioritized communication takes of the training thread. All
+What all-to-alls reach of the links was measured by themselves (`benchmarks/links.py`). Fitted on the sections that are
+named so: the time of the plain loop that is not the wire's (taken as look-ups and updates, half and half), and what
+prioritized communication takes of the training thread. All
 ranks share the cores of one machine, so look-ups, updates and that cost take time in proportion to the number of ranks.
 """
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +17,11 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.hardware.parameters import Hardware, load_hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS, timeline
-from freescale_tools.simulate.verdict import FACTORS, MODEL
-from freescale_tools.simulate.workload import METHODS, Workload
+from freescale_tools.model.durations import step
+from freescale_tools.model.hardware import Hardware, load_hardware
+from freescale_tools.model.verdict import FACTORS, MODEL
+from freescale_tools.model.workload import METHODS, Workload
 from validation.comparison import row
-from validation.fit import fit_line
 
 WAY = {"plain": "plain", "sparse dist": "sparse dist", "fscomm": "prioritized"}
 MEDIAN, WORST = 0.15, 0.30
@@ -29,6 +29,8 @@ MEDIAN, WORST = 0.15, 0.30
 INSIDE = 0.9
 """Goal for the share of measurements inside the 90 % interval."""
 _DRAWS = 200
+_LEAST_BYTES = 1 << 20  # what loops exchange is larger
+_OWN_MS = np.arange(0, 40, 0.5).tolist()
 _RANKS = 4  # of the sections that are fitted
 
 
@@ -40,22 +42,30 @@ class Section:
     load: Workload
     """Without look-ups and updates."""
     mbit: float
+    reached: float
+    """Share of the rate that all-to-alls of as many ranks reach: the slowest of 1 MiB or more (`benchmarks/links.py`).
+    """
     exposed_ms: Mapping[str, float]
+
+    @property
+    def moved(self) -> float:
+        """Bytes that leave a rank of a plain loop in a step."""
+        return (8 + 8 * self.load.dim) * self.load.events * (self.ranks - 1) / self.ranks
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Of `_RANKS` ranks and rows of 128 floats."""
 
-    efficiency: float
     lookup_ms: float
     own_ms: float
 
 
-def against_held_out(path: Path) -> dict[str, Any]:
+def against_held_out(path: Path, links: Path) -> dict[str, Any]:
     """{fits, rows, notes, summary}: every held-out section and mode. Raises UsageError for other files."""
     try:
-        sections = list(_sections(json.loads(path.read_text(encoding="utf-8"))))
+        measured, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, links))
+        sections = list(_sections(measured, _reached(alone)))
         fit = fitted([section for section in sections if section.fitted])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no result of benchmarks/held_out.py: {type(error).__name__}: {error}") from error
@@ -63,21 +73,20 @@ def against_held_out(path: Path) -> dict[str, Any]:
     inside: list[bool] = []
     errors: dict[str, list[float]] = {}
     for section in sections:
-        for mode, measured in section.exposed_ms.items():
+        for mode, exposed in section.exposed_ms.items():
             found = predicted(section, mode, fit)
             what = f"exposed, {section.name}, {mode}"
             if section.fitted:
-                rows.append(row(what, "ms", measured, fitted=found))
+                rows.append(row(what, "ms", exposed, fitted=found))
                 continue
             low, high = interval(section, mode, fit)
-            inside.append(low <= measured <= high)
-            one = row(what, "ms", measured, predicted=found, within=WORST)
+            inside.append(low <= exposed <= high)
+            one = row(what, "ms", exposed, predicted=found, within=WORST)
             errors.setdefault(mode, []).append(abs(one["error"]))
             rows.append({**one, "low": low, "high": high})
     summary = {mode: {"median": statistics.median(found), "worst": max(found)} for mode, found in errors.items()}
     return {
         "fits": [
-            {"name": "payload over link rate", "value": fit.efficiency, "unit": "share", "on": "plain loops"},
             {"name": "look-ups", "value": fit.lookup_ms, "unit": "ms, updates as much", "on": "plain loops"},
             {"name": "fscomm's own cost", "value": fit.own_ms, "unit": "ms", "on": "fscomm's steps"},
         ],
@@ -96,33 +105,33 @@ def against_held_out(path: Path) -> dict[str, Any]:
 
 
 def fitted(sections: Sequence[Section]) -> Fit:
-    wire, loops = [], []
-    for section in sections:
-        moved = (8 + 8 * section.load.dim) * section.load.events * (section.ranks - 1) / section.ranks
-        wire.append(8e-3 * moved / section.mbit)
-        loops.append(section.exposed_ms["plain"])
-    rest, efficiency = fit_line(wire, loops)
-    without = Fit(efficiency=efficiency, lookup_ms=max(rest, 0.0) / 2, own_ms=0.0)
-    own = statistics.median(
-        section.exposed_ms["fscomm"] - predicted(section, "fscomm", without) for section in sections
-    )
-    return dataclasses.replace(without, own_ms=max(own, 0.0))
+    rest = [
+        section.exposed_ms["plain"] - 8e-3 * section.moved / (section.reached * section.mbit) for section in sections
+    ]
+    without = Fit(lookup_ms=max(statistics.median(rest), 0.0) / 2, own_ms=0.0)
+
+    def error(own_ms: float) -> float:
+        fit = dataclasses.replace(without, own_ms=own_ms)
+        return sum(
+            abs(math.log(predicted(section, "fscomm", fit) / section.exposed_ms["fscomm"])) for section in sections
+        )
+
+    return dataclasses.replace(without, own_ms=min(_OWN_MS, key=error))
 
 
 def predicted(section: Section, mode: str, fit: Fit) -> float:
-    way = next(way for way in WAYS if way.name == WAY[mode])
     shared = section.ranks / _RANKS
     lookup = shared * fit.lookup_ms * section.load.dim / 128
     load = dataclasses.replace(section.load, lookup_ms=lookup, apply_ms=lookup)
-    hardware = dataclasses.replace(_HARDWARE, network=fit.efficiency * section.mbit / 8e3)
-    hardware = dataclasses.replace(hardware, own_cost=shared * fit.own_ms)
-    return float(timeline(work(hardware, load, way, ranks=section.ranks), way)["bubbles"]["exposed_ms"])
+    hardware = dataclasses.replace(
+        _HARDWARE, network=section.reached * section.mbit / 8e3, own_cost=shared * fit.own_ms
+    )
+    return float(step(hardware, load, WAY[mode], ranks=section.ranks)["bubbles"]["exposed_ms"])
 
 
 def interval(section: Section, mode: str, fit: Fit, *, seed: int = 0) -> tuple[float, float]:
     """90 % of draws that move what was measured, fitted or assumed within the factors of a verdict."""
     generator = np.random.default_rng(seed)
-    link = FACTORS["measured" if section.ranks == _RANKS else "assumed"]
     model = MODEL[WAY[mode] == "prioritized"]
 
     def within(factor: float) -> float:
@@ -131,13 +140,16 @@ def interval(section: Section, mode: str, fit: Fit, *, seed: int = 0) -> tuple[f
     drawn = []
     for _ in range(_DRAWS):
         changed = Fit(
-            efficiency=fit.efficiency * within(link),
             lookup_ms=fit.lookup_ms * within(FACTORS["assumed"]),  # the split, and the share of the cores
             own_ms=fit.own_ms * within(FACTORS["assumed"]),
         )
         measured = within(FACTORS["measured"])
         rates = {at: min(rate * measured, 1.0) for at, rate in section.load.collisions.items()}
-        other = dataclasses.replace(section, load=dataclasses.replace(section.load, collisions=rates))
+        other = dataclasses.replace(
+            section,
+            load=dataclasses.replace(section.load, collisions=rates),
+            reached=section.reached * within(FACTORS["measured"]),
+        )
         drawn.append(predicted(other, mode, changed) * within(model))
     low, high = np.percentile(drawn, (5, 95))
     return float(low), float(high)
@@ -156,7 +168,17 @@ def _hardware() -> Hardware:
 _HARDWARE = _hardware()
 
 
-def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
+def _reached(document: Mapping[str, Any]) -> dict[tuple[int, float], float]:
+    """(ranks, Mbit/s) -> share of the rate."""
+    found: dict[tuple[int, float], float] = {}
+    for line in document["rows"]:
+        if line["bytes a rank gives"] >= _LEAST_BYTES:
+            at = line["ranks"], line["Mbit/s"]
+            found[at] = min(found.get(at, 1.0), line["share of the rate"])
+    return found
+
+
+def _sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float], float]) -> Iterator[Section]:
     for block in document["extra"]["blocks"]:
         condition, data = block["condition"], block["data"]
         shape, ranks = condition["shape"], condition["ranks"]
@@ -180,6 +202,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[Section]:
             ranks=ranks,
             load=load,
             mbit=condition["rate_mbit"],
+            reached=reached[ranks, condition["rate_mbit"]],
             exposed_ms={
                 mode: statistics.median(step - alone[at] for at, step in _steps_ms(block["answers"][mode]).items())
                 for mode in WAY

@@ -16,7 +16,7 @@ from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.simulate import batches, verdict
+from freescale_tools.model import batches, verdict
 
 _SMALLER = {
     "synth": ["--rows", "64"],

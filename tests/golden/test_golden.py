@@ -15,7 +15,7 @@ import pytest
 from golden_data import FILES
 from golden_sections import RESUMED, SECTIONS, read
 
-from freescale_tools.simulate import verdict
+from freescale_tools.model import verdict
 
 
 @pytest.fixture(scope="module")

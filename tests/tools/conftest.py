@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.simulate import batches, verdict
+from freescale_tools.model import batches, verdict
 
 
 @pytest.fixture(autouse=True, scope="module")

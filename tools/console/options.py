@@ -64,7 +64,10 @@ Dim = Annotated[
 ]
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json of `freescale profile`, or its folder.")]
 HardwareName = Annotated[
-    str, typer.Option("--hardware", help="h100-ib, h200-nvl, or a TOML file with the parameters of your hardware.")
+    str,
+    typer.Option(
+        "--hardware", help='b200-ib, h100-ib, h200-nvl, mi350x-roce, or a TOML file: like = "h100-ib" and what differs.'
+    ),
 ]
 BatchSize = Annotated[
     int | None,

@@ -58,14 +58,13 @@ def plan(
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import load_calibration
+        from freescale_tools.model.hardware import calibrated, load_hardware
+        from freescale_tools.model.simulation import within_reach
+        from freescale_tools.model.workload import at_ranks, workload
         from freescale_tools.plan.costs import SHOWN, Setting, rated
         from freescale_tools.plan.document import compute_ms, document
         from freescale_tools.plan.tables import with_lengths, with_uses
         from freescale_tools.simulate.command import read_profile
-        from freescale_tools.simulate.hardware.calibrated import calibrated
-        from freescale_tools.simulate.hardware.parameters import load_hardware
-        from freescale_tools.simulate.simulation import within_reach
-        from freescale_tools.simulate.workload import choose, workload
 
         numbers = {"--ranks": ranks, "--batch-size": batch_size, "--max-length": max_length, "--memory": memory}
         for name, value in numbers.items():
@@ -82,22 +81,22 @@ def plan(
         measured = load_calibration(calibration) if calibration else None
         machine = load_hardware(hardware)
         machine = calibrated(machine, measured) if measured else machine
-        choice = choose(profiled, batch_size=batch_size, max_length=max_length, calibration=measured)
+        load = workload(profiled, batch_size=batch_size, max_length=max_length, calibration=measured)
         if not extrapolate:
-            samples = sum(profiled["sequences"][choice.sequence]["histogram"]["counts"])
-            within_reach([ranks], samples, choice.batch_size, measured, refuse=True)
-        known = with_lengths(_tables(tables), profiled, max_length=choice.max_length)
+            samples = sum(profiled["sequences"][load.sequence]["histogram"]["counts"])
+            within_reach([ranks], samples, load.batch_size, measured, refuse=True)
+        known = with_lengths(_tables(tables), profiled, max_length=load.max_length)
         if rows:
             columns = [*profiled["sequences"], *profiled.get("candidates", {})]
             known = with_uses(known, profiled.get("paths", ()), columns)
-        load = workload(profiled, choice, ranks=[ranks], calibration=measured)
+        load = at_ranks(load, profiled, [ranks])
         setting = Setting(
             hardware=machine,
             ranks=ranks,
-            batch_size=choice.batch_size,
+            batch_size=load.batch_size,
             reduce_all=device == "cpu",
-            lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, choice.dim),
-            apply_ms_per_mb=_per_mb(measured.update_s if measured else None, choice.dim),
+            lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
+            apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
         )
         torchrec = _torchrec()
         per_host = min(int(machine.gpus_per_host), ranks)
@@ -112,7 +111,7 @@ def plan(
             "tables": tables,
             "profile": str(profile),
             "ranks": ranks,
-            "batch_size": choice.batch_size,
+            "batch_size": load.batch_size,
             "way": way,
             "hardware": machine.name,
             "calibration": measured.source if measured else None,
@@ -130,7 +129,7 @@ def plan(
 
 def _per_mb(seconds: float | None, dim: float) -> float | None:
     """Milliseconds for 1e6 bytes of rows, from the seconds of the `dim` floats of an event; None: not measured."""
-    from freescale_tools.simulate.schedule.durations import FLOAT
+    from freescale_tools.model.durations import FLOAT
 
     return None if seconds is None else 1e3 * seconds / (FLOAT * dim) * 1e6
 

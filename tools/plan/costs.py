@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from freescale_tools.model.durations import APPLY, FLOAT, ID, LOOKUP, OPTIMIZER, all_reduce, exchange
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import PIPELINED
 from freescale_tools.plan.tables import Table
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import APPLY, FLOAT, ID, LOOKUP, OPTIMIZER, all_reduce, exchange
-from freescale_tools.simulate.schedule.step import PIPELINED
 
 Sharding = Literal["data_parallel", "table_wise", "column_wise", "row_wise"]
 SHARDINGS: tuple[Sharding, ...] = ("data_parallel", "table_wise", "column_wise", "row_wise")

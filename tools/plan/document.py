@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import WAYS, Moves, Way, timeline
+from freescale_tools.model.workload import Workload
 from freescale_tools.plan.costs import PRIORITIZED, SHOWN, Parts, Placed, Setting, by_rank, parts, rated
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import WAYS, Moves, Way, timeline
-from freescale_tools.simulate.workload import Workload
 
 _WAYS: Mapping[str, Way] = {way.name: way for way in WAYS}
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from freescale_tools.collisions.arrow_ids import check_ids, parts
 from freescale_tools.console.errors import UsageError, first_line
+from freescale_tools.model.workload import mean_lengths
 from freescale_tools.scan.columns import Reader, bind
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.simulate.workload import mean_lengths
 
 KINDS = ("sequence", "pooled")
 DTYPES = {"fp32": 4, "fp16": 2}

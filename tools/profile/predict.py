@@ -11,20 +11,18 @@ from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
-from freescale_tools.profile.advice.cuts import even_cut
-from freescale_tools.profile.advice.loader_code import loader_files
-from freescale_tools.profile.advice.recommend import recommend
-from freescale_tools.profile.advice.tradeoff import tradeoff
+from freescale_tools.model.batches import Samples, Setting, fitting
+from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.simulation import simulate
+from freescale_tools.profile.loader_code import loader_files
 from freescale_tools.profile.measure import Columns, Profile, Settings
+from freescale_tools.profile.recommend import even_cut, recommend
 from freescale_tools.profile.sharing import sharing
 from freescale_tools.profile.stragglers import straggler_grid
+from freescale_tools.profile.tradeoff import tradeoff
 from freescale_tools.scan.columns import bind_lists, holds
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
-from freescale_tools.simulate.batches import Samples, Setting
-from freescale_tools.simulate.enough_rows import fitting
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.simulation import simulate
 from fsdata.balance.cost import Polynomial
 
 HARDWARE = "h100-ib"

@@ -16,11 +16,11 @@ import numpy as np
 from freescale_tools.collisions.batch_order import Batches, Orders
 from freescale_tools.collisions.ids_in_memory import Held
 from freescale_tools.console.terminal import Progress
-from freescale_tools.simulate.enough_rows import enough_for, fitting
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import FLOAT, ID, work
-from freescale_tools.simulate.schedule.step import PIPELINED, WAYS, timeline
-from freescale_tools.simulate.workload import Workload, choose, cost_model, workload
+from freescale_tools.model.batches import enough_for, fitting
+from freescale_tools.model.durations import FLOAT, ID, step
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import PIPELINED
+from freescale_tools.model.workload import Workload, cost_model, workload
 from fsdata.balance.cost import CostModel
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import Balance, StepPlanner
@@ -75,7 +75,7 @@ def sharing(
     for order in orders:
         for batch_size in sizes:
             batches = in_order.batches(order, ranks=ranks, batch_size=batch_size)
-            load = workload(profile, choose(profile, batch_size=batch_size, dim=dim), ranks=())
+            load = workload(profile, batch_size=batch_size, dim=dim)
             for balance in (None, Balance(advice["method"], cost=cost)):
                 found = _over_steps(held, batches, ranks, cost, balance)
                 if found is not None:
@@ -102,8 +102,8 @@ def _over_steps(held: Held, batches: Batches, ranks: int, cost: CostModel, balan
     chosen = [every[len(every) * n // min(_STEPS, len(every))] for n in range(min(_STEPS, len(every)))]
     events = shared = 0
     stragglers = []
-    for run, step in chosen:
-        rows = batches.rows(run, step)
+    for run, number in chosen:
+        rows = batches.rows(run, number)
         place, length = held.starts[rows], held.lengths[rows]
         rank, *shares = dealt(place, length, ranks=ranks, cost=cost, balance=balance)
         events += int(length.sum())
@@ -165,7 +165,6 @@ def _step_ms(
     load: Workload, hardware: Hardware, ranks: int, *, events: float, straggler: float, balanced: bool
 ) -> float:
     """A step with so many events to read, move, look up, send and update; the model computes as many as before."""
-    (way,) = (way for way in WAYS if way.name == ("all" if balanced else PIPELINED))
-    shares = {(ranks, "fbs+swap" if balanced else "none"): straggler}
-    changed = replace(load, events=events, stragglers=shares)
-    return float(timeline(work(hardware, changed, way, ranks=ranks), way)["step_ms"])
+    method, way = ("fbs+swap", "all") if balanced else ("none", PIPELINED)
+    changed = replace(load, events=events, stragglers={(ranks, method): straggler})
+    return float(step(hardware, changed, way, ranks=ranks)["step_ms"])

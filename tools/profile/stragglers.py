@@ -7,8 +7,8 @@ from typing import Any
 
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
+from freescale_tools.model.batches import METHODS, UNPACKED, Samples, Setting, simulate_setting
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import METHODS, UNPACKED, Samples, Setting, simulate_setting
 from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsranks.machine.cores import usable_cores
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.profile.advice.recommend import share_text
-from freescale_tools.profile.advice.tradeoff import tradeoff_notes
+from freescale_tools.model.batches import BATCHES
+from freescale_tools.profile.recommend import share_text
+from freescale_tools.profile.tradeoff import tradeoff_notes
 from freescale_tools.report.numbers import dated_spans, decimals
-from freescale_tools.simulate.enough_rows import BATCHES
 from freescale_tools.simulate.tables import show_verdict
 
 Document = Mapping[str, Any]

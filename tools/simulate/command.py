@@ -72,8 +72,8 @@ def _simulated(
     """The document of the simulation."""
 
     from freescale_tools.calibrate.calibration import load_calibration
-    from freescale_tools.simulate.hardware.parameters import load_hardware
-    from freescale_tools.simulate.simulation import simulate as run
+    from freescale_tools.model.hardware import load_hardware
+    from freescale_tools.model.simulation import simulate as run
 
     return {
         **header("simulate"),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.simulate.enough_rows import BATCHES
-from freescale_tools.simulate.verdict import INTERVAL, REMEDIES
+from freescale_tools.model.batches import BATCHES
+from freescale_tools.model.verdict import INTERVAL, REMEDIES
 
 
 def show(terminal: Terminal, simulation: Mapping[str, Any]) -> None:

@@ -11,11 +11,11 @@ from freescale_tools.calibrate.calibration import Calibration, load_calibration
 from freescale_tools.calibrate.cost_model import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
+from freescale_tools.model.durations import exchange
+from freescale_tools.model.hardware import calibrated, load_hardware
+from freescale_tools.model.parameters import parameters
+from freescale_tools.model.simulation import simulate
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.hardware.calibrated import calibrated
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.schedule.durations import exchange
-from freescale_tools.simulate.simulation import simulate
 from fsdata.balance.cost import Polynomial
 
 COMMAND = "simulate"
@@ -85,7 +85,7 @@ def test_an_exchange_of_the_run_takes_as_long_as_it_took(ranks, link):
     found = calibrated(usual, made(ranks=ranks))
     size = 1e9
     assert exchange(found, size, ranks) == pytest.approx(1e3 * (LATENCY + size / BANDWIDTH))
-    changed = {one["name"] for one, other in zip(found.parameters(), usual.parameters(), strict=True) if one != other}
+    changed = {one["name"] for one, other in zip(parameters(found), parameters(usual), strict=True) if one != other}
     assert changed == {link, "exchange_latency"}
     assert calibrated(usual, made(bytes_per_s=None, latency_s=None)) == usual
     assert calibrated(usual, made(ranks=1)) == usual
@@ -96,11 +96,11 @@ def test_steps_take_what_the_run_took():
     cost = 128 * float(Polynomial()({"sequence": LENGTHS}).mean())
     events = 128 * LENGTHS.mean()
     expected = {
-        "compute": 1e3 * SECONDS * cost,
-        "fixed_compute": 1e3 * CONSTANT,
+        "compute_ms": 1e3 * SECONDS * cost,
+        "fixed_ms": 1e3 * CONSTANT,
         "forward": 0.25,
-        "lookup": 1e3 * LOOKUP * events,
-        "apply": 1e3 * UPDATE * events,
+        "lookup_ms": 1e3 * LOOKUP * events,
+        "apply_ms": 1e3 * UPDATE * events,
         "dim": 96,
     }
     for name, value in expected.items():

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale_tools.model.hardware import load_hardware
 from freescale_tools.plan.costs import Placed, Setting, Shard
 from freescale_tools.plan.tables import Table
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.hardware.parameters import load_hardware
 
 # 1 GB/s to other ranks of the host, so that 1e6 bytes take a millisecond; memory at 2 GB/s; nothing else costs time.
 IDEAL = dataclasses.replace(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plan_examples import IDEAL, columns, everywhere, row_wise, setting, table, whole
 from test_simulate import PAPER_LIKE
 
+from freescale_tools.model.durations import all_reduce, exchange
 from freescale_tools.plan.costs import (
     GRADIENTS,
     IDS,
@@ -24,7 +25,6 @@ from freescale_tools.plan.costs import (
     rated,
 )
 from freescale_tools.plan.document import compute_ms, step_ms
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange
 
 RANKS, BATCH = 4, 100
 

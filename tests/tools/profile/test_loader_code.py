@@ -6,13 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 from worlds import shared_world
 
-from freescale_tools.profile.advice.cuts import even_cut
-from freescale_tools.profile.advice.loader_code import LoaderFiles, OneSchema, code, loader_files
-from freescale_tools.profile.advice.recommend import recommend
+from freescale_tools.model.batches import Samples, Setting, balance_options, rank_share, simulate_setting
+from freescale_tools.profile.loader_code import LoaderFiles, OneSchema, code, loader_files
 from freescale_tools.profile.measure import Columns, full
+from freescale_tools.profile.recommend import even_cut, recommend
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting, balance_options, rank_share, simulate_setting
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 RANKS, ROWS = 4, 24_000

@@ -12,16 +12,15 @@ import pytest
 from test_calibrate_run import run as write_run
 
 from freescale_tools.calibrate.calibration import load_calibration
+from freescale_tools.model.batches import Samples, Setting, fitting
+from freescale_tools.model.step import BALANCED
 from freescale_tools.profile import predict as profile_predictions
-from freescale_tools.profile.advice.cuts import even_cut
-from freescale_tools.profile.advice.tradeoff import batch_sizes, lengths
 from freescale_tools.profile.diff import differences
 from freescale_tools.profile.measure import Columns, Settings, full, quick
+from freescale_tools.profile.recommend import even_cut
+from freescale_tools.profile.tradeoff import batch_sizes, lengths
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting
-from freescale_tools.simulate.enough_rows import fitting
-from freescale_tools.simulate.schedule.step import BALANCED
 
 COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
@@ -133,7 +132,7 @@ def test_a_calibration_gives_the_cost_model_and_the_seconds(call, long_tail, tmp
     model = repr(load_calibration(path).cost)
     assert document["stragglers"]["default"]["cost"] == document["recommended"]["cost_model"] == model
     sources = {one["name"]: one["source"] for one in document["simulation"]["hardware"]["parameters"]}
-    assert sources["compute"] == sources["cost"] == "calibration: run.json, 120 rows"
+    assert sources["compute_ms"] == sources["cost"] == "calibration: run.json, 120 rows"
     assert "Trade-off table: 2 ranks" in done.stdout
     assert "calibration: run.json" in done.stdout.partition("Trade-off table")[2]
     assert "--gpu-hour-price shows money" in done.stdout

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.model.hardware import load_hardware
 from freescale_tools.profile.sharing import sharing
-from freescale_tools.simulate.hardware.parameters import load_hardware
 
 COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")

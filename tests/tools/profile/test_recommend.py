@@ -6,11 +6,10 @@ import functools
 import numpy as np
 import pytest
 
-from freescale_tools.profile.advice.cuts import EvenCut, even_cut
-from freescale_tools.profile.advice.loader_code import LoaderFiles, OneSchema
-from freescale_tools.profile.advice.recommend import recommend
+from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.profile.loader_code import LoaderFiles, OneSchema
+from freescale_tools.profile.recommend import EvenCut, even_cut, recommend
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
 

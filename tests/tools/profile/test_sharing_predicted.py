@@ -8,11 +8,11 @@ import pytest
 from stored_once_data import Samples, opened
 
 from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.simulation import predict
+from freescale_tools.model.workload import workload
 from freescale_tools.profile.sharing import dealt, sharing
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.simulation import predict
-from freescale_tools.simulate.workload import choose, workload
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 
 pytestmark = pytest.mark.usefixtures("few_samples")
@@ -122,7 +122,7 @@ def test_bytes_and_steps(tmp_path):
     for point in found["points"]:
         saved = (point["events"] - point["shared_events"]) * 3 / 4
         assert point["bytes_saved"] == pytest.approx({"ids": 24 * saved, "rows": 64 * saved, "gradients": 64 * saved})
-        load = workload(document, choose(document, batch_size=point["batch_size"], dim=16), ranks=())
+        load = workload(document, batch_size=point["batch_size"], dim=16)
         way, method = ("all", "fbs+swap") if point["balanced"] else ("sparse dist", "none")
         for key, ratio, share in (("step_ms", 1, "straggler"), ("step_ms_shared", point["ratio"], "straggler_shared")):
             changed = replace(load, events=load.events * ratio, stragglers={(4, method): point[share]})

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.model.batches import METHODS, Samples, Setting, simulate_setting
 from freescale_tools.profile.stragglers import max_lengths, straggler_grid
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import METHODS, Samples, Setting, simulate_setting
 from fsdata.balance.cost import CANDIDATES, Polynomial, Power
 
 pytestmark = pytest.mark.usefixtures("few_samples")

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.collisions.page import collisions_page
+from freescale_tools.model import batches
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.profile.measure import quick as quick_profile
 from freescale_tools.profile.page.page import profile_page
 from freescale_tools.scan.files import open_files
-from freescale_tools.simulate import batches
 from freescale_tools.simulate.page.page import simulation_page
 
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"

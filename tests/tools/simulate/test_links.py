@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from freescale_tools.simulate.hardware.parameters import load_hardware
+from freescale_tools.model.durations import all_reduce, exchange
+from freescale_tools.model.hardware import load_hardware
 from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange
 
 COMMAND = "measure-links"
 SIZES = [4**power for power in range(6, 13)]

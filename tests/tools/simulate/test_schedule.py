@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale_tools.simulate.schedule.lanes import Task, schedule, within
-from freescale_tools.simulate.schedule.step import PARTS, WAYS, Moves, Work, timeline
+from freescale_tools.model.lanes import Task, schedule, within
+from freescale_tools.model.step import PARTS, WAYS, Moves, Work, timeline
 
 
 def task(name, lane="a", ms=1.0, after=(), **options):

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
+from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.simulation import gains, predict, simulate
+from freescale_tools.model.step import WAYS
+from freescale_tools.model.workload import collision_rates, cost_model
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.schedule.step import WAYS
-from freescale_tools.simulate.simulation import gains, predict, simulate
-from freescale_tools.simulate.workload import collision_rates, cost_model
 from fsdata.balance.cost import Polynomial, Power
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
@@ -236,7 +236,7 @@ def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(f
         ("{", (), "profile.json"),
         ("[]", (), "profile.json"),
         (None, (), "no profile at"),
-        ({}, ("--hardware", "b300"), "no hardware 'b300': give h100-ib, h200-nvl"),
+        ({}, ("--hardware", "b300"), "no hardware 'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce"),
         ({}, ("--ranks", "8;16"), "numbers joined by commas"),
         ({}, ("--ranks", "0"), "at least 1"),
     ],

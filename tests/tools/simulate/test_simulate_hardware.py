@@ -6,10 +6,11 @@ from importlib import resources
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.simulate.hardware.parameters import bundled, load_hardware, numbers
-from freescale_tools.simulate.schedule.durations import all_reduce, exchange, work
-from freescale_tools.simulate.schedule.step import WAYS
-from freescale_tools.simulate.workload import METHODS, Workload
+from freescale_tools.model.durations import all_reduce, exchange, work
+from freescale_tools.model.hardware import bundled, load_hardware
+from freescale_tools.model.parameters import numbers, parameters
+from freescale_tools.model.step import WAYS
+from freescale_tools.model.workload import METHODS, Workload
 
 H100 = load_hardware("h100-ib")
 NO_LATENCY = dict.fromkeys(("exchange_latency", "peer_latency", "kernel_floor"), 0.0)
@@ -18,16 +19,25 @@ IDEAL = dataclasses.replace(H100, exchange_efficiency=1.0, allreduce_efficiency=
 
 @pytest.fixture
 def text():
-    return (resources.files("freescale_tools.simulate.hardware") / "h100-ib.toml").read_text()
+    return (resources.files("freescale_tools.model") / "clusters" / "h100-ib.toml").read_text()
 
 
 def test_every_bundled_number_has_a_unit_and_a_source():
-    assert bundled() == ["h100-ib", "h200-nvl"]
+    assert bundled() == ["b200-ib", "h100-ib", "h200-nvl", "mi350x-roce"]
     for name in bundled():
-        parameters = load_hardware(name).parameters()
-        assert {one["name"] for one in parameters} == {field.name for field in numbers()}
-        for one in parameters:
-            assert one["source"].startswith(("paper", "NVIDIA", "measured", "assumed")), one
+        lines = parameters(load_hardware(name))
+        assert {one["name"] for one in lines} == {field.name for field in numbers(H100)}
+        for one in lines:
+            assert one["source"].startswith(("paper", "NVIDIA", "AMD", "measured", "assumed")), one
+
+
+def test_a_file_that_is_like_another_has_the_differences_only(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nlike = "h100-ib"\n[network]\nvalue = 12.5\nunit = "GB/s"\nsource = "measured: here"\n'
+    )
+    sources = {**H100.sources, "network": "measured: here"}
+    assert load_hardware(path) == dataclasses.replace(H100, name="mine", network=12.5, sources=sources)
 
 
 def test_a_file_by_its_path_is_read(tmp_path, text):
@@ -62,7 +72,7 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path, text, change, message
 
 
 def test_unknown_names_and_impossible_hosts_are_refused():
-    with pytest.raises(UsageError, match="'b300': give h100-ib, h200-nvl, or the path"):
+    with pytest.raises(UsageError, match="'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce, or the path"):
         load_hardware("b300")
     with pytest.raises(ValueError, match="gpus_per_nvlink = 16 is above gpus_per_host = 8"):
         dataclasses.replace(H100, gpus_per_nvlink=16)
@@ -117,7 +127,7 @@ def test_compute_ids_and_data_take_what_their_products_and_bytes_say():
     assert plain.ids == pytest.approx(WIRE * 8 / (DIM * 4))
     assert (ids.ids, ids.id_metadata) == pytest.approx((3 * plain.ids, 3 * plain.id_metadata))
     assert plain.id_metadata == pytest.approx(FLAT.id_metadata * EVENTS / 1e6)
-    assert (plain.redistribute, plain.data) == pytest.approx((0, EVENTS / 26e3))
+    assert (plain.redistribute, plain.data) == pytest.approx((0, EVENTS / 36e3))
     assert every.redistribute == pytest.approx(EVENTS * 24 * 3 / 4 / (FLAT.host_network * 1e6))
 
 

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.simulation import simulate
+from freescale_tools.model.verdict import verdict
+from freescale_tools.model.workload import at_ranks, workload
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.hardware.parameters import load_hardware
-from freescale_tools.simulate.simulation import simulate
-from freescale_tools.simulate.verdict import verdict
-from freescale_tools.simulate.workload import choose, workload
 
 HARDWARE = load_hardware("h100-ib")
 RANKS = 16
@@ -26,9 +26,8 @@ EVEN = profile(np.full(20_000, 1000))
 
 
 def found(data=UNEVEN, hardware=HARDWARE, **changes):
-    choice = choose(data)
-    load = dataclasses.replace(workload(data, choice, ranks=[RANKS]), **changes)
-    return verdict(hardware, load, choice, ranks=RANKS, collisions=True)
+    load = dataclasses.replace(at_ranks(workload(data), data, [RANKS]), **changes)
+    return verdict(hardware, load, ranks=RANKS, collisions=True)
 
 
 def test_gains_are_of_one_rung_over_the_one_below():
@@ -55,11 +54,14 @@ def test_what_is_known_better_has_a_narrower_interval():
 
 
 def test_links_that_other_ranks_have_shown_are_as_good_as_assumed():
+    load = workload(EVEN)
+    certain = {"sources": dict.fromkeys(("dim", "flops", *load.sources), "measured: here")}
+
     def width(ranks):
         links = dict.fromkeys(("nvlink", "exchange_latency"), f"calibration: run.json, all-to-alls of {ranks} ranks")
         known = dataclasses.replace(HARDWARE, nvlink=5.0, gpus_per_nvlink=64, gpus_per_host=64)
         known = dataclasses.replace(known, sources=dict.fromkeys(HARDWARE.sources, "measured: here") | links)
-        return widths(found(EVEN, hardware=known))["prioritized"]
+        return widths(found(EVEN, known, **certain))["prioritized"]
 
     assert width(RANKS) < width(10 * RANKS)
     assert width(RANKS) < width(RANKS // 2)
@@ -91,6 +93,10 @@ def test_what_decides_is_named_where_it_decides(data, hardware, load, said):
 def test_what_is_there_already_or_cannot_win_does_not_pay():
     assert found(EVEN)["pays"]["balance"] == "no"
     assert found()["pays"]["balance"] == "yes"
+    fast = dataclasses.replace(HARDWARE, network=100.0, pcie=100.0, id_metadata=0, own_cost=0.0)
+    answer = found(EVEN, fast)
+    assert answer["pays"]["prioritized"] == "little"
+    assert any(said.startswith("Little to win here: ") and "Skip fscomm" in said for said in answer["why"])
     assert found(hardware=dataclasses.replace(HARDWARE, **FAST, id_metadata=0))["pays"]["prioritized"] == "no"
     few, many = (found(collisions={RANKS: rate})["gains"]["prioritized"]["value"] for rate in (0.1, 0.97))
     assert many < few

@@ -1,7 +1,7 @@
 """The section of the trade-off table: what other batch sizes and lengths cost."""
 
-from freescale_tools.profile.advice.tradeoff import tradeoff_notes
 from freescale_tools.profile.page.straggler_figures import method_name
+from freescale_tools.profile.tradeoff import tradeoff_notes
 from freescale_tools.report.blocks import Document, Section, Table
 from freescale_tools.report.numbers import count, number, percent, percent_within, size
 

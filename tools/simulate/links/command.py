@@ -19,7 +19,7 @@ def measure_links(
         "links.toml"
     ),
     like: Annotated[
-        str, typer.Option(help="Where other parameters come from: h100-ib, h200-nvl, or a TOML file.")
+        str, typer.Option(help="Where other parameters come from: h100-ib, b200-ib ... or a TOML file.")
     ] = "h100-ib",
     backend: Annotated[str | None, typer.Option(help="gloo or nccl. Default: nccl where there is CUDA.")] = None,
     sizes: Annotated[
@@ -40,7 +40,7 @@ def measure_links(
     Rank 0 writes the file; what was measured names its source, other parameters are those of --like.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.simulate.hardware.parameters import load_hardware
+        from freescale_tools.model.hardware import load_hardware
 
         given = numbers(sizes or _SIZES, "--sizes") or []
         asked = numbers(worlds, "--worlds")

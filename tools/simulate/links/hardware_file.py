@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.calibrate.run_costs import latency_and_inverse
-from freescale_tools.simulate.hardware.parameters import Hardware, numbers
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.parameters import numbers
 
 Points = Sequence[Mapping[str, Any]]
 """{ranks, bytes, seconds} of all-to-alls."""
@@ -78,7 +79,7 @@ def measured_hardware(
 def as_toml(hardware: Hardware) -> str:
     """The text of a file that `load_hardware` reads back."""
     lines = [f"name = {json.dumps(hardware.name)}"]
-    for field in numbers():
+    for field in numbers(hardware):
         value = getattr(hardware, field.name)
         lines += [
             "",

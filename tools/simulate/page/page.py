@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from freescale_tools.model.verdict import REMEDIES
 from freescale_tools.report.assemble import Part, assembled
 from freescale_tools.report.blocks import Document, Page, Tile
 from freescale_tools.report.numbers import count, milliseconds, short, signed
@@ -13,7 +14,6 @@ from freescale_tools.simulate.page.step_sections import (
     span,
     step_section,
 )
-from freescale_tools.simulate.verdict import REMEDIES
 
 _ASSUMPTION = (
     "Steps: the slowest rank is scheduled, task by task, until its steps repeat; bubbles are those of the mean "
@@ -53,7 +53,9 @@ def _tiles(simulation: Document, *, brief: bool) -> Iterator[Tile]:
     for key in ("balance", "prioritized", "sm_free"):
         name, below = REMEDIES[key]
         found = verdict["gains"][key]
-        said = {"yes": "pays", "no": "does not pay", "unsure": "may pay"}[verdict["pays"][key]]
+        said = {"yes": "pays", "no": "does not pay", "unsure": "may pay", "little": "little to win"}[
+            verdict["pays"][key]
+        ]
         yield Tile(name=f"{name[0].upper()}{name[1:]}", value=said, note=f"{span(found)} over {below}, simulated")
     if brief:
         return

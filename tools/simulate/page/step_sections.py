@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from freescale_tools.model.verdict import INTERVAL, REMEDIES
 from freescale_tools.report.blocks import Block, Document, Plot, Section, Table
 from freescale_tools.report.numbers import count, milliseconds, number, percent, short, signed
 from freescale_tools.simulate.page import step_figures as figures
-from freescale_tools.simulate.verdict import INTERVAL, REMEDIES
 
 ALL = "all"
 PIPELINE = "TrainPipelineSparseDist"

@@ -6,14 +6,14 @@ from typing import Any, Literal
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
+from freescale_tools.model.batches import BATCHES, WELL, enough_for, most_ranks
+from freescale_tools.model.durations import assumed, step
+from freescale_tools.model.hardware import Hardware, calibrated
+from freescale_tools.model.parameters import parameters
+from freescale_tools.model.step import BALANCED, PIPELINED, WAYS
+from freescale_tools.model.verdict import verdict
+from freescale_tools.model.workload import Workload, at_ranks, workload
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.enough_rows import BATCHES, WELL, enough_for, most_ranks
-from freescale_tools.simulate.hardware.calibrated import calibrated
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import APPLY, FIELDS, FORWARD, LOOKUP, OPTIMIZER, work
-from freescale_tools.simulate.schedule.step import BALANCED, PARTS, PIPELINED, WAYS, timeline
-from freescale_tools.simulate.verdict import verdict
-from freescale_tools.simulate.workload import CHANNELS, DENSE_PARAMETERS, LAYERS, Choice, Workload, choose, workload
 
 Beyond = Literal["show", "leave out", "refuse"]
 _CUT = 0.005  # share of lost events that is worth a sentence
@@ -52,39 +52,33 @@ def simulate(
     wanted = _known_ways(way_names)
     one_dim = None if isinstance(dim, Mapping) else dim
     _check_numbers(ranks, {"batch size": batch_size, "maximum length": max_length, "dim": one_dim})
-    counts = sorted(set(ranks))
-    choice = choose(
+    load = workload(
         profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim, calibration=calibration
     )
     hardware = calibrated(hardware, calibration) if calibration else hardware
-    rows = sum(profile["sequences"][choice.sequence]["histogram"]["counts"])
+    histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])
+    counts, rows = sorted(set(ranks)), histogram.rows
     if beyond != "show":
-        counts = within_reach(counts, rows, choice.batch_size, calibration, refuse=beyond == "refuse")
-    load = workload(profile, choice, ranks=counts, calibration=calibration, seed=seed)
+        counts = within_reach(counts, rows, load.batch_size, calibration, refuse=beyond == "refuse")
+    load = at_ranks(load, profile, counts, seed=seed)
     points = predict(hardware, load, ranks=counts, way_names=wanted)
-    most = most_ranks(rows, counts, choice.batch_size)
-    well = most_ranks(rows, counts, choice.batch_size, batches=WELL)
+    most, well = (most_ranks(rows, counts, load.batch_size, batches=batches) for batches in (BATCHES, WELL))
     counted = profile.get("collisions") is not None
-    histogram = LengthHistogram.from_dict(profile["sequences"][choice.sequence]["histogram"])
-    answer = verdict(hardware, load, choice, ranks=well or most or counts[0], collisions=counted, seed=seed)
-    if (cut := 1 - histogram.kept_share(choice.max_length)) > _CUT:
-        answer["why"].insert(0, f"Histories are cut to {choice.max_length:,} events: {cut:.0%} of all events are lost.")
+    answer = verdict(hardware, load, ranks=well or most or counts[0], collisions=counted, seed=seed)
+    if load.max_length is not None and (cut := 1 - histogram.kept_share(load.max_length)) > _CUT:
+        answer["why"].insert(0, f"Histories are cut to {load.max_length:,} events: {cut:.0%} of all events are lost.")
     return {
         "verdict": answer,
         "hardware": {
             "name": hardware.name,
-            "parameters": [*hardware.parameters(), *_parameters(profile, choice, load, calibration)],
+            "parameters": [*parameters(hardware), *load.parameters(), *assumed(load)],
         },
         "ways": wanted,
         "points": points,
         "over": PIPELINED,
         "over_balanced": BALANCED,
         "gain": gains(points),
-        "carried": {
-            "ranks": most,
-            "rows": rows,
-            "batch_size": choice.batch_size,
-        },
+        "carried": {"ranks": most, "rows": rows, "batch_size": load.batch_size},
     }
 
 
@@ -133,14 +127,12 @@ def predict(
     hardware: Hardware, load: Workload, *, ranks: Sequence[int], way_names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One point for each number of ranks and each way."""
-    points = []
-    for count in ranks:
-        for way in WAYS:
-            if way.name in way_names:
-                step = timeline(work(hardware, load, way, ranks=count), way)
-                qps = 1e3 * load.batch_size * count / step["step_ms"]
-                points.append({"ranks": count, "way": way.name, "qps": qps, **step})
-    return points
+    return [
+        {"ranks": count, "way": name, "qps": 1e3 * load.batch_size * count / found["step_ms"], **found}
+        for count in ranks
+        for name in way_names
+        for found in [step(hardware, load, name, ranks=count)]
+    ]
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -164,74 +156,3 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for ranks, way in qps
         if way == "all" and {(ranks, PIPELINED), (ranks, BALANCED)} <= qps.keys()
     ]
-
-
-def _parameters(
-    profile: Mapping[str, Any], choice: Choice, load: Workload, calibration: Calibration | None
-) -> list[dict[str, Any]]:
-    """The parameters that come from the profile or the calibration, and those that are assumed."""
-    return [
-        _parameter("sequence", choice.sequence, "", "profile"),
-        _parameter("batch_size", choice.batch_size, "samples per rank", choice.sources["batch_size"]),
-        _parameter("max_length", choice.max_length, "events", choice.sources["max_length"]),
-        _parameter("cost", repr(choice.cost), "", choice.sources["cost"]),
-        _parameter("dim", choice.dim, "floats per event", choice.sources["dim"]),
-        _parameter("ids", choice.ids, "per event", choice.sources["dim"]),
-        _parameter("events", load.events, "per rank and step", "profile: its lengths, cut to max_length"),
-        _collision(profile.get("collisions"), load),
-        *_rows(profile.get("collisions"), load),
-        *_compute_parameters(load, calibration),
-        _parameter("dense_parameters", DENSE_PARAMETERS, "", "assumed"),
-        _parameter("optimizer", OPTIMIZER, "bytes per dense parameter", "assumed: Adam with two moments"),
-        _parameter("fields", FIELDS, "ids per event", "assumed: what balancing moves between hosts"),
-        _parameter("all_reduce_parts", PARTS, "of the backward pass", "assumed: each part's gradients follow it"),
-    ]
-
-
-def _compute_parameters(load: Workload, calibration: Calibration | None) -> list[dict[str, Any]]:
-    products = "assumed: in every layer, attention takes two products per pair of events"
-    shown = []
-    if load.compute_ms is None:
-        shown += [_parameter("channels", CHANNELS, "", products), _parameter("layers", LAYERS, "", products)]
-    elif calibration:
-        shown += [
-            _parameter("compute", load.compute_ms, "ms per rank and step", calibration.source),
-            _parameter("fixed_compute", load.fixed_ms, "ms per step", calibration.source),
-        ]
-    usual = (
-        ("forward", FORWARD, "share of compute", "assumed: the backward pass takes twice the products"),
-        ("lookup", LOOKUP, "passes over memory", "assumed: a row is read and written"),
-        ("apply", APPLY, "passes over memory", "assumed: gradient and row are read, the row is written"),
-    )
-    measured = {"forward": load.forward, "lookup": load.lookup_ms, "apply": load.apply_ms}
-    for name, value, unit, source in usual:
-        found = measured[name]
-        if found is None or calibration is None:
-            shown.append(_parameter(name, value, unit, source))
-        else:
-            unit = unit if name == "forward" else "ms per rank and step"
-            shown.append(_parameter(name, found, unit, calibration.source))
-    return shown
-
-
-def _collision(collisions: Mapping[str, Any] | None, load: Workload) -> dict[str, Any]:
-    least, most = min(load.collisions), max(load.collisions)
-    if collisions is None:
-        source = "paper, section 2 (Fig. 3): about 12 %; the profile counted none"
-    else:
-        source = (
-            f"profile: at {most} ranks; counted at {least} to {most}, between them by logarithm, beyond the nearest"
-        )
-    return _parameter("collision", load.collisions[most], "share of events", source)
-
-
-def _rows(collisions: Mapping[str, Any] | None, load: Workload) -> list[dict[str, Any]]:
-    source = "assumed: no row twice in a rank's batch" if collisions is None else "profile: its bytes of a step"
-    return [
-        _parameter("distinct", load.distinct, "rows per event", source),
-        _parameter("colliding_distinct", load.colliding_distinct, "rows per colliding event", source),
-    ]
-
-
-def _parameter(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "source": source}

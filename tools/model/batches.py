@@ -20,6 +20,8 @@ from fsdata.balance.packing.plan import straggler_share
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 UNPACKED = "none"
+BATCHES = 5  # different global batches that rows should make: batches of more ranks would repeat rows
+WELL = 20  # of them, a verdict does not hang on a few
 _NODE = 8  # ranks that share a host, for `hierarchical`
 _SAMPLES = 16 * 8192  # of a point: small global batches get more steps
 _STEPS = (3, 128)
@@ -178,3 +180,22 @@ def _padding(lengths: np.ndarray) -> float:
     if not some.any():
         return 0.0
     return float(np.mean(1 - lengths[some].mean(axis=1) / longest[some]))
+
+
+def enough_for(rows: int, ranks: int, batch_size: int, *, batches: int = BATCHES) -> bool:
+    """Whether `rows` make `batches` different global batches of `ranks` times `batch_size` samples."""
+    return ranks * batch_size * batches <= rows
+
+
+def most_ranks(rows: int, ranks: Sequence[int], batch_size: int, *, batches: int = BATCHES) -> int | None:
+    """The largest of `ranks` that the rows are enough for; None if they are too few for all."""
+    return max((one for one in ranks if enough_for(rows, one, batch_size, batches=batches)), default=None)
+
+
+def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
+    """(ranks, batch size), halved until the rows are enough; ranks are halved first."""
+    while ranks > 1 and not enough_for(rows, ranks, batch_size):
+        ranks = (ranks + 1) // 2
+    while batch_size > 1 and not enough_for(rows, ranks, batch_size):
+        batch_size //= 2
+    return ranks, batch_size

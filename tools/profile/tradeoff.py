@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from freescale_tools.calibrate.calibration import Calibration
-from freescale_tools.profile.advice.cuts import EvenCut
+from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.model.durations import FLOAT, ID, step
+from freescale_tools.model.hardware import Hardware, calibrated
+from freescale_tools.model.step import BALANCED
+from freescale_tools.model.workload import workload
+from freescale_tools.profile.recommend import EvenCut
 from freescale_tools.scan.histogram import LengthHistogram
-from freescale_tools.simulate.batches import Samples, Setting, simulate_setting
-from freescale_tools.simulate.hardware.calibrated import calibrated
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.durations import FLOAT, ID, work
-from freescale_tools.simulate.schedule.step import BALANCED, WAYS, timeline
-from freescale_tools.simulate.workload import Choice, Workload, choose, workload
 from fsranks.machine.cores import usable_cores
 
 _LOST = (0.05, 0.2)
@@ -44,7 +43,7 @@ def tradeoff(
     """
     method = profile["recommended"]["method"]
     hardware = calibrated(hardware, calibration) if calibration else hardware
-    choice = choose(profile, calibration=calibration)
+    dim = workload(profile, calibration=calibration).dim
     settings = [
         dataclasses.replace(cut.uncut, batch_size=size, max_length=length)
         for size in batch_sizes(samples.histogram.rows, cut.uncut)
@@ -55,7 +54,10 @@ def tradeoff(
     def one(setting: Setting) -> dict[str, Any]:
         found = simulate_setting(samples, setting, methods=(method,))
         steps = math.ceil(samples.histogram.rows / setting.samples)
-        step_ms = _step_ms(_load(profile, choice, setting, found, method, calibration), hardware, setting.ranks)
+        load = workload(profile, batch_size=setting.batch_size, max_length=setting.max_length, calibration=calibration)
+        at = setting.ranks, _PLANNED
+        load = dataclasses.replace(load, stragglers={at: found["straggler"][method]}, skews={at: found["skew"][method]})
+        step_ms = step(hardware, load, BALANCED, ranks=setting.ranks)["step_ms"]
         hours = steps * setting.ranks * step_ms / _HOUR_MS
         return {
             "batch_size": setting.batch_size,
@@ -64,7 +66,7 @@ def tradeoff(
             "straggler_error": found["straggler_error"][method],
             "events_lost": 1.0 - samples.histogram.kept_share(setting.max_length),
             "tokens": found["fullest"][method],
-            "bytes": found["fullest"][method] * (ID + 2 * FLOAT * choice.dim),
+            "bytes": found["fullest"][method] * (ID + 2 * FLOAT * dim),
             "collisions": counted.get(setting.batch_size),
             "steps": steps,
             "step_ms": step_ms,
@@ -77,7 +79,7 @@ def tradeoff(
     return {
         "ranks": cut.uncut.ranks,
         "method": method,
-        "dim": choice.dim,
+        "dim": dim,
         "collisions_max_length": profile["collisions"]["max_length"] if counted else None,
         "calibrated": calibration is not None,
         "step_source": calibration.source if calibration else f"simulated on {hardware.name}",
@@ -130,25 +132,3 @@ def _collisions(document: Mapping[str, Any] | None, ranks: int) -> dict[int, flo
         for point in points
         if point["ranks"] == ranks and point["axis"] in ("default", "batch_size")
     }
-
-
-def _load(
-    profile: Mapping[str, Any],
-    choice: Choice,
-    setting: Setting,
-    found: Mapping[str, Any],
-    method: str,
-    calibration: Calibration | None,
-) -> Workload:
-    own = dataclasses.replace(choice, batch_size=setting.batch_size, max_length=setting.max_length)
-    place = setting.ranks, _PLANNED
-    return dataclasses.replace(
-        workload(profile, own, ranks=(), calibration=calibration),
-        stragglers={place: found["straggler"][method]},
-        skews={place: found["skew"][method]},
-    )
-
-
-def _step_ms(load: Workload, hardware: Hardware, ranks: int) -> float:
-    (way,) = (way for way in WAYS if way.name == BALANCED)
-    return float(timeline(work(hardware, load, way, ranks=ranks), way)["step_ms"])

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from freescale_tools.simulate.schedule.lanes import Key, Run, Task, schedule, within
+from freescale_tools.model.lanes import Key, Run, Task, schedule, within
 
 PARTS = 4  # of the backward pass, each followed by its share of the dense all-reduce
 _STEPS = (8, 32)  # more where steps do not repeat: a network that cannot keep up, with exchanges put off
@@ -53,6 +53,13 @@ WAYS = (
     Way(name="all", balanced=True, ids_ahead=True, prioritized=True, sm_free=True),
     Way(name="all + dedup", balanced=True, ids_ahead=True, prioritized=True, sm_free=True, dedup=True),
 )
+"""The ways that a simulation shows."""
+
+BY_NAME = {
+    way.name: way
+    for way in (*WAYS, Way(name="balanced + prioritized", balanced=True, ids_ahead=True, prioritized=True))
+}
+"""All ways that are known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from freescale_tools.console.options import StoredHistories
+from freescale_tools.model.batches import Setting
 from freescale_tools.scan.columns import bind_lists, first_name, holds
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
-from freescale_tools.simulate.batches import Setting
 from fsdata.catalog.footers import Footer
 
 _CODE = """\

@@ -6,10 +6,12 @@ communication sends a row once to each rank, and a gradient for every occurrence
 """
 
 import math
+from typing import Any
 
-from freescale_tools.simulate.hardware.parameters import Hardware
-from freescale_tools.simulate.schedule.step import Moves, Way, Work
-from freescale_tools.simulate.workload import Workload
+from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.parameters import parameter
+from freescale_tools.model.step import BY_NAME, PARTS, Moves, Way, Work, timeline
+from freescale_tools.model.workload import CHANNELS, LAYERS, Workload
 
 FLOAT, ID = 4, 8  # bytes
 FIELDS = 3  # aligned sequences of a history (item, action, time) that move when samples change ranks
@@ -17,6 +19,32 @@ FORWARD = 1 / 3  # of the compute: the backward pass takes twice the forward's p
 LOOKUP, APPLY = 2, 3  # times each byte crosses the memory: row in and out; gradient and row in, row out
 # Bytes per dense parameter that Adam moves: weight, gradient, two moments in; weight, moments out.
 OPTIMIZER = 28
+
+
+def step(hardware: Hardware, workload: Workload, way_name: str, *, ranks: int) -> dict[str, Any]:
+    """The `timeline` of one of WAYS at `ranks` ranks."""
+    way = BY_NAME[way_name]
+    return timeline(work(hardware, workload, way, ranks=ranks), way)
+
+
+def assumed(workload: Workload) -> list[dict[str, Any]]:
+    """What is assumed where the workload knows nothing better, as {name, value, unit, source}."""
+    products = "assumed: in every layer, attention takes two products per pair of events"
+    shown = []
+    if workload.compute_ms is None:
+        shown += [parameter("channels", CHANNELS, "", products), parameter("layers", LAYERS, "", products)]
+    for known, *line in (
+        (workload.forward, "forward", FORWARD, "share of compute", "the backward pass takes twice the products"),
+        (workload.lookup_ms, "lookup", LOOKUP, "passes over memory", "a row is read and written"),
+        (workload.apply_ms, "apply", APPLY, "passes over memory", "gradient and row are read, the row is written"),
+        (None, "optimizer", OPTIMIZER, "bytes per dense parameter", "Adam with two moments"),
+        (None, "fields", FIELDS, "ids per event", "what balancing moves between hosts"),
+        (None, "all_reduce_parts", PARTS, "of the backward pass", "each part's gradients follow it"),
+    ):
+        if known is None:
+            name, value, unit, why = line
+            shown.append(parameter(str(name), value, str(unit), f"assumed: {why}"))
+    return shown
 
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:

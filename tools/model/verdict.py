@@ -6,16 +6,16 @@ that depends on where its number comes from (`FACTORS`); they say how far the an
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from freescale_tools.simulate.hardware.calibrated import ALL_TO_ALLS
-from freescale_tools.simulate.hardware.parameters import Hardware, numbers
-from freescale_tools.simulate.schedule.durations import work
-from freescale_tools.simulate.schedule.step import BALANCED, PIPELINED, WAYS, Way, timeline
-from freescale_tools.simulate.workload import Choice, Workload
+from freescale_tools.model.durations import step
+from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware
+from freescale_tools.model.parameters import numbers
+from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED
+from freescale_tools.model.workload import Workload
 
 FACTORS = {"assumed": 2.0, "paper": 1.5, "data sheet": 1.2, "measured": 1.1, "calibration": 1.1}
 """Words in a source, and the factor within which its number may be wrong. What all-to-alls of another number of ranks
@@ -39,46 +39,52 @@ _OTHER = 1.2
 _DRAWS = 100
 _WITHIN = (5, 95)
 _WORTH = 0.005  # a gain below this is none
+_LITTLE = 0.1  # a gain of communication that is not worth a change of the training loop
 _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send early
 _EVEN = 0.02  # straggler share that is none
 _DEAR = 0.03  # share of a step above which a fixed cost is named
 
-_PRIORITIZED = Way(name="balanced + prioritized", balanced=True, ids_ahead=True, prioritized=True)
-_BY_NAME = {way.name: way for way in WAYS}
-_LADDER = (_BY_NAME[PIPELINED], _BY_NAME[BALANCED], _PRIORITIZED, _BY_NAME["all"])
+_LADDER = (PIPELINED, BALANCED, "balanced + prioritized", "all")
 _RUNGS = ("balance", "prioritized", "sm_free")
+_UNCERTAIN = ("dim", "flops", "compute_ms", "dense_parameters")  # of a workload; lengths and rows were counted
 
 
-def verdict(
-    hardware: Hardware, load: Workload, choice: Choice, *, ranks: int, collisions: bool, seed: int = 0
-) -> dict[str, Any]:
+def verdict(hardware: Hardware, load: Workload, *, ranks: int, collisions: bool, seed: int = 0) -> dict[str, Any]:
     """{ranks, gains, pays, why}. `collisions`: they were counted, not assumed.
 
     `gains`: balance, prioritized, sm_free over the rung below, and `all` over TorchRec's pipeline: {value, low, high},
-    shares of samples per second. `pays`: rung -> "yes", "no", or "unsure" where the interval holds 0. `why`: sentences
-    about what decides.
+    shares of samples per second. `pays`: rung -> "yes", "no", "unsure" where the interval holds 0; of communication
+    also "little", below 10 %. `why`: sentences about what decides.
     """
     value = _gains(hardware, load, ranks)
     generator = np.random.default_rng(seed)
-    drawn = [_drawn(hardware, load, choice, ranks, collisions, generator) for _ in range(_DRAWS)]
-    low, high = (dict(zip(value, row, strict=True)) for row in _percentiles(drawn))
-    gains = {name: {"value": value[name], "low": float(low[name]), "high": float(high[name])} for name in value}
-    pays = {name: _pays(gains[name]) for name in _RUNGS}
+    drawn = []
+    for _ in range(_DRAWS):
+        machine, other, errors = moved(hardware, load, generator, ranks=ranks, collisions=collisions)
+        drawn.append(_gains(machine, other, ranks, errors))
+    gains = {
+        name: {"value": value[name], "low": min(low, value[name]), "high": max(high, value[name])}
+        for name in value
+        for low, high in [np.percentile([one[name] for one in drawn], _WITHIN).tolist()]
+    }
+    pays = {name: _pays(gains[name], little=_LITTLE if name != "balance" else 0.0) for name in _RUNGS}
     return {"ranks": ranks, "gains": gains, "pays": pays, "why": list(_why(hardware, load, ranks))}
 
 
 def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float] = _EXACT) -> dict[str, float]:
     """`errors`: prioritized or not -> what exposed time is multiplied by."""
-    found = [(way, timeline(work(hardware, load, way, ranks=ranks), way)) for way in _LADDER]
-    steps = [step["step_ms"] + (errors[way.prioritized] - 1) * step["bubbles"]["exposed_ms"] for way, step in found]
+    steps = []
+    for name in _LADDER:
+        found, error = step(hardware, load, name, ranks=ranks), errors[BY_NAME[name].prioritized]
+        steps.append(found["step_ms"] + (error - 1) * found["bubbles"]["exposed_ms"])
     rungs = {name: before / after - 1 for name, before, after in zip(_RUNGS, steps, steps[1:], strict=False)}
     return {**rungs, "all": steps[0] / steps[-1] - 1}
 
 
-def _drawn(
-    hardware: Hardware, load: Workload, choice: Choice, ranks: int, collisions: bool, generator: np.random.Generator
-) -> dict[str, float]:
-    """The gains if all that is uncertain is moved."""
+def moved(
+    hardware: Hardware, load: Workload, generator: np.random.Generator, *, ranks: int, collisions: bool = True
+) -> tuple[Hardware, Workload, dict[bool, float]]:
+    """One draw of all that is uncertain: hardware, workload, and prioritized or not -> a factor of exposed time."""
 
     def within(factor: float) -> float:
         return float(factor ** generator.uniform(-1, 1))
@@ -88,39 +94,30 @@ def _drawn(
             return within(FACTORS["assumed"])
         return within(next((factor for word, factor in FACTORS.items() if word in source), _OTHER))
 
-    fields = [field for field in numbers() if not field.metadata["whole"]]
-    changed: dict[str, Any] = {
-        field.name: float(
-            np.clip(
-                getattr(hardware, field.name) * by(hardware.sources[field.name]),
-                field.metadata["least"],
-                field.metadata["most"],
-            )
-        )
-        for field in fields
-    }
-    rate = by("measured" if collisions else "paper")
-    moved = dataclasses.replace(
-        load,
-        dim=load.dim * by(choice.sources["dim"]),
-        flops=load.flops * by("assumed"),
-        compute_ms=None if load.compute_ms is None else load.compute_ms * by("calibration"),
-        dense_parameters=load.dense_parameters * by("assumed"),
-        collisions={at: min(share * rate, 1.0) for at, share in load.collisions.items()},
+    def changes(of: Hardware | Workload, names: Collection[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for field in numbers(of):
+            if field.name in names and (value := getattr(of, field.name)) is not None:
+                limits = field.metadata
+                other = value * by(of.sources.get(field.name, "assumed"))
+                found[field.name] = float(np.clip(other, limits["least"], limits["most"]))
+        return found
+
+    machine = dataclasses.replace(
+        hardware, **changes(hardware, [field.name for field in numbers(hardware) if not field.metadata["whole"]])
     )
-    errors = {prioritized: within(factor) for prioritized, factor in MODEL.items()}
-    return _gains(dataclasses.replace(hardware, **changed), moved, ranks, errors)
+    rate = by("measured" if collisions else "paper")
+    rates = {at: min(share * rate, 1.0) for at, share in load.collisions.items()}
+    other = dataclasses.replace(load, collisions=rates, **changes(load, _UNCERTAIN))
+    return machine, other, {prioritized: within(factor) for prioritized, factor in MODEL.items()}
 
 
-def _percentiles(drawn: list[dict[str, float]]) -> np.ndarray:
-    table = np.array([list(one.values()) for one in drawn])
-    return np.asarray(np.percentile(table, _WITHIN, axis=0))
-
-
-def _pays(gain: Mapping[str, float]) -> str:
-    if gain["low"] > _WORTH:
-        return "yes"
-    return "no" if gain["high"] < _WORTH else "unsure"
+def _pays(gain: Mapping[str, float], *, little: float) -> str:
+    if gain["high"] < _WORTH:
+        return "no"
+    if _WORTH < gain["value"] < little:
+        return "little"
+    return "yes" if gain["low"] > _WORTH else "unsure"
 
 
 def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
@@ -133,17 +130,22 @@ def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
             f"Balancing leaves {after:.1%} of waiting for the slowest ({before:.1%} without it): single samples "
             "outweigh a rank's share. A lower --max-length cuts them; larger batches bear them."
         )
-    step = timeline(work(hardware, load, _BY_NAME[BALANCED], ranks=ranks), _BY_NAME[BALANCED])
-    exposed = step["bubbles"]["exposed_ms"] / step["step_ms"]
+    found = step(hardware, load, BALANCED, ranks=ranks)
+    exposed = found["bubbles"]["exposed_ms"] / found["step_ms"]
     collision = load.collision(ranks)
     if exposed < _EVEN:
         yield f"Links are fast for these steps: {exposed:.1%} of a balanced step waits for communication. Skip fscomm."
+    elif exposed < _LITTLE:
+        yield (
+            f"Little to win here: {exposed:.1%} of a balanced step waits for communication. Skip fscomm, unless "
+            "`freescale measure-links` shows slower links."
+        )
     else:
         yield f"{exposed:.0%} of a balanced step waits for communication; fscomm can only win from that."
-    if hardware.own_cost > _DEAR * step["step_ms"]:
+    if hardware.own_cost > _DEAR * found["step_ms"]:
         yield (
             f"Steps are short: prioritized communication itself takes {hardware.own_cost:g} ms of "
-            f"{step['step_ms']:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches bear it."
+            f"{found['step_ms']:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches bear it."
         )
     if collision > _MOSTLY:
         yield (

@@ -1,0 +1,305 @@
+"""What a rank trains on in a step, as a profile tells it: events, operations, collisions, straggler shares."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from freescale_tools.calibrate.calibration import Calibration
+from freescale_tools.console.errors import UsageError
+from freescale_tools.model.batches import UNPACKED, Samples, Setting, simulate_setting
+from freescale_tools.model.parameters import check, number, parameter, parameters
+from freescale_tools.scan.histogram import LengthHistogram
+from fsdata.balance.cost import CostModel, Polynomial, Power
+
+PAPER_COLLISION = 0.12
+METHODS = (UNPACKED, "fbs+swap")
+CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000
+# A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every
+# layer.
+FLOPS_PER_COST = 12 * CHANNELS * LAYERS
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Means per rank and step. Raises ValueError for impossible values."""
+
+    batch_size: int = number("samples per rank", whole=True)
+    max_length: int | None = number("events", whole=True, default=None)
+    events: float = number("per rank and step")
+    """Events of the histories after the cut to `max_length`."""
+    flops: float = number("operations per rank and step")
+    """Of forward and backward."""
+    dim: float = number("floats per event")
+    """Exchanged per event: the embedding dimensions of all its fields together."""
+    ids: float = number("per event", default=1.0)
+    """Looked up per event."""
+    dense_parameters: float = number("", zero=True)
+    compute_ms: float | None = number("ms per rank and step", zero=True, default=None)
+    """Of forward and backward of a mean rank, without `fixed_ms`; None: it follows from `flops`."""
+    fixed_ms: float = number("ms per step", zero=True, default=0.0)
+    """Of forward and backward, whatever the samples."""
+    forward: float | None = number("share of compute", most=1, default=None)
+    """Of the forward pass; None: as assumed."""
+    lookup_ms: float | None = number("ms per rank and step", zero=True, default=None)
+    """Of all rows of a rank; None: it follows from the memory."""
+    apply_ms: float | None = number("ms per rank and step", zero=True, default=None)
+    balancing_ms: float = number("ms per step", zero=True, default=0.0)
+    """What balancing itself takes of the training thread."""
+    distinct: float = number("rows per event", most=1, default=1.0)
+    """Rows of a rank's batch over its events: what is sent if a row is sent once to each rank."""
+    colliding_distinct: float = number("rows per colliding event", most=1, default=1.0)
+    """The same of the events that collide."""
+    collisions: Mapping[int, float]
+    """Ranks -> share of the events whose row the batch before uses too, 0 to 1."""
+    stragglers: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    """(ranks, method) -> share, 0 to below 1."""
+    skews: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    """(ranks, method) -> events of the rank that has most, over the mean; 1 where nothing is known."""
+    sequence: str = ""
+    cost: CostModel = dataclasses.field(default_factory=Polynomial)
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Field -> where its value comes from."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.collisions or not all(0 <= rate <= 1 for rate in self.collisions.values()):
+            raise ValueError(f"collisions = {dict(self.collisions)}: shares of 0 to 1 by ranks are needed")
+        if not all(0 <= share < 1 for share in self.stragglers.values()):
+            raise ValueError(f"stragglers = {dict(self.stragglers)}: shares of 0 to below 1 are needed")
+
+    def straggler(self, ranks: int, method: str) -> float:
+        return self.stragglers[ranks, method]
+
+    def skew(self, ranks: int, method: str) -> float:
+        return self.skews.get((ranks, method), 1.0)
+
+    def collision(self, ranks: int) -> float:
+        """The rate at `ranks`, interpolated on a logarithmic axis; the nearest rate beyond its ends."""
+        known = sorted(self.collisions)
+        return float(np.interp(np.log2(ranks), np.log2(known), [self.collisions[at] for at in known]))
+
+    def parameters(self) -> list[dict[str, Any]]:
+        """All that has a source, as {name, value, unit, source}."""
+        most = max(self.collisions)
+        return [
+            parameter("sequence", self.sequence, "", "profile"),
+            parameter("cost", repr(self.cost), "", self.sources["cost"]),
+            *parameters(self),
+            parameter("collision", self.collisions[most], "share of events", self.sources["collisions"]),
+        ]
+
+
+def workload(
+    profile: Mapping[str, Any],
+    *,
+    sequence: str | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    dim: float | Mapping[str, int] | None = None,
+    calibration: Calibration | None = None,
+) -> Workload:
+    """The workload of a profile, without straggler shares, which `at_ranks` adds.
+
+    Settings that are None come from the profile: its first sequence, the batch size of its grid, the recommended
+    maximum length, its `dims`. `dim`: floats exchanged per event, or by list column. Raises UsageError for a profile
+    without lengths, and for unknown sequences and columns.
+    """
+    name = _sequence(profile, sequence)
+    whole = LengthHistogram.from_dict(profile["sequences"][name]["histogram"])
+    grid, advice = profile.get("stragglers") or {"default": {}}, profile.get("recommended") or {}
+    usual, collisions, source = grid["default"], profile.get("collisions"), calibration.source if calibration else ""
+    sources: dict[str, str] = {}
+
+    def first(name: str, *options: tuple[Any, str]) -> Any:
+        """The first value that is known; its source is noted."""
+        value, sources[name] = next(option for option in options if option[0] is not None)
+        return value
+
+    batch_size = first(
+        "batch_size", (batch_size, "given"), (usual.get("batch_size"), "profile: its grid"), (128, "paper, Fig. 8")
+    )
+    max_length = first(
+        "max_length",
+        (max_length, "given"),
+        (advice.get("max_length"), "profile: recommended"),
+        (usual.get("max_length"), "profile: its grid"),
+        (whole.longest, "profile: its longest history"),
+    )
+    cost = first(
+        "cost",
+        (calibration and repr(calibration.cost), source),
+        (advice.get("cost_model"), "profile: recommended"),
+        (usual.get("cost"), "profile: its grid"),
+        ("Polynomial()", "fsdata's default"),
+    )
+    dims, given = (dim, "given") if dim is not None else (profile.get("dims"), "profile: given")
+    floats, ids = _per_event(profile, name, max_length, dims) if isinstance(dims, Mapping) else (None, 1.0)
+    exchanged = first(
+        "dim",
+        (floats, f"{given}, by column"),
+        (None if floats else dims, given),
+        (calibration and calibration.dim, f"{source}, embeddings"),
+        (collisions and collisions["dim"], "profile: collisions"),
+        (128, "assumed"),
+    )
+    histogram = whole.clipped(max_length)
+    measured = _measured(histogram, batch_size, calibration) if calibration else {}
+    counted = collision_rates(collisions)
+    sources |= {
+        **dict.fromkeys(measured, source),
+        "ids": sources["dim"],
+        "events": "profile: its lengths, cut to max_length",
+        "dense_parameters": "assumed",
+        **({} if measured else {"flops": "assumed: from channels and layers"}),
+        **dict.fromkeys(
+            ("distinct", "colliding_distinct"),
+            "profile: its bytes of a step" if collisions else "assumed: no row twice in a rank's batch",
+        ),
+        "collisions": f"profile: at {max(counted)} ranks; counted at {min(counted)} to {max(counted)}, between them by "
+        "logarithm, beyond the nearest"
+        if collisions
+        else "paper, section 2 (Fig. 3): about 12 %; the profile counted none",
+    }
+    return Workload(
+        sequence=name,
+        batch_size=batch_size,
+        max_length=max_length,
+        cost=cost_model(cost),
+        events=batch_size * histogram.mean,
+        flops=batch_size * flops(histogram.lengths, histogram.counts),
+        dim=exchanged,
+        ids=ids,
+        dense_parameters=DENSE_PARAMETERS,
+        collisions=counted,
+        **_distinct(collisions),
+        **measured,
+        sources=sources,
+    )
+
+
+def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int], *, seed: int = 0) -> Workload:
+    """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
+    points = {count: _point(profile, load, count, seed) for count in ranks}
+    by_method = {
+        name: {(count, method): point[name][method] for count, point in points.items() for method in METHODS}
+        for name in ("straggler", "skew")
+    }
+    return dataclasses.replace(load, stragglers=by_method["straggler"], skews=by_method["skew"])
+
+
+def _point(profile: Mapping[str, Any], load: Workload, ranks: int, seed: int) -> Mapping[str, Any]:
+    assert load.max_length is not None
+    setting = Setting(ranks=ranks, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
+    wanted = {**dataclasses.asdict(setting), "cost": repr(load.cost), "planned_by": repr(load.cost)}
+    for point in (profile.get("stragglers") or {"points": ()})["points"]:
+        if wanted.items() <= point.items() and "skew" in point:
+            return dict(point)
+    histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])
+    return simulate_setting(Samples(histogram=histogram, seed=seed), setting, methods=METHODS[1:])
+
+
+def _sequence(profile: Mapping[str, Any], asked: str | None) -> str:
+    """The sequence asked for, or the first. Raises UsageError if the profile has no lengths of it."""
+    sequences = profile["sequences"]
+    name = next(iter(sequences), "") if asked is None else asked
+    if name not in sequences:
+        raise UsageError(f"the profile has no sequence {name!r}: it has {', '.join(sequences) or 'none'}")
+    histogram = sequences[name].get("histogram")
+    if not histogram or not any(histogram["lengths"]):
+        raise UsageError(
+            f"the profile has no lengths of {name!r}: a quick profile counts them only, and a sequence without events "
+            "has none; run `freescale profile` without --quick"
+        )
+    return str(name)
+
+
+def _per_event(
+    profile: Mapping[str, Any], sequence: str, max_length: int, dims: Mapping[str, int]
+) -> tuple[float, float]:
+    """(floats, ids) of the columns of `dims` for an event of `sequence`. Raises UsageError for columns not profiled."""
+    means = mean_lengths(profile, max_length)
+    unknown = [column for column in dims if column not in means]
+    if unknown:
+        raise UsageError(
+            f"--dim: the profile has no lengths of {', '.join(unknown)}, but of {', '.join(means)}: name list columns "
+            "with --sequence and --candidates when you profile"
+        )
+    each = {column: means[column] / means[sequence] for column in dims}
+    return sum(share * dims[column] for column, share in each.items()), sum(each.values())
+
+
+def mean_lengths(profile: Mapping[str, Any], max_length: int | None) -> dict[str, float]:
+    """List column -> mean events of a row: of sequences cut to `max_length` (None: whole), of candidates whole.
+
+    Columns of a quick profile, which has no lengths, are left out.
+    """
+    found = {}
+    for part in ("sequences", "candidates"):
+        for column, one in profile.get(part, {}).items():
+            if one.get("histogram"):
+                histogram = LengthHistogram.from_dict(one["histogram"])
+                if max_length is not None and part == "sequences":
+                    histogram = histogram.clipped(max_length)
+                found[column] = histogram.mean
+    return found
+
+
+def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibration) -> dict[str, Any]:
+    """What the calibration says of a rank's step, as far as it does."""
+    costs = calibration.cost({"sequence": histogram.lengths}).astype(np.float64)
+    cost = batch_size * float(costs @ histogram.counts) / histogram.rows
+    rows = 1e3 * batch_size * histogram.mean
+    found = {
+        "compute_ms": 1e3 * calibration.seconds_per_cost * cost,
+        "fixed_ms": 1e3 * calibration.constant_s,
+        "forward": calibration.forward,
+        "lookup_ms": None if calibration.lookup_s is None else rows * calibration.lookup_s,
+        "apply_ms": None if calibration.update_s is None else rows * calibration.update_s,
+        "balancing_ms": None if calibration.balancing_s is None else 1e3 * calibration.balancing_s,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _distinct(collisions: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Rows over events, from the bytes that the profile counted."""
+    sent = collisions.get("bytes") if collisions else None
+    if not sent:
+        return {}
+    colliding, rest = ("collision_rows", "collision_gradients"), ("exclusive_rows", "exclusive_gradients")
+    rows, gradients = (sent[colliding[at]] + sent[rest[at]] for at in (0, 1))
+    found = {"distinct": rows / gradients if gradients else 1.0}
+    return found | {"colliding_distinct": sent[colliding[0]] / sent[colliding[1]] if sent[colliding[1]] else 1.0}
+
+
+def collision_rates(collisions: Mapping[str, Any] | None) -> dict[int, float]:
+    """Ranks -> collision rate by occurrence, from the profile; the rate of the paper if it has none."""
+    if collisions is None:
+        return {1: PAPER_COLLISION}
+    return {
+        point["ranks"]: point["by_occurrence"]["mean"]
+        for point in collisions["points"]
+        if point["axis"] in ("ranks", "default")
+    }
+
+
+def flops(lengths: np.ndarray, counts: np.ndarray) -> float:
+    """Mean operations per sample by the default Polynomial: a profile's cost model has no unit."""
+    pairs = Polynomial()({"sequence": lengths}).astype(np.float64)
+    return FLOPS_PER_COST * float(pairs @ counts) / float(counts.sum())
+
+
+def cost_model(text: str) -> CostModel:
+    """A `Polynomial(...)` or `Power(...)` from its repr. Raises UsageError for other texts."""
+    models = {"Polynomial": Polynomial, "Power": Power}
+    call = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", text, re.DOTALL)
+    if call is None or call[1] not in models:
+        raise UsageError(f"the profile's cost model is {text!r}: Polynomial(...) or Power(...) is needed")
+    try:
+        keywords = ast.parse(text.strip(), mode="eval").body.keywords  # type: ignore[attr-defined]
+        return models[call[1]](**{word.arg: ast.literal_eval(word.value) for word in keywords})
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise UsageError(f"the profile's cost model {text!r} cannot be read: {error}") from error
