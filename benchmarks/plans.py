@@ -29,7 +29,7 @@ from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Shard, load, parts, rated, together
 from freescale_tools.plan.tables import Table
 from freescale_tools.plan.torchrec import Machine, as_document, chosen_plan, default_plan
-from freescale_tools.simulate.links.hardware_file import measured_hardware
+from freescale_tools.simulate.links import measured_hardware
 
 RANKS = 4
 SAMPLES = 128

@@ -16,7 +16,7 @@ from freescale_tools.plan.command import plan
 from freescale_tools.profile.command import profile
 from freescale_tools.profile.diff import diff
 from freescale_tools.simulate.command import simulate
-from freescale_tools.simulate.links.command import measure_links
+from freescale_tools.simulate.links import measure_links
 from freescale_tools.write.catalog import catalog
 from freescale_tools.write.histories.command import histories
 from freescale_tools.write.optimize.command import optimize

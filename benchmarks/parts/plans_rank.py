@@ -20,7 +20,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from freescale_tools.plan.torchrec import from_document
-from freescale_tools.simulate.links import exchange_times
+from freescale_tools.simulate import exchange_times
 
 CPU = torch.device("cpu")
 

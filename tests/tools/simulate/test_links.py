@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 
 from freescale_tools.model.durations import all_reduce, exchange
 from freescale_tools.model.hardware import load_hardware
-from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
+from freescale_tools.simulate.links import as_toml, fits, measured_hardware
 
 COMMAND = "measure-links"
 SIZES = [4**power for power in range(6, 13)]
