@@ -28,14 +28,13 @@ from parts.plans_rank import drawn_ids
 from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Shard, load, parts, rated, together
 from freescale_tools.plan.tables import Table
-from freescale_tools.plan.torchrec import Machine, as_document, chosen_plan, default_plan
+from freescale_tools.plan.torchrec import as_document, chosen_plan, default_plan
 from freescale_tools.simulate.links import measured_hardware
 
 RANKS = 4
 SAMPLES = 128
 MOST_IDS = 8  # of a sample; exchanges of more than a megabyte come out uneven where TCP shares a shaped link
 SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 20)
-MACHINE = Machine(device="cpu", ranks_per_host=RANKS, memory_bytes=32 << 30)
 HELD_OUT = 2000  # seeds of held-out sets begin here
 COUNTED = 200_000  # ids that the planner sees of a feature, from another seed than those that are trained on
 Set = list[dict[str, Any]]
@@ -103,9 +102,11 @@ def key(placed: Sequence[Placed]) -> Any:
     return tuple(sorted((one.table.name, one.sharding, tuple(sorted(map(lies, one.shards)))) for one in placed))
 
 
-def measured(world: World, tables: Set, pooled: bool, plans: Sequence[Any], options: Any, seed: int) -> np.ndarray:
+def measured(
+    world: World, setting: Setting, tables: Set, pooled: bool, plans: Sequence[Any], options: Any, seed: int
+) -> np.ndarray:
     """Milliseconds, float64 [plans, rounds * steps]: the mean of the ranks. Plans take turns in every round."""
-    documents = [as_document(one, ranks=RANKS, device="cpu", ranks_per_host=RANKS) for one in plans]
+    documents = [as_document(one, setting) for one in plans]
     world.call(
         "prepare", tables=tables, pooled=pooled, plans=documents, samples=SAMPLES, batches=options.steps, seed=seed
     )
@@ -214,10 +215,10 @@ def one_set(
     known = planned_tables(tables, pooled=pooled, seed=seed)
     rate = functools.partial(rated, compute=0.0, collision=0.0, way=PLAIN)
     started = time.monotonic()
-    best = chosen_plan(known, setting, MACHINE, rate)
+    best = chosen_plan(known, setting, rate)
     took = time.monotonic() - started
     rng = np.random.default_rng([seed, 13])
-    given = [best, default_plan(known, setting, MACHINE)]
+    given = [best, default_plan(known, setting)]
     given += [random_plan(known, rng) for _ in range(others)]
     plans = list({key(one): one for one in given}.values())
     names = [key(one) for one in plans]
@@ -264,11 +265,16 @@ def main() -> None:
     with World(ranks=RANKS, module="parts.plans_rank") as world:
         world.network.shape(options.rate)
         setting = Setting(
-            hardware=link_hardware(world), ranks=RANKS, batch_size=SAMPLES, reduce_all=True, receivers_wait=False
+            hardware=link_hardware(world),
+            ranks=RANKS,
+            batch_size=SAMPLES,
+            device="cpu",
+            memory_bytes=32 << 30,
+            receivers_wait=False,
         )
 
         def measure(tables: Set, pooled: bool, plans: Sequence[Any], *, seed: int) -> np.ndarray:
-            return measured(world, tables, pooled, plans, options, seed)
+            return measured(world, setting, tables, pooled, plans, options, seed)
 
         settings, fit = fitted(measure, setting, options.calibration_sets)
         for kind, one in fit.items():

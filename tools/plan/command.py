@@ -94,17 +94,16 @@ def plan(
             hardware=machine,
             ranks=ranks,
             batch_size=load.batch_size,
-            reduce_all=device == "cpu",
+            device="cpu" if device == "cpu" else "cuda",
+            memory_bytes=int(memory * GIGABYTE),
             lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
             apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
         )
         torchrec = _torchrec()
-        per_host = min(int(machine.gpus_per_host), ranks)
-        place = torchrec.Machine(device=device, ranks_per_host=per_host, memory_bytes=int(memory * GIGABYTE))
         rate = functools.partial(rated, compute=compute_ms(machine, load), collision=load.collision(ranks), way=way)
         plans = {
-            "chosen": torchrec.chosen_plan(known, setting, place, rate),
-            "torchrec": torchrec.default_plan(known, setting, place),
+            "chosen": torchrec.chosen_plan(known, setting, rate),
+            "torchrec": torchrec.default_plan(known, setting),
         }
         found = {
             **header("plan"),
@@ -116,7 +115,7 @@ def plan(
             "hardware": machine.name,
             "calibration": measured.source if measured else None,
             **document(plans, setting, load),
-            "sharding": torchrec.as_document(plans["chosen"], ranks=ranks, device=device, ranks_per_host=per_host),
+            "sharding": torchrec.as_document(plans["chosen"], setting),
         }
         try:
             write_whole(out, dumps(found["sharding"], indent=1) + "\n")

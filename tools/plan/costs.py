@@ -26,6 +26,7 @@ IDS, ROWS, GRADIENTS = range(3)
 """What is exchanged, in the order of `Load.moved`."""
 ID_EXCHANGES = 3  # of a sharding group: sizes, lengths, ids (TorchRec's KJTAllToAll)
 LENGTH = 8  # bytes of the length of one feature of one sample
+RESERVED = 0.15  # of the memory of a rank: for all that is no table, as TorchRec's default reserves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ class Setting:
     ranks: int
     batch_size: int
     """B."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where tables lie. On CPUs ranks exchange by gloo."""
+    memory_bytes: int = 80_000_000_000
+    """Of one rank."""
     lookup_ms_per_mb: float | None = None
     """Of 1e6 bytes of rows, as a run has shown; None: twice over the memory."""
     apply_ms_per_mb: float | None = None
     """The same of gradients that update rows; None: three times over the memory."""
-    reduce_all: bool = False
-    """Partial sums of row-wise pooled tables travel as an all-reduce, as gloo does, not as a reduce-scatter."""
     receivers_wait: bool = True
     """Whether a link takes in no faster than it gives out. False where only sending is held to a rate."""
     shared_ms_per_mb: float = 0.0
@@ -71,6 +74,15 @@ class Setting:
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch_size < 1:
             raise ValueError(f"ranks = {self.ranks}, batch_size = {self.batch_size}: 1 or more are needed")
+
+    @property
+    def ranks_per_host(self) -> int:
+        return min(int(self.hardware.gpus_per_host), self.ranks)
+
+    @property
+    def room_bytes(self) -> float:
+        """That tables and what goes with them may take of a rank."""
+        return (1 - RESERVED) * self.memory_bytes
 
     def kernels_ms(self, looked_up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Milliseconds of look-up and update of these bytes, without the launches of kernels."""
@@ -142,9 +154,10 @@ def load(placed: Placed, setting: Setting) -> Load:
             _to_one(moved[ROWS, ::-1], at, given)
             _to_one(moved[GRADIENTS], at, given)
     if in_parts:
-        # Every rank has a part of every bag: a reduce-scatter forward, an all-gather backward.
+        # Every rank has a part of every bag: a reduce-scatter forward, which gloo makes an all-reduce of, and an
+        # all-gather backward.
         whole = FLOAT * table.dim * bags * (ranks - 1)
-        moved[ROWS] += 2 * whole if setting.reduce_all else whole
+        moved[ROWS] += 2 * whole if setting.device == "cpu" else whole
         moved[GRADIENTS] += whole
     return Load(moved=moved, looked_up=looked_up, held=held, travelling=travelling)
 

@@ -31,16 +31,15 @@ _Plan = tuple[_Part, ...]
 
 
 def searched(
-    ways: Sequence[Sequence[Placed]], start: Sequence[Placed], setting: Setting, rate: Rate, *, room_bytes: float
+    ways: Sequence[Sequence[Placed]], start: Sequence[Placed], setting: Setting, rate: Rate
 ) -> tuple[Placed, ...]:
     """The best plan that was found; `start`, if none is better.
 
     Args:
         ways: of every table, in the order of `start`: how it can be sharded. The ranks of its parts do not count.
         start: a plan that fits.
-        room_bytes: that parts may hold on a rank.
     """
-    search = _Search(ways, setting, rate, room_bytes)
+    search = _Search(ways, setting, rate)
     given = tuple(search.part(placed) for placed in start)
     sets = itertools.chain.from_iterable(itertools.combinations(SHARDINGS, size) for size in range(1, 5))
     plans = sorted((search.cut_by(shardings) for shardings in sets), key=search.rating)
@@ -49,11 +48,10 @@ def searched(
 
 
 class _Search:
-    def __init__(self, ways: Sequence[Sequence[Placed]], setting: Setting, rate: Rate, room: float) -> None:
+    def __init__(self, ways: Sequence[Sequence[Placed]], setting: Setting, rate: Rate) -> None:
         self._ways = ways
         self._setting = setting
         self._rate = rate
-        self._room = room
 
     def part(self, placed: Placed) -> _Part:
         return _Part(placed, load(placed, self._setting))
@@ -61,7 +59,7 @@ class _Search:
     def rating(self, plan: Sequence[_Part]) -> float:
         """Infinite where a rank has no room."""
         whole = together([part.load for part in plan])
-        if whole.held.max() > self._room:
+        if whole.held.max() > self._setting.room_bytes:
             return math.inf
         return self._rate(parts([part.placed for part in plan], self._setting, whole))
 
@@ -118,7 +116,7 @@ class _Search:
         if way.sharding not in _MOVABLE or not rest:
             return self.part(way)
         others = together([part.load for part in rest])
-        full = others.held + max(shard.held_bytes for shard in way.shards) > self._room
+        full = others.held + max(shard.held_bytes for shard in way.shards) > self._setting.room_bytes
         ranks = np.lexsort((others.busy_ms(self._setting), full)).tolist()
         shards = tuple(replace(shard, rank=rank) for shard, rank in zip(way.shards, ranks, strict=False))
         return self.part(replace(way, shards=shards))

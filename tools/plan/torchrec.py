@@ -11,7 +11,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from freescale_tools.console.errors import UsageError, first_line
 from freescale_tools.console.files import read_document
-from freescale_tools.plan.costs import SHARDINGS, Placed, Setting, Shard, parts
+from freescale_tools.plan.costs import RESERVED, SHARDINGS, Placed, Setting, Shard, parts
 from freescale_tools.plan.search import Rate, searched
 from freescale_tools.plan.tables import Table, check_tables
 
 LEAST_COLUMNS = 32  # of a column-wise part; narrower ones read less than a cache line per row and rank
 MARGIN = 0.05  # of the rate: smaller differences are within the error of the model
-_RESERVED = 0.15  # of the memory of a rank: for all that is no table, as TorchRec's default reserves
 _DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 
@@ -122,15 +120,6 @@ def model_of(tables: Sequence[Table]) -> nn.Module:
     return root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What TorchRec has to know of the ranks. `memory_bytes`: of one rank, for tables and what goes with them."""
-
-    device: str
-    ranks_per_host: int
-    memory_bytes: int
-
-
 class _AnyDevice(EmbeddingBagCollectionSharder):
     """Row-wise also on CPUs: TorchRec's sharder leaves it out there, though such tables train over gloo."""
 
@@ -138,14 +127,14 @@ class _AnyDevice(EmbeddingBagCollectionSharder):
         return list(dict.fromkeys([*super().sharding_types(compute_device_type), "row_wise"]))
 
 
-def chosen_plan(tables: Sequence[Table], setting: Setting, machine: Machine, rate: Rate) -> tuple[Placed, ...]:
+def chosen_plan(tables: Sequence[Table], setting: Setting, rate: Rate) -> tuple[Placed, ...]:
     """The plan of least `rate`; TorchRec's own, if its rate is not MARGIN above that.
 
     Blocks for up to some minutes. Raises UsageError where TorchRec finds no plan that fits into the memory.
     """
-    theirs = default_plan(tables, setting, machine)
-    limits = _constraints(tables, setting.ranks, machine)
-    topology = _topology(setting, machine)
+    theirs = default_plan(tables, setting)
+    limits = _constraints(tables, setting, narrow=True)
+    topology = _topology(setting)
     enumerator = EmbeddingEnumerator(
         topology=topology,
         batch_size=setting.batch_size,
@@ -155,22 +144,21 @@ def chosen_plan(tables: Sequence[Table], setting: Setting, machine: Machine, rat
     with _quiet():
         options = enumerator.enumerate(model_of(tables), [_AnyDevice(), EmbeddingCollectionSharder()])
     ways = [[_placed(option, table) for option in options if option.name == table.name] for table in tables]
-    room = (1 - _RESERVED) * machine.memory_bytes
-    own = searched(ways, theirs, setting, rate, room_bytes=room)
+    own = searched(ways, theirs, setting, rate)
     found, usual = (rate(parts(plan, setting)) for plan in (own, theirs))
     return own if found < (1 - MARGIN) * usual else theirs
 
 
-def default_plan(tables: Sequence[Table], setting: Setting, machine: Machine) -> tuple[Placed, ...]:
+def default_plan(tables: Sequence[Table], setting: Setting) -> tuple[Placed, ...]:
     """What TorchRec's planner chooses by itself: its own estimates, bandwidths and proposers, given the lengths.
 
     Of the ways to shard, it has those of `costs.SHARDINGS`. Raises UsageError where no plan fits into the memory.
     """
     planner = EmbeddingShardingPlanner(
-        topology=_topology(setting, machine),
+        topology=_topology(setting),
         batch_size=setting.batch_size,
-        constraints=_constraints(tables, setting.ranks, machine, narrow=False),
-        storage_reservation=FixedPercentageStorageReservation(_RESERVED),
+        constraints=_constraints(tables, setting, narrow=False),
+        storage_reservation=FixedPercentageStorageReservation(RESERVED),
         stats=[],
     )
     sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
@@ -207,27 +195,25 @@ def _placed(option: ShardingOption, table: Table) -> Placed:
     )
 
 
-def _topology(setting: Setting, machine: Machine) -> Topology:
-    cap = {"ddr_cap" if machine.device == "cpu" else "hbm_cap": machine.memory_bytes}
+def _topology(setting: Setting) -> Topology:
+    memory = {"ddr_cap" if setting.device == "cpu" else "hbm_cap": setting.memory_bytes}
     with _quiet():
         return Topology(
             world_size=setting.ranks,
-            compute_device=machine.device,
-            local_world_size=min(machine.ranks_per_host, setting.ranks),
-            **cap,
+            compute_device=setting.device,
+            local_world_size=setting.ranks_per_host,
+            **memory,
         )
 
 
-def _constraints(
-    tables: Sequence[Table], ranks: int, machine: Machine, *, narrow: bool = True
-) -> dict[str, ParameterConstraints]:
+def _constraints(tables: Sequence[Table], setting: Setting, *, narrow: bool) -> dict[str, ParameterConstraints]:
     """`narrow`: column-wise parts are as narrow as ranks and LEAST_COLUMNS allow, else TorchRec's default."""
     found = {}
     for table in tables:
-        columns = max(LEAST_COLUMNS, -(-table.dim // ranks // 4) * 4)
+        columns = max(LEAST_COLUMNS, -(-table.dim // setting.ranks // 4) * 4)
         cut = narrow and columns < table.dim and table.dim % columns == 0
         ways = [one for one in SHARDINGS if one != "column_wise" or cut or not narrow]
-        if machine.device == "cpu" and not table.pooled:
+        if setting.device == "cpu" and not table.pooled:
             # The dense kernel that TorchRec 1.9 takes there pools the rows of a sample into one.
             ways = [one for one in ways if one != "data_parallel"]
         found[table.name] = ParameterConstraints(
@@ -250,17 +236,17 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def as_document(placed: Sequence[Placed], *, ranks: int, device: str, ranks_per_host: int) -> dict[str, Any]:
+def as_document(plan: Sequence[Placed], setting: Setting) -> dict[str, Any]:
     """{version, kind, ranks, device, ranks_per_host, modules}: module -> table -> how and where it is sharded.
 
     Without the time: equal plans are equal files.
     """
     modules: dict[str, dict[str, Any]] = {}
-    for one in sorted(placed, key=lambda one: (one.table.module, one.table.name)):
+    for one in sorted(plan, key=lambda one: (one.table.module, one.table.name)):
         modules.setdefault(one.table.module, {})[one.table.name] = _written(one)
     return {
-        "version": 1, "kind": "sharding-plan", "ranks": ranks, "device": device,
-        "ranks_per_host": ranks_per_host, "modules": modules,
+        "version": 1, "kind": "sharding-plan", "ranks": setting.ranks, "device": setting.device,
+        "ranks_per_host": setting.ranks_per_host, "modules": modules,
     }  # fmt: skip
 
 

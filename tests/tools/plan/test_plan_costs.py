@@ -29,7 +29,7 @@ from freescale_tools.plan.document import compute_ms, step_ms
 RANKS, BATCH = 4, 100
 
 
-def counted(placed, reduce_all):
+def counted(placed, device):
     """(moved, looked up) by definition: messages from rank to rank. Only shares of rows come from `Table.share`."""
     of = placed.table
     moved, looked_up = np.zeros((3, 2, RANKS)), np.zeros(RANKS)
@@ -42,7 +42,7 @@ def counted(placed, reduce_all):
         partial = of.pooled and placed.sharding == "row_wise"
         # Of partial sums, the vectors of a requester are added up on it, and its gradients go to all.
         vectors = 4 * of.dim * bags if partial else 4 * shard.dim * (bags if of.pooled else share * ids)
-        twice = 2 if partial and reduce_all else 1
+        twice = 2 if partial and device == "cpu" else 1
         for kind, source, target, size in (
             (IDS, requester, shard.rank, 8 * share * ids + 8 * bags),
             (ROWS, shard.rank, requester, twice * vectors),
@@ -60,15 +60,15 @@ USES = st.none() | st.lists(st.integers(0, 9), min_size=4, max_size=8).filter(an
 @given(
     pooled=st.booleans(), uses=USES, way=st.sampled_from(["row", "whole", "columns", "everywhere"]),
     ids=st.lists(st.integers(1, 20), min_size=1, max_size=3), dtype=st.sampled_from(["fp32", "fp16"]),
-    reduce_all=st.booleans(),
+    device=st.sampled_from(["cuda", "cpu"]),
 )  # fmt: skip
-def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype, reduce_all):
+def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype, device):
     uses = None if uses is None else np.array(uses, float)
     of = table(rows=103, dim=8, pooled=pooled, ids=tuple(map(float, ids)), uses=uses, dtype=dtype)
     placed = {"row": row_wise(of), "whole": whole(of, 2), "columns": columns(of, 3, 1), "everywhere": everywhere(of)}
-    found = load(placed[way], setting(reduce_all=reduce_all))
+    found = load(placed[way], setting(device=device))
     assert found.reduced == (103 * 8 * 4 if way == "everywhere" else 0)
-    moved, looked_up = counted(placed[way], reduce_all)
+    moved, looked_up = counted(placed[way], device)
     np.testing.assert_allclose(found.moved, moved)
     np.testing.assert_allclose(found.looked_up, looked_up)
 

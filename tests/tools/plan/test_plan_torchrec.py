@@ -23,7 +23,6 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.plan import torchrec as planning
 from freescale_tools.plan.costs import SHARDINGS, by_rank, parts
 from freescale_tools.plan.torchrec import (
-    Machine,
     as_document,
     chosen_plan,
     default_plan,
@@ -33,8 +32,9 @@ from freescale_tools.plan.torchrec import (
     tables_of,
 )
 
-CPU = Machine(device="cpu", ranks_per_host=4, memory_bytes=10**9)
-GPU = Machine(device="cuda", ranks_per_host=2, memory_bytes=10**9)
+CPU = setting(device="cpu", memory_bytes=10**9)
+TWO_A_HOST = dataclasses.replace(IDEAL, gpus_per_host=2, gpus_per_nvlink=2)
+GPU = setting(memory_bytes=10**9, hardware=TWO_A_HOST)
 LATE = dataclasses.replace(IDEAL, exchange_latency=100.0)
 MIXED = (
     table("a", rows=5000, dim=64, pooled=True, ids=(4.0,), module="bags"),
@@ -49,15 +49,11 @@ def total(found):
     return found.total
 
 
-def written(placed, machine, ranks=4):
-    return as_document(placed, ranks=ranks, device=machine.device, ranks_per_host=machine.ranks_per_host)
-
-
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("hardware", [IDEAL, LATE], ids=["no latency", "latency"])
-def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(machine, hardware):
-    of = setting(hardware=hardware)
-    chosen, usual = chosen_plan(MIXED, of, machine, total), default_plan(MIXED, of, machine)
+@pytest.mark.parametrize("of", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("latency", [0.0, 100.0])
+def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(of, latency):
+    of = dataclasses.replace(of, hardware=dataclasses.replace(of.hardware, exchange_latency=latency))
+    chosen, usual = chosen_plan(MIXED, of, total), default_plan(MIXED, of)
     for plan in (chosen, usual):
         assert sorted(one.table.name for one in plan) == ["a", "b", "c", "s", "u"]
         for one in plan:
@@ -70,12 +66,11 @@ def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(
 
 def test_a_plan_fits_into_the_memory_as_torchrec_counts_it():
     """All tables together on every rank are the fastest plan where exchanges are all that counts, and the largest."""
-    of = setting(hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001))
+    of = setting(device="cpu", hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001))
     tables = [table(name, rows=10_000, dim=64, ids=(9.0,), pooled=True) for name in "abc"]
 
     def planned(memory_bytes):
-        machine = dataclasses.replace(CPU, memory_bytes=memory_bytes)
-        found = chosen_plan(tables, of, machine, lambda one: one.ids + one.rows)
+        found = chosen_plan(tables, dataclasses.replace(of, memory_bytes=memory_bytes), lambda one: one.ids + one.rows)
         return [one.sharding for one in found], by_rank(found, of)["memory_bytes"].max()
 
     (everything, held), (cut, less) = planned(10**9), planned(5 * 10**6)
@@ -87,27 +82,27 @@ def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
     """Sequence rows travel once whatever the sharding, so only balance counts: a table whose first rows take all
     look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""
     even, hot = table("t", rows=4000, dim=128), table("t", rows=4000, dim=128, uses=torch.eye(1, 40)[0].numpy())
-    heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), receivers_wait=False)
-    assert chosen_plan([even], heavy, CPU, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
-    assert chosen_plan([hot], heavy, CPU, total)[0].sharding != "row_wise"
+    heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), device="cpu", receivers_wait=False)
+    assert chosen_plan([even], heavy, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
+    assert chosen_plan([hot], heavy, total)[0].sharding != "row_wise"
 
 
 def test_the_rate_decides_what_is_planned():
     """A rate that counts nothing but all-reduces takes no data-parallel table."""
-    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.all_reduce)
+    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.all_reduce)
     assert "data_parallel" not in {one.sharding for one in found}
-    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.ids + one.rows)
+    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.ids + one.rows)
     assert {one.sharding for one in found} == {"data_parallel"}
 
 
 def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
-    of = setting(hardware=LATE)
+    of = setting(hardware=LATE, device="cpu")
     before = logging.root.manager.disable, copy.deepcopy([one.ids_per_sample for one in MIXED])
-    found = chosen_plan(MIXED, of, CPU, lambda one: 100 + min(one.total, 1.0))
-    assert written(found, CPU) == written(default_plan(MIXED, of, CPU), CPU)
+    found = chosen_plan(MIXED, of, lambda one: 100 + min(one.total, 1.0))
+    assert found == default_plan(MIXED, of)
     assert (logging.root.manager.disable, [one.ids_per_sample for one in MIXED]) == before, "planning changes nothing"
     with pytest.raises(UsageError, match=r"TorchRec's planner finds no plan: .*storage.*--ranks or --memory"):
-        chosen_plan([table(rows=10**9, dim=64)], setting(), CPU, total)
+        chosen_plan([table(rows=10**9, dim=64)], CPU, total)
 
 
 def plain(plan):
@@ -122,18 +117,18 @@ def plain(plan):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("of", [CPU, GPU], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("way", SHARDINGS)
-def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, machine, way):
+def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, of, way):
     """TorchRec replicates no rows, and cuts no bags by rows, on CPUs."""
     theirs, plan = [], EmbeddingShardingPlanner.plan
     monkeypatch.setattr(EmbeddingShardingPlanner, "plan", lambda *given: theirs.append(plan(*given)))
     monkeypatch.setattr(planning, "SHARDINGS", (way,))
-    tables = [one for one in MIXED if machine is GPU or one.pooled == (way == "data_parallel")]
-    found = default_plan(tables, setting(), machine)
+    tables = [one for one in MIXED if of is GPU or one.pooled == (way == "data_parallel")]
+    found = default_plan(tables, of)
     assert {one.sharding for one in found} == {way}
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(written(found, machine)))
+    path.write_text(json.dumps(as_document(found, of)))
     assert plain(load_plan(path)) == plain(theirs[0])
 
 
@@ -149,7 +144,7 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, machine
 )
 def test_files_that_are_no_plan_of_this_program_are_refused(tmp_path, change, message):
     if change is not None:
-        made = change if isinstance(change, str) else json.dumps(written([whole(MIXED[2], 3)], CPU) | change)
+        made = change if isinstance(change, str) else json.dumps(as_document([whole(MIXED[2], 3)], CPU) | change)
         (tmp_path / "plan.json").write_text(made)
     with pytest.raises(UsageError, match=message):
         load_plan(tmp_path / "plan.json")
@@ -253,12 +248,12 @@ def alone(rank):
 
 
 def test_plans_that_are_written_train_on_two_ranks(tmp_path):
-    of = setting(ranks=2)
+    of = setting(ranks=2, device="cpu")
     a, b, c, s, u = MIXED
     given = [row_wise(a, 2), whole(b, 1), columns(c, 1, 0), row_wise(s, 2), columns(u, 0, 1)]
-    for plan in (chosen_plan(MIXED, of, CPU, total), given):
+    for plan in (chosen_plan(MIXED, of, total), given):
         path = tmp_path / "plan.json"
-        path.write_text(json.dumps(written(plan, CPU, ranks=2)))
+        path.write_text(json.dumps(as_document(plan, of)))
         for rank, (losses, shardings) in enumerate(shared_world(2).run(train, path)):
             assert losses[0] == pytest.approx(alone(rank), rel=1e-5)
             assert losses[1] < losses[0]
