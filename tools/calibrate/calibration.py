@@ -1,18 +1,136 @@
-"""What other commands take from `freescale calibrate`: the costs of a step as a training run has shown them."""
+"""The document of `freescale calibrate`: made of measured steps, and what other commands take of it."""
 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from freescale_tools.calibrate.cost_model import VERSION, calibrate, doubt
-from freescale_tools.calibrate.measured_steps import read_steps
-from freescale_tools.console.errors import UsageError
-from fsdata.balance.cost import Polynomial
+import numpy as np
 
+from freescale_tools.calibrate.cost_model import (
+    SIMULATED,
+    TOKENS,
+    arrays,
+    cost_of,
+    explain,
+    intervals,
+    measured_straggler,
+    speeds,
+    straggler_left,
+)
+from freescale_tools.calibrate.measured_steps import Step, read_steps
+from freescale_tools.calibrate.run_costs import own_costs, run_costs
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import header
+from fsdata.balance.cost import Polynomial, fit
+
+VERSION = 2
+FEWEST = 4
+_SLOW = 0.03
+_EXPLAINED = 0.9  # R2 of a model that is worth planning with
 _FLOAT = 4  # bytes
+
+
+def calibrate(
+    steps: Sequence[Step],
+    *,
+    ranks: int | None = None,
+    skip: int = 0,
+    fscomm: Sequence[Step] = (),
+    balanced: Sequence[Step] = (),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The document of a calibration: a cost model, compared with one that only counts tokens, and all else of a run.
+
+    Args:
+        ranks: of the simulated balancing. Default: as many as were measured, at least 2.
+        skip: how many steps to leave out at the start (warm-up), also of `fscomm` and `balanced`.
+        fscomm, balanced: steps of the same training with prioritized communication, or with balanced batches: what
+            these take themselves.
+
+    Raises UsageError if no model can be fitted to the steps.
+    """
+    kept = _without_first(steps, skip)
+    _check(kept, len(steps), skip)
+    try:
+        model = fit([arrays(step) for step in kept], [step.seconds for step in kept])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    fitted, tokens = explain(model, kept), explain(TOKENS, kept)
+    measured_on = sorted({step.rank for step in kept})
+    width = ranks or max(len(measured_on), 2)
+    left = straggler_left(fitted, tokens, kept, ranks=width, seed=seed)
+    return {
+        **header("calibrate", version=VERSION),
+        "rows": len(kept),
+        "steps": len({step.step for step in kept}),
+        "ranks": len(measured_on),
+        "samples": sum(step.lengths.rows for step in kept),
+        "sequence": kept[0].sequence,
+        "cost_model": repr(model),
+        "seconds_per_cost": fitted.scale,
+        "constant_s": fitted.constant,
+        "intervals": intervals(kept, model, seed=seed),
+        "r2": fitted.r2,
+        "r2_tokens": tokens.r2,
+        "typical_error": float(np.std(fitted.ratio)),
+        "typical_error_tokens": float(np.std(tokens.ratio)),
+        "measured_straggler": measured_straggler(kept),
+        "simulated": {"ranks": width, "steps": SIMULATED, **left},
+        "speeds": speeds(fitted, kept),
+        "run": run_costs(kept, seed=seed),
+        "own": own_costs(
+            kept,
+            lambda step: fitted.scale * cost_of(model, step),
+            fscomm=_without_first(fscomm, skip),
+            balanced=_without_first(balanced, skip),
+            seed=seed,
+        ),
+    }
+
+
+def _without_first(steps: Sequence[Step], skip: int) -> list[Step]:
+    numbers = sorted({step.step for step in steps})
+    return [step for step in steps if step.step in set(numbers[skip:])]
+
+
+def _check(kept: Sequence[Step], given: int, skip: int) -> None:
+    if len(kept) < FEWEST:
+        left_out = f" ({given} without --skip {skip})" if skip else ""
+        raise UsageError(f"{len(kept)} rows{left_out}: at least {FEWEST}, better 50, are needed to fit a model")
+    batches = {(step.lengths.lengths.tobytes(), step.lengths.counts.tobytes(), step.candidates) for step in kept}
+    if len(batches) == 1:
+        raise UsageError(
+            f"all {len(kept)} rows have the same lengths: how time grows with length does not follow from equal "
+            "batches. Measure batches that differ, such as those of unbalanced training"
+        )
+    if len({step.seconds for step in kept}) == 1:
+        raise UsageError(f"all {len(kept)} rows took {kept[0].seconds} s: nothing can be learnt from that")
+
+
+def advice(document: dict[str, Any]) -> list[str]:
+    """Warnings for the user of the model."""
+    said = []
+    if document["rows"] < 50:
+        said.append(f"Only {document['rows']} rows: 50 or more give a steadier fit.")
+    slow = [one for one in document["speeds"] if one["ratio"] > 1 + _SLOW and one["steps"] >= FEWEST]
+    if slow:
+        named = ", ".join(f"{one['rank']} (+{one['ratio'] - 1:.0%})" for one in slow)
+        said.append(f"Slower than the model says: rank {named}. Balance(autotune=True) gives such ranks less.")
+    return said
+
+
+def doubt(document: dict[str, Any]) -> str | None:
+    """Why the model is not reliable; None if it explains the measured seconds."""
+    if document["r2"] >= _EXPLAINED:
+        return None
+    return (
+        f"R2 is {document['r2']:.2f}, below {_EXPLAINED}: time does not follow from lengths alone, and plans made with "
+        "this model leave ranks waiting. Measure compute without waiting for other ranks, leave warm-up out (--skip), "
+        "keep other work off the machine"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

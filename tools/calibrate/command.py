@@ -45,8 +45,8 @@ def calibrate(
     for wrong usage.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.calibrate.cost_model import advice, doubt
-        from freescale_tools.calibrate.cost_model import calibrate as fit
+        from freescale_tools.calibrate.calibration import advice, doubt
+        from freescale_tools.calibrate.calibration import calibrate as fit
         from freescale_tools.calibrate.measured_steps import read_steps
         from freescale_tools.calibrate.tables import show
         from freescale_tools.console.files import write_whole

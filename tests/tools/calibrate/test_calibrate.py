@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from freescale_tools.calibrate.cost_model import advice, calibrate, doubt, explain, measured_straggler
+from freescale_tools.calibrate.calibration import advice, calibrate, doubt
+from freescale_tools.calibrate.cost_model import explain, measured_straggler
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
 from fsdata.balance.cost import Polynomial

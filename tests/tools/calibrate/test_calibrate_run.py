@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from freescale_tools.calibrate.cost_model import calibrate
+from freescale_tools.calibrate.calibration import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.calibrate.run_costs import own_costs
 from freescale_tools.console.errors import UsageError
