@@ -62,8 +62,10 @@ class Table:
         for name, known in (("kind", KINDS), ("dtype", tuple(DTYPES))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: {' or '.join(known)} is needed")
-        if not isinstance(self.module, str):
-            raise ValueError(f"module = {self.module!r}: the path of the collection in the model is needed, as a text")
+        if not isinstance(self.module, str) or (self.module and not all(self.module.split("."))):
+            raise ValueError(
+                f"module = {self.module!r}: the path of the collection in the model is needed, as in dlrm.bags"
+            )
         if self.ids_per_sample is not None and not (
             len(self.ids_per_sample) == len(self.features) and all(map(_above_0, self.ids_per_sample))
         ):

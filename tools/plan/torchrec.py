@@ -90,12 +90,16 @@ def tables_of(model: nn.Module, *, name: str) -> tuple[Table, ...]:
     return tuple(found)
 
 
-def model_of(tables: Sequence[Table]) -> nn.Module:
-    """A module with one collection per `module` of the tables, at its path, on the meta device: it takes no memory."""
-    root = nn.Module()
+def _collections(tables: Sequence[Table]) -> nn.Module:
+    """One collection for each `module` of the tables, on the meta device: they take no memory.
+
+    Its path in the model does not matter to a planner, which tells tables apart by name.
+    """
+    found = nn.ModuleList()
     for path in dict.fromkeys(table.module for table in tables):
         inside = [table for table in tables if table.module == path]
         config: Any = EmbeddingBagConfig if inside[0].pooled else EmbeddingConfig
+        kind: Any = EmbeddingBagCollection if inside[0].pooled else EmbeddingCollection
         configs = [
             config(
                 name=table.name, num_embeddings=table.rows, embedding_dim=table.dim,
@@ -103,21 +107,11 @@ def model_of(tables: Sequence[Table]) -> nn.Module:
             )
             for table in inside
         ]  # fmt: skip
-        kind = EmbeddingBagCollection if inside[0].pooled else EmbeddingCollection
         try:
-            collection = kind(tables=configs, device=torch.device("meta"))
+            found.append(kind(tables=configs, device=torch.device("meta")))
         except KeyError as error:  # names of attributes, and names with dots
             raise UsageError(f"TorchRec takes no such table into module {path!r}: {error.args[0]}") from error
-        if not path:
-            return collection
-        *parents, last = path.split(".")
-        holder = root
-        for parent in parents:
-            if not hasattr(holder, parent):
-                holder.add_module(parent, nn.Module())
-            holder = getattr(holder, parent)
-        holder.add_module(last, collection)
-    return root
+    return found
 
 
 class _AnyDevice(EmbeddingBagCollectionSharder):
@@ -142,7 +136,7 @@ def chosen_plan(tables: Sequence[Table], setting: Setting, rate: Rate) -> tuple[
         estimator=[EmbeddingStorageEstimator(topology=topology, constraints=limits)],
     )
     with _quiet():
-        options = enumerator.enumerate(model_of(tables), [_AnyDevice(), EmbeddingCollectionSharder()])
+        options = enumerator.enumerate(_collections(tables), [_AnyDevice(), EmbeddingCollectionSharder()])
     ways = [[_placed(option, table) for option in options if option.name == table.name] for table in tables]
     own = searched(ways, theirs, setting, rate)
     found, usual = (rate(parts(plan, setting)) for plan in (own, theirs))
@@ -164,7 +158,7 @@ def default_plan(tables: Sequence[Table], setting: Setting) -> tuple[Placed, ...
     sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     try:
         with _quiet():
-            planner.plan(model_of(tables), sharders)
+            planner.plan(_collections(tables), sharders)
     except PlannerError as error:
         # Its text is a page long; the first line says what is missing.
         raise UsageError(
@@ -280,19 +274,16 @@ def from_document(document: Mapping[str, Any], where: str) -> ShardingPlan:
         plan[module] = made = EmbeddingModuleShardingPlan()
         for name, one in tables.items():
             try:
+                shards = [_shard(shard, document) for shard in one["shards"]]
                 made[name] = ParameterSharding(
                     sharding_type=one["sharding_type"],
                     compute_kernel=one["compute_kernel"],
                     ranks=one["ranks"],
-                    sharding_spec=_spec(one["shards"], document),
+                    sharding_spec=EnumerableShardingSpec(shards) if shards else None,
                 )
             except (KeyError, TypeError, ValueError) as error:
                 raise UsageError(f"{where}: table {name} of module {module!r}: {error}") from error
     return ShardingPlan(plan)
-
-
-def _spec(shards: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> EnumerableShardingSpec | None:
-    return EnumerableShardingSpec([_shard(one, document) for one in shards]) if shards else None
 
 
 def _shard(shard: Mapping[str, Any], document: Mapping[str, Any]) -> ShardMetadata:

@@ -61,6 +61,7 @@ def test_every_key_is_read(tmp_path):
         (('"pooled"', '"bag"'), "sequence or pooled is needed"),
         (('"fp16"', '"fp8"'), "fp32 or fp16 is needed"),
         (('"dlrm.bags"', "3"), "the path of the collection"),
+        (("dlrm.bags", "dlrm..bags"), "the path of the collection"),
         (("[3, 2.5]", "[3]"), "a number above 0, or one per feature, is needed, 2 in all"),
         (("[3, 2.5]", "[3, 0]"), "a number above 0"),
         (("[3, 2.5]", '["3", 2]'), "a number above 0, or one per feature"),

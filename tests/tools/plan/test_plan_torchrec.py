@@ -27,7 +27,6 @@ from freescale_tools.plan.torchrec import (
     chosen_plan,
     default_plan,
     load_plan,
-    model_of,
     named_model,
     tables_of,
 )
@@ -108,11 +107,11 @@ def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
 def plain(plan):
     """A plan of TorchRec as tuples; its own objects compare by identity."""
     return {
-        (module, name): (
+        name: (
             one.sharding_type, one.compute_kernel, one.ranks,
             [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in getattr(one.sharding_spec, "shards", ())],
         )
-        for module, tables in plan.plan.items()
+        for tables in plan.plan.values()
         for name, one in tables.items()
     }  # fmt: skip
 
@@ -130,6 +129,7 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, of, way
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(as_document(found, of)))
     assert plain(load_plan(path)) == plain(theirs[0])
+    assert {*load_plan(path).plan} == {one.module for one in tables}
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_files_that_are_no_plan_of_this_program_are_refused(tmp_path, change, me
 
 
 def test_tables_of_a_model_are_those_that_it_was_made_of():
-    found = tables_of(model_of(MIXED), name="model")
+    model = Net()
     wanted = [dataclasses.replace(one, ids_per_sample=None) for one in MIXED]
-    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
-    assert tables_of(model_of([table(module="")]), name="model")[0].module == ""
+    assert list(map(repr, tables_of(model, name="model"))) == list(map(repr, wanted))
+    assert [one.module for one in tables_of(model.bags, name="model")] == ["", "", ""]
 
 
 def test_models_and_tables_that_cannot_be_planned_are_refused():
@@ -164,7 +164,7 @@ def test_models_and_tables_that_cannot_be_planned_are_refused():
     with pytest.raises(UsageError, match=r"table t is .*fp32 or fp16"):
         tables_of(EmbeddingCollection([config], device=torch.device("meta")), name="m")
     with pytest.raises(UsageError, match=r"no such table into module 'embeddings': .*items"):
-        model_of([table("items")])
+        default_plan([table("items")], CPU)
 
 
 def test_models_are_found_by_name(tmp_path, monkeypatch):
