@@ -244,10 +244,8 @@ def one_set(
 def link_hardware(world: World) -> Hardware:
     """The links as they are timed, on one host; what is not timed stays as in h100-ib, and is fitted or not used."""
     told = world.call("links", sizes=SIZES, repeats=5)[0]
-    return measured_hardware(
-        told["points"], load_hardware("h100-ib"), name="4 CPU ranks", ranks_per_host=RANKS, reduce_bytes=SIZES[-1],
-        reduce_s=told["reduce_s"], alone_s=1.0, beside_s=1.0, where=f"{RANKS} ranks in namespaces",
-    )  # fmt: skip
+    beside = {"product": {"alone_s": 1.0, "beside_s": 1.0}, "where": f"{RANKS} ranks in namespaces"}
+    return measured_hardware({**told, **beside, "ranks_per_host": RANKS}, load_hardware("h100-ib"))
 
 
 def main() -> None:

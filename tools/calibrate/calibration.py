@@ -37,7 +37,6 @@ def calibrate(
     steps: Sequence[Step],
     *,
     ranks: int | None = None,
-    skip: int = 0,
     fscomm: Sequence[Step] = (),
     balanced: Sequence[Step] = (),
     seed: int = 0,
@@ -46,68 +45,52 @@ def calibrate(
 
     Args:
         ranks: of the simulated balancing. Default: as many as were measured, at least 2.
-        skip: how many steps to leave out at the start (warm-up), also of `fscomm` and `balanced`.
         fscomm, balanced: steps of the same training with prioritized communication, or with balanced batches: what
             these take themselves.
 
     Raises UsageError if no model can be fitted to the steps.
     """
-    kept = _without_first(steps, skip)
-    _check(kept, len(steps), skip)
+    batches = {(step.lengths.lengths.tobytes(), step.lengths.counts.tobytes(), step.candidates) for step in steps}
+    if len(batches) == 1 < len(steps):
+        raise UsageError(
+            f"all {len(steps)} rows have the same lengths: how time grows with length does not follow from equal "
+            "batches. Measure batches that differ, such as those of unbalanced training"
+        )
     try:
-        model = fit([arrays(step) for step in kept], [step.seconds for step in kept])
+        model = fit([arrays(step) for step in steps], [step.seconds for step in steps])
     except ValueError as error:
         raise UsageError(str(error)) from error
-    fitted, tokens = explain(model, kept), explain(TOKENS, kept)
-    measured_on = sorted({step.rank for step in kept})
+    fitted, tokens = explain(model, steps), explain(TOKENS, steps)
+    measured_on = sorted({step.rank for step in steps})
     width = ranks or max(len(measured_on), 2)
-    left = straggler_left(fitted, tokens, kept, ranks=width, seed=seed)
+    left = straggler_left(fitted, tokens, steps, ranks=width, seed=seed)
     return {
         **header("calibrate", version=VERSION),
-        "rows": len(kept),
-        "steps": len({step.step for step in kept}),
+        "rows": len(steps),
+        "steps": len({step.step for step in steps}),
         "ranks": len(measured_on),
-        "samples": sum(step.lengths.rows for step in kept),
-        "sequence": kept[0].sequence,
+        "samples": sum(step.lengths.rows for step in steps),
+        "sequence": steps[0].sequence,
         "cost_model": repr(model),
         "seconds_per_cost": fitted.scale,
         "constant_s": fitted.constant,
-        "intervals": intervals(kept, model, seed=seed),
+        "intervals": intervals(steps, model, seed=seed),
         "r2": fitted.r2,
         "r2_tokens": tokens.r2,
         "typical_error": float(np.std(fitted.ratio)),
         "typical_error_tokens": float(np.std(tokens.ratio)),
-        "measured_straggler": measured_straggler(kept),
+        "measured_straggler": measured_straggler(steps),
         "simulated": {"ranks": width, "steps": SIMULATED, **left},
-        "speeds": speeds(fitted, kept),
-        "run": run_costs(kept, seed=seed),
+        "speeds": speeds(fitted, steps),
+        "run": run_costs(steps, seed=seed),
         "own": own_costs(
-            kept,
+            steps,
             lambda step: fitted.scale * cost_of(model, step),
-            fscomm=_without_first(fscomm, skip),
-            balanced=_without_first(balanced, skip),
+            fscomm=fscomm,
+            balanced=balanced,
             seed=seed,
         ),
     }
-
-
-def _without_first(steps: Sequence[Step], skip: int) -> list[Step]:
-    numbers = sorted({step.step for step in steps})
-    return [step for step in steps if step.step in set(numbers[skip:])]
-
-
-def _check(kept: Sequence[Step], given: int, skip: int) -> None:
-    if len(kept) < FEWEST:
-        left_out = f" ({given} without --skip {skip})" if skip else ""
-        raise UsageError(f"{len(kept)} rows{left_out}: at least {FEWEST}, better 50, are needed to fit a model")
-    batches = {(step.lengths.lengths.tobytes(), step.lengths.counts.tobytes(), step.candidates) for step in kept}
-    if len(batches) == 1:
-        raise UsageError(
-            f"all {len(kept)} rows have the same lengths: how time grows with length does not follow from equal "
-            "batches. Measure batches that differ, such as those of unbalanced training"
-        )
-    if len({step.seconds for step in kept}) == 1:
-        raise UsageError(f"all {len(kept)} rows took {kept[0].seconds} s: nothing can be learnt from that")
 
 
 def advice(document: dict[str, Any]) -> list[str]:

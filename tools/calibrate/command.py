@@ -55,10 +55,10 @@ def calibrate(
             raise UsageError(f"--ranks must be at least 2, got {ranks}")
         if skip < 0:
             raise UsageError(f"--skip must be 0 or more, got {skip}")
-        steps = read_steps(measured, sequence)
+        steps = read_steps(measured, sequence, skip=skip)
         same = sequence or (steps[0].sequence if steps else None) or None
-        with_fscomm, with_balancing = (read_steps(path, same) if path else [] for path in (fscomm, balanced))
-        document = fit(steps, ranks=ranks, skip=skip, fscomm=with_fscomm, balanced=with_balancing)
+        with_fscomm, with_balancing = (read_steps(path, same, skip=skip) if path else [] for path in (fscomm, balanced))
+        document = fit(steps, ranks=ranks, fscomm=with_fscomm, balanced=with_balancing)
         doubtful = doubt(document)
         show(terminal, document, advice(document), usable=doubtful is None)
         if doubtful is not None:

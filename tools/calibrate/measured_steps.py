@@ -51,7 +51,7 @@ class Step:
     """(kind, bytes this rank gave, seconds from when the last rank gave its part until the end)."""
 
 
-def read_steps(path: Path, sequence: str | None = None) -> list[Step]:
+def read_steps(path: Path, sequence: str | None = None, *, skip: int = 0) -> list[Step]:
     """Steps in order of step and rank.
 
     Args:
@@ -59,6 +59,7 @@ def read_steps(path: Path, sequence: str | None = None) -> list[Step]:
             `candidates`.
         sequence: of a run; by default the one with most events. Steps that have no lengths of it, such as the first
             of a pipeline, are left out.
+        skip: how many more steps to leave out at the start (warm-up).
 
     Raises UsageError for any other content.
     """
@@ -73,7 +74,8 @@ def read_steps(path: Path, sequence: str | None = None) -> list[Step]:
         if key in found:
             raise UsageError(f"{where}: step {key[0]} of rank {key[1]} a second time; first in {found[key][0]}")
         found[key] = where, step
-    return [found[key][1] for key in sorted(found)]
+    first = sorted({step for step, _ in found})[:skip]
+    return [found[key][1] for key in sorted(found) if key[0] not in first]
 
 
 def parse_histogram(text: str) -> LengthHistogram:

@@ -71,13 +71,8 @@ def measure_links(
             raise CommandFailed(f"rank {rank}: {first_line(error)}") from error
         if rank > 0:
             return
-        hardware = measured_hardware(
-            found["points"], known, name=f"measured on {found['where']}", ranks_per_host=found.pop("ranks_per_host"),
-            reduce_bytes=found["all_reduce"]["bytes"], reduce_s=found["all_reduce"]["seconds"],
-            alone_s=found["product"]["alone_s"], beside_s=found["product"]["beside_s"], where=found["where"],
-        )  # fmt: skip
         document = {**header("measure-links"), **found, "fits": fits(found["points"])}
-        write_whole(out, as_toml(hardware))
+        write_whole(out, as_toml(measured_hardware(found, known)))
         _show(terminal, document)
         for fit in document["fits"]:
             if fit["bytes_per_s"] is None:
@@ -126,11 +121,8 @@ def fits(points: Points) -> list[dict[str, Any]]:
     return found
 
 
-def measured_hardware(
-    points: Points, like: "Hardware", *, name: str, ranks_per_host: int, reduce_bytes: int, reduce_s: float,
-    alone_s: float, beside_s: float, where: str,
-) -> "Hardware":  # fmt: skip
-    """`like` with everything that was measured. `where`: the ranks and what they run on, for the sources.
+def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardware":
+    """`like` with everything that was `measured`, which is as `exchange_times.measured` gives it.
 
     Bandwidths are what exchanges reach, so `exchange_efficiency` becomes 1 and other bandwidths are multiplied with
     that of `like`.
@@ -139,7 +131,8 @@ def measured_hardware(
 
     from freescale_tools.calibrate.run_costs import line
 
-    found, exchanges = fits(points), f"measured: all-to-alls, {where}"
+    where, ranks_per_host = measured["where"], measured["ranks_per_host"]
+    found, exchanges = fits(measured["points"]), f"measured: all-to-alls, {where}"
     given: dict[str, tuple[float, str]] = {
         link: (
             getattr(like, link) * like.exchange_efficiency,
@@ -161,7 +154,8 @@ def measured_hardware(
     within = "" if len(found) > 1 else "; one number of ranks: within exchange_latency"
     speed = min(given["nvlink"][0], given["network"][0] * ranks_per_host if across else math.inf)
     ranks = found[-1]["ranks"]
-    reached = 2 * reduce_bytes * (ranks - 1) / ranks / reduce_s / 1e9
+    reduced, product = measured["all_reduce"], measured["product"]
+    reached = 2 * reduced["bytes"] * (ranks - 1) / ranks / reduced["seconds"] / 1e9
     given |= {
         "gpus_per_host": (ranks_per_host, f"measured: {where}"),
         "gpus_per_nvlink": (ranks_per_host, f"measured: {where}"),
@@ -170,16 +164,16 @@ def measured_hardware(
         "peer_latency": (1e6 * each, exchanges + within),
         "allreduce_efficiency": (
             float(np.clip(reached / speed, 0.01, 1.0)),
-            f"measured: all-reduce of {reduce_bytes:,} bytes, {where}",
+            f"measured: all-reduce of {reduced['bytes']:,} bytes, {where}",
         ),
         "contention": (
-            float(np.clip(beside_s / alone_s - 1, 0.0, 1.0)),
+            float(np.clip(product["beside_s"] / product["alone_s"] - 1, 0.0, 1.0)),
             f"measured: matrix product beside all-to-alls, {where}",
         ),
     }
     values = {field: value for field, (value, _) in given.items()}
     sources = {field: source for field, (_, source) in given.items()}
-    return dataclasses.replace(like, name=name, sources={**like.sources, **sources}, **values)
+    return dataclasses.replace(like, name=f"measured on {where}", sources={**like.sources, **sources}, **values)
 
 
 def as_toml(hardware: "Hardware") -> str:

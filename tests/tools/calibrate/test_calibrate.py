@@ -102,9 +102,9 @@ def test_candidates_are_fitted(tmp_path):
 
 
 def test_warm_up_is_left_out_and_a_slow_rank_named(tmp_path):
-    steps = read_steps(write_csv(tmp_path / "m.csv", batches(12, 2), lambda step, rank: 1 + 2 * (step == 0)))
-    assert "R2 is" in (doubt(calibrate(steps)) or "")
-    document = calibrate(steps, skip=1)
+    path = write_csv(tmp_path / "m.csv", batches(12, 2), lambda step, rank: 1 + 2 * (step == 0))
+    assert "R2 is" in (doubt(calibrate(read_steps(path))) or "")
+    document = calibrate(read_steps(path, skip=1))
     assert (document["r2"], document["rows"], doubt(document)) == (pytest.approx(1), 22, None)
     (said,) = advice(document)
     assert "22 rows: 50 or more" in said
@@ -134,9 +134,9 @@ GOOD = HEADER + "0,0,1,1:1\n0,1,2,2:1\n1,0,3,3:1\n1,1,4,4:1\n"
         (HEADER + "0,0,1,12\n", "line 2: '12' in lengths '12': needed is length:count"),
         (HEADER + "0,0\n", "line 2: seconds is None"),
         (GOOD + "0,1,3,2:2\n", "line 6: step 0 of rank 1 a second time; first in"),
-        (HEADER + "0,0,1,1:1\n", "1 rows: at least 4"),
+        (HEADER + "0,0,1,1:1\n", "1 measured steps: at least 4"),
         (HEADER + "".join(f"{n},0,{n},5:2\n" for n in range(9)), "all 9 rows have the same lengths"),
-        (HEADER + "".join(f"{n},0,2,{n}:2\n" for n in range(9)), "all 9 rows took 2.0 s"),
+        (HEADER + "".join(f"{n},0,2,{n}:2\n" for n in range(9)), "do not grow with their lengths"),
         (HEADER + "".join(f"{n},0,{9 - n},{n}:2\n" for n in range(9)), "do not grow with their lengths"),
         ('{"version": 1, "steps": []', "not JSON"),
         ('{"version": 3, "steps": []}', "not the run of a BubbleMeter"),
