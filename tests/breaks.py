@@ -301,7 +301,7 @@ BREAKS: tuple[Break, ...] = (
         why="`freescale plan` takes gradients to leave the rank that holds a table, and shows wrong bytes by rank",
     ),
     Break(
-        file="tools/calibrate/run_costs.py",
+        file="tools/calibrate/fits.py",
         before='"low": over(inverse["high"]), "high": over(inverse["low"]),',
         after='"low": over(inverse["low"]), "high": over(inverse["high"]),',
         tests=("tests/tools/calibrate",),

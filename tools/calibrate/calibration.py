@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from freescale_tools.calibrate.cost_model import (
+from freescale_tools.calibrate.fits import (
     SIMULATED,
     TOKENS,
     arrays,
@@ -17,11 +17,12 @@ from freescale_tools.calibrate.cost_model import (
     explain,
     intervals,
     measured_straggler,
+    own_costs,
+    run_costs,
     speeds,
     straggler_left,
 )
 from freescale_tools.calibrate.measured_steps import Step, read_steps
-from freescale_tools.calibrate.run_costs import own_costs, run_costs
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from fsdata.balance.cost import Polynomial, fit

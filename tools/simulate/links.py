@@ -110,7 +110,7 @@ def fits(points: Points) -> list[dict[str, Any]]:
     """By number of ranks: {ranks, latency_s, bytes_per_s, error}; bytes that a rank gives, its own part included."""
     import numpy as np
 
-    from freescale_tools.calibrate.run_costs import latency_and_inverse, over, relative_error
+    from freescale_tools.calibrate.fits import latency_and_inverse, over, relative_error
 
     found = []
     for ranks in sorted({point["ranks"] for point in points}):
@@ -129,7 +129,7 @@ def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardwar
     """
     import numpy as np
 
-    from freescale_tools.calibrate.run_costs import line
+    from freescale_tools.calibrate.fits import line
 
     where, ranks_per_host = measured["where"], measured["ranks_per_host"]
     found, exchanges = fits(measured["points"]), f"measured: all-to-alls, {where}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freescale_tools.calibrate.calibration import advice, calibrate, doubt
-from freescale_tools.calibrate.cost_model import explain, measured_straggler
+from freescale_tools.calibrate.fits import explain, measured_straggler
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
 from fsdata.balance.cost import Polynomial

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from freescale_tools.calibrate.calibration import calibrate
+from freescale_tools.calibrate.fits import own_costs
 from freescale_tools.calibrate.measured_steps import read_steps
-from freescale_tools.calibrate.run_costs import own_costs
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
