@@ -30,6 +30,7 @@ from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Sha
 from freescale_tools.plan.tables import Table
 from freescale_tools.plan.torchrec import as_document, chosen_plan, default_plan
 from freescale_tools.simulate.links import measured_hardware
+from fsdata.balance.cost import non_negative
 
 RANKS = 4
 SAMPLES = 128
@@ -181,19 +182,6 @@ def _fit(rows: np.ndarray, steps: np.ndarray, setting: Setting) -> tuple[Setting
         "median_error": float(np.median(error)), "worst_error": float(error.max()),
         "measured_ms": steps.tolist(),
     }  # fmt: skip
-
-
-def non_negative(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of 0 or more: the best over all choices of columns that are not 0."""
-    best, error = np.zeros(x.shape[1]), np.inf
-    for size in range(1, x.shape[1] + 1):
-        for columns in itertools.combinations(range(x.shape[1]), size):
-            found = np.linalg.lstsq(x[:, columns], y, rcond=None)[0]
-            left = float(np.square(x[:, columns] @ found - y).sum())
-            if (found >= 0).all() and left < error:
-                best, error = np.zeros(x.shape[1]), left
-                best[list(columns)] = found
-    return best
 
 
 def kendall(predicted: Sequence[float], steps: Sequence[float], *, apart: float = 0.0) -> float:
