@@ -92,8 +92,9 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo built: build/site/index.html
 
-# The measured figures of README and docs, from benchmarks/results: see benchmarks/figures.
+# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures.
 figures: $(READY)
+	PYTHONPATH=benchmarks $(BIN)/python -m figures.pictures
 	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md
 
 format: $(READY)

@@ -216,14 +216,17 @@ class Schema:
     def infer(cls, path: str | Path, *, filesystem: Any = None) -> "Schema":
         """A schema to begin with, of the columns of a file; `print` shows it as code, to be read and changed.
 
-        Lists that have the same lengths in the first rows are one sequence, the longest are `uih`. Scalars: integers
-        are `context`, floats `dense`, booleans `labels`, text `passthrough`, the first timestamp `time`. Only you know
-        which other columns are labels and candidates. Columns without a place are logged. Blocks for reading rows.
+        Lists that have the same lengths in all rows that are looked at are one sequence, the longest are `uih`, and
+        those whose names say so the candidates. Scalars: integers are `context`, floats `dense`, booleans and what is
+        named like a click `labels`, text `passthrough`, the first time `time`. Only you know what else is a label.
+        Columns without a place are logged. `freescale init` writes the same guesses into a schema file, with their
+        reasons, and makes ids of texts. Blocks for reading the first rows of up to 8 files.
 
-        path: a file, glob or folder, see `ParquetSource`; the first file with rows counts.
+        path: a file, glob or folder, see `ParquetSource`.
 
         Raises:
-            FileNotFoundError, PermissionError; SchemaError: no rows, or no column that can be a field.
+            FileNotFoundError, PermissionError; SchemaError: no rows, files whose columns do not fit together, or no
+            column that can be a field.
         """
         found: Schema = importlib.import_module("fsdata.catalog.infer_schema").infer_schema(path, filesystem)
         return found

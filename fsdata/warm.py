@@ -1,4 +1,4 @@
-"""Kernels are compiled before they are needed: when a loader is made, or by `python -m fsdata.warm`.
+"""Kernels are compiled before they are needed: when a loader is made, or by `freescale warm`.
 
 Numba compiles a kernel at its first call on a machine, and keeps it in a folder. What a loader needs takes 10 s and
 more. So it is done before ranks wait for each other, by several processes at once: each takes the first kernel of the
@@ -7,12 +7,10 @@ list that no other process is at. Ranks of a machine share the work in the same 
 The lists have the kernels that Python calls. Numba compiles with them what they call, or takes it from the folder.
 """
 
-import argparse
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 from fsdata.kernels import columns, deal, footer, histories, packing
 from fsdata.kernels.pages import headers, locations, rows
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
-from fsranks.machine.cores import cores_of_this_rank, usable_cores
+from fsranks.machine.cores import cores_of_this_rank
 
 # Those that take long come first, so that the processes end at about the same time.
 COPYING = (columns.gather_fields, columns.find_spans)
@@ -46,13 +44,26 @@ def make_ready(kernels: Iterable[Any]) -> None:
 
     Where nothing lacks, it takes a millisecond or two. Call it before other ranks wait for this one.
     """
+    compile_lacking(kernels, min(cores_of_this_rank(), _MOST_PROCESSES))
+
+
+def compile_lacking(kernels: Iterable[Any], jobs: int, said: Callable[[str], object] = str) -> int:
+    """Compile kernels that numba does not keep yet, by `jobs` processes; how many lacked. Blocks; leaves no process.
+
+    said: is called with the name of a kernel when it is there.
+    """
     lacking = [kernel for kernel in kernels if not is_there(kernel)]
-    if not lacking:
-        return
-    kept = lacking[0].stats.cache_path is not None  # else other processes would compile for themselves
-    with _others(min(len(lacking), cores_of_this_rank(), _MOST_PROCESSES) - 1 if kept else 0, lacking):
+    kept = folders_of(lacking)  # else other processes would compile for themselves
+    with _others(min(jobs, len(lacking)) - 1 if kept else 0, lacking):
         for kernel in _free_first(lacking):
             compile_kernel(kernel)
+            said(_name(kernel))
+    return len(lacking)
+
+
+def folders_of(kernels: Iterable[Any]) -> list[str]:
+    """Where numba keeps them; empty where it keeps none."""
+    return sorted({str(kernel.stats.cache_path) for kernel in kernels} - {"None"})
 
 
 def _free_first(kernels: Iterable[Any]) -> Iterator[Any]:
@@ -69,7 +80,7 @@ def _others(count: int, kernels: Collection[Any]) -> Iterator[None]:
     """Meanwhile `count` more processes compile. Where none can be started, everything takes longer."""
     folder = str(Path(__file__).parents[1])
     paths = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "fsdata.warm", "--jobs", "1", *map(_name, kernels)]
+    command = [sys.executable, "-m", "fsdata.warm", *map(_name, kernels)]
     environment, none = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -88,28 +99,5 @@ def _name(kernel: Any) -> str:
     return f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m fsdata.warm", description="Compile the kernels of fsdata.")
-    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes; default: one for each core")
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="only these; default: all")
-    given = parser.parse_args(arguments)
-    if given.jobs < 1:
-        parser.error(f"--jobs {given.jobs}: at least one process has to compile")
-    if unknown := set(given.kernels) - set(map(_name, ALL)):
-        parser.error(f"there is no kernel {min(unknown)}; there are {', '.join(map(_name, ALL))}")
-    begin = time.monotonic()
-    wanted = [kernel for kernel in ALL if not given.kernels or _name(kernel) in given.kernels]
-    folders = sorted({str(kernel.stats.cache_path) for kernel in wanted})
-    if folders == ["None"]:
-        parser.exit(1, "nothing is compiled, as numba would not keep it\n")
-    lacking = [kernel for kernel in wanted if not is_there(kernel)]
-    with _others(min(given.jobs, len(lacking)) - 1, lacking):
-        for kernel in _free_first(lacking):
-            compile_kernel(kernel)
-            print(f"{time.monotonic() - begin:5.1f} s  {_name(kernel)}", flush=True)
-    print(f"{len(lacking)} kernels were compiled, {len(wanted) - len(lacking)} had been before. Numba keeps them in")
-    print(*folders, sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one of `_others`, with the names of its kernels; all without names
+    compile_lacking([kernel for kernel in ALL if not sys.argv[1:] or _name(kernel) in sys.argv[1:]], 1)

@@ -18,8 +18,9 @@ def main() -> None:
     from worlds import shared_world
 
     from fsdata import warm
+    from fsranks.machine.cores import usable_cores
 
-    warm.main([])
+    warm.compile_lacking(warm.ALL, usable_cores(), print)
     golden_tools.documents(FILES)
     shared_world(1).run(golden_comm._report, "several")
 

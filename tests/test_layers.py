@@ -93,8 +93,9 @@ IN_ORDER = {
     "freescale_tools": (
         ("console",),
         ("scan", "report"),
-        ("collisions", "calibrate", "check", "write"),
+        ("collisions", "calibrate", "check"),
         ("model",),
+        ("write",),
         ("simulate",),
         ("profile", "plan", "demo"),
         ("cli",),

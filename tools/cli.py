@@ -19,8 +19,10 @@ from freescale_tools.simulate.command import simulate
 from freescale_tools.simulate.links import measure_links
 from freescale_tools.write.catalog import catalog
 from freescale_tools.write.histories.command import histories
+from freescale_tools.write.init import init
 from freescale_tools.write.optimize.command import optimize
 from freescale_tools.write.synth.command import synth
+from freescale_tools.write.warm import warm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -54,8 +56,10 @@ for command in (
     optimize,
     histories,
     catalog,
+    init,
     check,
     synth,
+    warm,
     demo,
 ):
     app.command()(command)

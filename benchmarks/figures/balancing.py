@@ -36,27 +36,21 @@ def methods() -> None:
     rows = []
     for method, count in counts.items():
         each = packing.where(method=method)
-        left = [f"{one['straggler %']:.1g}" if one["straggler %"] < 1 else f"{one['straggler %']:.0f}" for one in each]
         moved = sorted(one["moved %"] for one in each)
-        times = "" if method == "none" else " / ".join(short(one["ms"]) for one in each)
         between = f", {each[0]['crossing %']:.1f} % between nodes" if method == "hierarchical" else ""
         rows.append([
             method if method == "none" else f"`{method}`",
             count,
-            _one_or_all(left),
+            *(f"{one['straggler %']:.1g}" if one["straggler %"] < 1 else f"{one['straggler %']:.0f}" for one in each),
             _range(moved[0], moved[-1]) + between,
-            times,
+            *("" if method == "none" else short(one["ms"]) for one in each),
         ])  # fmt: skip
-    sorting = " / ".join(short(one["argsort ms"]) for one in packing.where(method="none"))
+    sizes = [f"{one['ranks']:,} ranks" for one in packing.where(method="none")]
+    sorting = [short(one["argsort ms"]) for one in packing.where(method="none")]
+    header = [f"straggler share %, {sizes[0]}", *sizes[1:], "tokens that change rank", f"ms of a plan, {sizes[0]}"]
     table(
-        [
-            "method",
-            "counts per rank",
-            "straggler share %, 64 / 256 / 1024 ranks",
-            "tokens that change rank",
-            "time of the plan, ms",
-        ],
-        [*rows, ["sorting the costs with numpy", None, None, None, sorting]],
+        ["method", "counts per rank", *header, *sizes[1:]],
+        [*rows, ["sorting the costs with numpy", *[None] * 5, *sorting]],
         packing,
     )
 
@@ -100,10 +94,6 @@ def waits() -> None:
     ranks = " and ".join(str(row["ranks"]) for row in waits.rows)
     what = "adds nothing that can be told from noise" if added <= 0 else f"adds {added:.1f} % of the step at most"
     say(f"At {ranks} ranks with steps of 200 ms this {what} to the wait for data.", waits)
-
-
-def _one_or_all(texts: list[str]) -> str:
-    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
 
 
 def _range(least: float, most: float) -> str:

@@ -5,6 +5,18 @@ from figures.records import Record, listed, percent, record, say, short, table
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
 
 
+SECTIONS = {
+    "400 ms": "200 Mbit, 400 ms",
+    "400 ms, 20 after the backward": "200 Mbit, 400 ms, 20 of them after the backward",
+    "270 ms": "200 Mbit, 270 ms",
+    "400 ms, unshaped": "not limited, 400 ms",
+    "270 ms, unshaped": "not limited, 270 ms",
+    "real compute, 2 ranks": "2 ranks, real compute",
+    "8 ranks, 3 groups, skewed ids": "8 ranks, row-, table- and column-wise, skewed ids",
+    "20 M under DDP, 1 Gbit": "1 Gbit, 20 M dense parameters under DDP",
+}
+
+
 def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
     """None where the section has not this mode."""
     rows = exposed.where(section=section, mode=mode)
@@ -13,18 +25,8 @@ def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
 
 def exposed() -> None:
     record_ = record("exposed")
-    titles = {
-        "400 ms": "200 Mbit, 400 ms",
-        "400 ms, 20 after the backward": "200 Mbit, 400 ms, 20 of them after the backward",
-        "270 ms": "200 Mbit, 270 ms",
-        "400 ms, unshaped": "not limited, 400 ms",
-        "270 ms, unshaped": "not limited, 270 ms",
-        "real compute, 2 ranks": "2 ranks, real compute",
-        "8 ranks, 3 groups, skewed ids": "8 ranks, row-, table- and column-wise, skewed ids",
-        "20 M under DDP, 1 Gbit": "1 Gbit, 20 M dense parameters under DDP",
-    }
     rows = []
-    for section, title in titles.items():
+    for section, title in SECTIONS.items():
         times = [exposed_ms(record_, section, mode) for mode in _MODES]
         rows.append([title, *(None if time is None else f"{time:.0f}" for time in times)])
     table(
@@ -38,6 +40,10 @@ def exposed() -> None:
         rows,
         record_,
     )
+
+
+def exposed_besides() -> None:
+    record_ = record("exposed")
     base, slope = record("exposed_collisions").note(r"fscomm: ([\d.]+) ms \+ ([\d.]+) ms per percent")
     (floor,) = record_.note(r"^400 ms: .* exposed: ([\d.]+) ms")
     (memory,) = record_.note(r"peak memory over the plain loop ([\d,]+) bytes")
@@ -50,7 +56,7 @@ def exposed() -> None:
         "Real compute leaves no core to the threads of fscomm. There the training thread waits for communication for "
         f"{busy['(3) blocked']:.0f} ms, and loses the rest to the look-ups and updates of fscomm, which take the time "
         "of the compute.",
-    ])  # fmt: skip
+    ], record_, record("exposed_collisions"))  # fmt: skip
 
 
 def pooled_ms() -> None:
@@ -175,7 +181,7 @@ def two_levels() -> None:
             f"{two['to flat']:.2f}",
             f"1/{size.split()[-1]}",
             f"{flat['link MB']:.2f} to {two['link MB']:.2f} MB",
-            " / ".join(f"{each['step ms']:.0f}" for each in (plain, flat, two)) + " ms",
+            *(f"{each['step ms']:.0f} ms" for each in (plain, flat, two)),
         ])  # fmt: skip
     table(
         [
@@ -185,7 +191,9 @@ def two_levels() -> None:
             "share",
             "least",
             "leaves hosts in all",
-            "plain / flat / two levels",
+            "step, plain",
+            "flat",
+            "two levels",
         ],
         rows,
         levels,

@@ -3,43 +3,46 @@
 from figures.records import Record, listed, record, table
 
 _TITLES = {
-    ("FreeScale",): "FreeScale",
-    ("FreeScale shuffled",): "FreeScale, whole rows shuffled over 4 row groups",
-    ("HF datasets, streaming, arrow",): "HF datasets, streaming, arrow format (not shuffled)",
-    ("HF datasets, arrow cache",): "HF datasets, arrow cache, all rows shuffled (the conversion not counted)",
-    ("torchdata.nodes, Table.take",): "torchdata.nodes with `Table.take` (rows shuffled in a row group)",
-    (
-        "TorchEasyRec-style",
-        "TorchEasyRec-style, 2 workers",
-    ): "TorchEasyRec-style (whole batches shuffled), 0 / 2 workers",
-    (
-        "DataLoader, numpy rows",
-        "DataLoader, numpy rows, 2 workers",
-    ): "DataLoader with numpy rows (rows shuffled in a row group), 0 / 2 workers",
+    "FreeScale": "FreeScale",
+    "FreeScale shuffled": "FreeScale, whole rows shuffled over 4 row groups",
+    "HF datasets, streaming, arrow": "HF datasets, streaming, arrow format (not shuffled)",
+    "HF datasets, arrow cache": "HF datasets, arrow cache, all rows shuffled (the conversion not counted)",
+    "torchdata.nodes, Table.take": "torchdata.nodes with `Table.take` (rows shuffled in a row group)",
+    "TorchEasyRec-style": "TorchEasyRec-style (whole batches shuffled)",
+    "TorchEasyRec-style, 2 workers": "the same, 2 workers",
+    "DataLoader, numpy rows": "DataLoader with numpy rows (rows shuffled in a row group)",
+    "DataLoader, numpy rows, 2 workers": "the same, 2 workers",
 }
+SHORT = {
+    "FreeScale": "FreeScale",
+    "FreeScale shuffled": "FreeScale, shuffled",
+    "HF datasets, streaming, arrow": "HF datasets, streaming",
+    "TorchEasyRec-style": "TorchEasyRec-style",
+    "torchdata.nodes, Table.take": "torchdata.nodes",
+    "DataLoader, numpy rows": "DataLoader",
+    "HF datasets, arrow cache": "HF datasets, arrow cache",
+    "TorchEasyRec-style, 2 workers": "TorchEasyRec-style, 2 workers",
+    "DataLoader, numpy rows, 2 workers": "DataLoader, 2 workers",
+}
+"""Ways to load, as a picture names them."""
 
 
 def others(loader: Record) -> list[dict]:
     """Rows of the loaders that are not FreeScale's."""
-    names = [name for names in _TITLES for name in names if not name.startswith("FreeScale")]
-    return [loader.row(way=name) for name in names]
+    return [loader.row(way=name) for name in _TITLES if not name.startswith("FreeScale")]
 
 
 def ways() -> None:
     loader = record("loader")
-    rows = []
-    for names, title in _TITLES.items():
-        each = [loader.row(way=name, batch=512) for name in names]
-        rows.append([
-            title,
-            " / ".join(f"{one['CPU / raw']:.2f}" for one in each),
-            " / ".join(f"{one['wall / raw']:.2f}" for one in each),
-            " / ".join(f"{one['peak MiB']:,}" for one in each) + " MiB",
-        ])  # fmt: skip
+    rows = [(title, loader.row(way=name, batch=512)) for name, title in _TITLES.items()]
     raw = loader.row(way="raw decode")
+    rows.append((f"raw decode, {raw['CPU s']:.1f} CPU seconds", raw))
     table(
         ["", "CPU / raw", "wall / raw", "peak memory over imports"],
-        [*rows, [f"raw decode, {raw['CPU s']:.1f} CPU seconds", 1, 1, f"{raw['peak MiB']} MiB"]],
+        [
+            [title, f"{row['CPU / raw']:.2f}", f"{row['wall / raw']:.2f}", f"{row['peak MiB']:,} MiB"]
+            for title, row in rows
+        ],
         loader,
     )
 

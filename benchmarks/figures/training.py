@@ -1,66 +1,25 @@
 """The demo."""
 
-from collections.abc import Sequence
-
-from figures.records import record, table
-
-_RUNS = "plain / prioritized / balanced / both"
+from figures.records import percent, record, table
 
 
-def whole_histories() -> None:
+def runs() -> None:
+    """A line for every run; the samples stand in the first line of each set."""
     demo = record("demo")
-    names = dict.fromkeys(row["data"] for row in demo.where(**{"samples are": "histories"}))
-    table(
-        ["data", f"straggler share %, {_RUNS}", "exposed communication, ms", "ids that collide", "loss; NE"],
-        [
-            [
-                name if name == "synthetic" else f"`{name}`",
-                _each(runs, "straggler %", ".1f"),
-                _each(runs, "exposed ms", ".0f"),
-                _collisions(runs),
-                _loss(runs),
-            ]
-            for name in names
-            if (runs := demo.where(**{"data": name, "samples are": "histories"}))
-        ],
-        demo,
-    )
-
-
-def requests() -> None:
-    demo = record("demo")
-    names = dict.fromkeys(row["data"] for row in demo.where(**{"samples are": "requests"}))
-    table(
-        [
-            "requests of",
-            f"straggler share %, {_RUNS} / shared / shared, both",
-            "exposed communication, ms",
-            "events held",
-            "loss; NE",
-        ],
-        [
-            [
-                f"`{name}`, {runs[0]['samples a rank']} a rank",
-                _each(runs, "straggler %", ".1f"),
-                _each(runs, "exposed ms", ".0f"),
-                f"{runs[-1]['events held %']:.0f} %",
-                _loss(runs),
-            ]
-            for name in names
-            if (runs := demo.where(**{"data": name, "samples are": "requests"}))
-        ],
-        demo,
-    )
-
-
-def _each(runs: Sequence[dict], column: str, form: str) -> str:
-    return " / ".join(f"{run[column]:{form}}" for run in runs)
-
-
-def _collisions(runs: Sequence[dict]) -> str:
-    (share,) = {f"{run['ids that collide %']:.0f} %" for run in runs if run["ids that collide %"] is not None}
-    return share
-
-
-def _loss(runs: Sequence[dict]) -> str:
-    return f"{runs[0]['loss']:.5f}; {runs[0]['NE']:.5f}"
+    rows = []
+    for row in demo.rows:
+        name = row["data"] if row["data"] == "synthetic" else f"`{row['data']}`"
+        share = row["ids that collide %"]
+        rows.append([
+            f"{name}: {row['samples are']}, {row['samples a rank']:,} a rank" if row["run"] == "plain" else None,
+            row["run"],
+            f"{row['straggler %']:.1f} %",
+            f"{row['step ms']:.0f} ms",
+            f"{row['exposed ms']:.0f} ms",
+            None if share is None else percent(share / 100),
+            percent(row["events held %"] / 100),
+            f"{row['loss']:.5f}",
+            f"{row['NE']:.5f}",
+        ])  # fmt: skip
+    header = ["samples", "run", "straggler share", "step", "exposed communication", "ids that collide", "events held"]
+    table([*header, "loss, nats", "NE"], rows, demo)

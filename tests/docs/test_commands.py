@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.model import batches, verdict
+from fsdata import Schema
 
 _SMALLER = {
     "synth": ["--rows", "64"],
@@ -49,6 +50,7 @@ def test_commands_of_freescale_run(tmp_path, monkeypatch):
     written = tmp_path / "data" / "schema.toml"
     shown, *_ = blocks("docs/getting-started.md", "toml")
     assert tomllib.loads(written.read_text()) == tomllib.loads(shown.text)
+    assert Schema.from_toml("schema.toml") == Schema.from_toml(written)  # what `freescale init` guesses of these files
 
 
 @pytest.mark.long

@@ -47,6 +47,14 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+CLICKS = """[schema]
+context = ["user_id", "country"]
+labels = ["click"]
+[[sources]]
+paths = "impressions/*.parquet"
+"""
+
+
 class Score(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -99,7 +107,7 @@ def training(here):
 def test_no_page_with_examples_is_left_out():
     of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
     of_data |= {"docs/growing-data.md"}
-    here = {"README.md", "docs/fscomm.md"} | of_data
+    here = {"README.md", "docs/index.md", "docs/coming-from.md", "docs/fscomm.md"} | of_data
     run_by_its_commands = {"docs/getting-started.md"}
     assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_by_its_commands
 
@@ -113,6 +121,55 @@ def test_readme(training, capsys):
     assert not torch.equal(training["model"].module.dense.weight, before)
     exec(served, training)
     assert str(training["comm"].report()) in capsys.readouterr().out
+
+
+def test_home(training, capsys):
+    Path("schema.toml").write_text(CLICKS)
+    (loop,) = python("docs/index.md")
+    assert len(loop.splitlines()) <= 11
+    before = training["model"].module.dense.weight.detach().clone()
+    exec(loop, training)
+    assert training["comm"].report().num_steps == len(training["loader"])
+    assert not torch.equal(training["model"].module.dense.weight, before)
+
+
+def test_coming_from_a_data_loader(training):
+    theirs, ours, balanced, *_ = python("docs/coming-from.md")
+    seen: list = []
+
+    def model(items, lengths, clicks):
+        seen.append((items.sum().item(), lengths.sum().item(), clicks.sum().item()))
+        return torch.zeros(len(clicks))
+
+    scope = {"model": model}
+    exec(theirs.replace("num_workers=4", "num_workers=0"), scope)
+    exec(ours, {"model": model})
+    assert np.sum(seen[:3], 0).tolist() == np.sum(seen[3:], 0).tolist()  # all rows, and all of every row
+    del seen[:]
+    exec(balanced, scope)
+    assert len(seen) == 3
+
+
+def test_coming_from_pipelines(training, capsys):
+    *_, theirs, pipeline, served, _, _ = python("docs/coming-from.md")
+    inner = training["model"]
+    scope = {**training, "model": Pipelined(inner), "device": torch.device("cpu")}
+    for loop in (theirs, pipeline, served):
+        training["loader"].set_epoch(0)
+        exec(loop, scope)
+        assert len(scope["output"]) == 300 % 32
+    assert str(scope["comm"].report()) in capsys.readouterr().out
+
+
+def test_coming_from_hf_datasets(here):
+    *_, theirs, ours = python("docs/coming-from.md")
+    scope = {"rank": 0, "world_size": 1}
+    exec(ours, scope)
+    countries = pl.read_parquet("impressions/*.parquet")["country"]
+    assert len(scope["clicks"]) == (countries > 0).sum() % 128
+    compile(theirs, "datasets", "exec")
+    pytest.importorskip("datasets")
+    exec(theirs, scope)
 
 
 def test_sources_and_schema(here, capsys):

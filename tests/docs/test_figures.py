@@ -5,10 +5,14 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 from cogapp import Cog
-from pages import ROOT, prose
+from pages import PAGES, ROOT, prose
+
+sys.path.append(str(ROOT / "benchmarks"))
+from figures import pictures
 
 RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 _GENERATED = re.compile(r"<!-- \[\[\[cog .*?\[\[\[end\]\]\] -->", re.DOTALL)
@@ -28,6 +32,15 @@ def test_pages_say_what_the_records_say(monkeypatch):
     assert arguments[0] == "-r"
     monkeypatch.chdir(ROOT)
     Cog().callable_main(["cog", "--check", "--diff", *arguments[1:]])
+
+
+def test_pictures_show_what_the_records_say():
+    """As `make figures` draws them, and every one stands in a page."""
+    drawn = {each.name: each for each in (made() for made in pictures.PICTURES)}
+    files = {path.stem: pictures.numbers_in(path) for path in pictures.IMAGES.glob("*.svg")}
+    assert files == {name: picture.written() for name, picture in drawn.items()}
+    pages = "".join(path.read_text() for path in PAGES)
+    assert [name for name in drawn if f"images/{name}.svg" not in pages] == []
 
 
 @pytest.mark.parametrize("page", SETTINGS)

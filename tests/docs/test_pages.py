@@ -48,6 +48,13 @@ def test_files_that_are_named_exist(page):
     assert [path for path in _PATH.findall(prose(page)) if not (ROOT / path).exists()] == []
 
 
+@pages
+def test_every_page_leads_to_the_glossary(page):
+    links = [(page.parent / target).resolve() for target, _ in _LINK.findall(prose(page)) if target]
+    glossary = ROOT / "docs" / "glossary.md"
+    assert page == glossary or "docs" not in page.parts or glossary in links
+
+
 @cache
 def anchors(page):
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)

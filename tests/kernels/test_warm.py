@@ -1,5 +1,6 @@
 """Kernels are compiled before they are needed: all of them, by several processes at once, and none by loaders later."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,8 +17,10 @@ import pytest
 from golden_data import FILES
 from numba.core.dispatcher import Dispatcher
 from patience import PATIENCE_S
+from typer.testing import CliRunner
 from worlds import shared_world
 
+from freescale_tools.cli import app
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, warm
 from fsdata.order.deal import COMPILED_FROM, deal
 from fsranks.libraries import compile_kernel, is_there
@@ -69,9 +72,9 @@ def test_loaders_compile_nothing_that_was_not_compiled_before(tmp_path):
     assert shared_world(2, "nothing compiled").run(compiled_by_loaders, tmp_path) == [[], []]
 
 
-def python(*arguments: str, cache: Path) -> str:
-    """What Python prints, where numba keeps kernels in `cache`."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+def python(*arguments: str, cache: Path | None = None) -> str:
+    """What Python prints, where numba keeps kernels in `cache`; None: where this process does."""
+    environment = {**os.environ, **({"NUMBA_CACHE_DIR": str(cache)} if cache else {})}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -79,20 +82,18 @@ def python(*arguments: str, cache: Path) -> str:
     return done.stdout
 
 
-def test_the_command_compiles_what_lacks_and_says_so(tmp_path):
-    command = ("-m", "fsdata.warm", "--jobs", "2", *SMALL)
-    first = python(*command, cache=tmp_path)
-    assert [name for name in SMALL if name not in first] == []
-    assert "2 kernels were compiled, 0 had been before" in first
-    assert str(tmp_path) in first
-    assert "0 kernels were compiled, 2 had been before" in python(*command, cache=tmp_path)
+LACKING = """
+from fsdata import warm
+from fsdata.kernels import packing
+print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
+"""
 
 
-def test_the_command_names_what_it_was_given_wrongly(capsys):
-    for given, message in (["--jobs", "0"], "at least one process"), (["fsdata.kernel"], "no kernel fsdata.kernel;"):
-        with pytest.raises(SystemExit):
-            warm.main(given)
-        assert message in capsys.readouterr().err
+def test_what_lacks_is_compiled_and_kept(tmp_path):
+    *names, first = python("-c", LACKING, cache=tmp_path).splitlines()
+    assert sorted(names) == sorted(SMALL)
+    assert first.startswith(f"2 {tmp_path}")
+    assert python("-c", LACKING, cache=tmp_path).startswith(f"0 {tmp_path}")
 
 
 BESIDE = """
@@ -176,3 +177,48 @@ def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(loader, t
     said = python(*command, sys.executable, str(tmp_path / "rank.py"), paths, cache=tmp_path / "cache")
     assert said.count("batches") == 2
     assert "late" not in said
+
+
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from freescale_tools.cli import app
+from freescale_tools.collisions import kernels
+from freescale_tools.scan import level_kernels
+
+def call(*arguments):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+print(call("warm", "--json", "--fscomm"))
+of_commands = [kernels.take_rows, kernels.leave_mark, kernels.tally, kernels.tally_ranks, level_kernels.add_lengths]
+before = [kernel.signatures for kernel in of_commands]
+for path in sys.argv[1:]:
+    call("profile", path, "--sequence", "items", "--ranks", "8", "--out", f"{path}.report")
+call("collisions", path, "--ids", "items", "--batch-size", "8", "--ranks", "2", "--out", f"{path}.report")
+print("nothing new" if before == [kernel.signatures for kernel in of_commands] else "new types")
+"""
+
+
+def test_commands_compile_nothing_after_freescale_warm(tmp_path):
+    """Whether lists are unpacked or lie in the file as they are read."""
+    table = pa.table({"items": [list(range(row % 9)) for row in range(1000)]})
+    files = {"packed.parquet": {"compression": "zstd"}, "plain.parquet": {"compression": "none"}}
+    for name, options in files.items():
+        pq.write_table(table, tmp_path / name, **options)
+    said = python("-c", COMMANDS, *(str(tmp_path / name) for name in files))
+    document = json.loads(said.splitlines()[0])
+    assert {part: counts["kernels"] > 0 for part, counts in document["parts"].items()} == dict.fromkeys(
+        ("fsdata", "freescale", "fscomm"), True
+    )
+    assert all(Path(folder).is_dir() for folder in document["folders"])
+    assert said.splitlines()[-1] == "nothing new"
+
+
+def test_freescale_warm_says_what_it_cannot_do(monkeypatch):
+    done = CliRunner().invoke(app, ["warm", "--jobs", "0"])
+    assert (done.exit_code, done.stderr) == (2, "error: --jobs must be at least 1, got 0\n")
+    monkeypatch.setattr(warm, "folders_of", lambda kernels: [])
+    done = CliRunner().invoke(app, ["warm"])
+    assert (done.exit_code, "let NUMBA_CACHE_DIR name one that can be written" in done.stderr) == (1, True)

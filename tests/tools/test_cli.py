@@ -61,6 +61,7 @@ READING = {
     "collisions": ("--ids", "items"),
     "optimize": (),
     "check": ("--schema", "schema.toml"),
+    "init": (),
     "histories": ("--by", "a", "--time", "b"),
     "catalog": (),
 }

@@ -240,7 +240,10 @@ def verdict(outcome: Outcome) -> str:
         f"balanced {balanced.straggler:.0%}"
     )
     if saved <= 0:
-        return f"{took}: {waited}, but moving samples and other work on these cores cost more than that"
+        return (
+            f"{took}: {waited}, which alone takes {max(explained, 0):.0%} off a step, but moving samples and other "
+            "work on these cores cost more than that"
+        )
     if saved > explained + _NOISE:
         return f"{took}: {waited}, which explains {max(explained, 0):.0%}; the rest is other work on these cores"
     return f"{took}: {waited}"

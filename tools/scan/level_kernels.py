@@ -26,7 +26,7 @@ def _packed(raw, bit, width):
     return value & ((1 << width) - 1)
 
 
-@kernel
+@kernel(called_with="Array(uint8, 1, 'C', True), int64[::1], int64, int64, int64, int64[::1], int64[::1]")
 def add_lengths(raw, bounds, count, top, empty, length, known):
     """Add a page to `length`; a code.
 

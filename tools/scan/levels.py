@@ -216,7 +216,9 @@ class _Fronts:
         if count > len(self._memory):
             self._memory = np.empty(count, np.uint8)
         unpack_front(data, self._codec, self._memory[:count])
-        return self._memory[:count]
+        found = self._memory[:count]
+        found.flags.writeable = False  # see `_Window.bytes`
+        return found
 
 
 def _bounds(raw: np.ndarray) -> tuple[np.ndarray, int]:

@@ -1,3 +1,4 @@
-"""Commands that write Parquet files: `synth` makes data like that of the paper, `optimize` lays files out anew,
-`histories` makes a table of histories of an event log, `catalog` says what loaders need of many files.
+"""Commands that write files: `synth` makes data like that of the paper, `optimize` lays files out anew, `histories`
+makes a table of histories of an event log, `catalog` says what loaders need of many files, `init` guesses a
+schema file, `warm` keeps compiled kernels.
 """

@@ -1,0 +1,164 @@
+"""The command `freescale init`: writes a schema file from the columns of files, with every guess as a comment.
+
+`fsdata.catalog.infer_schema` guesses; this file writes the guesses down as the TOML that `Schema.from_toml`,
+`sources_from_toml` and `freescale check --schema` read.
+"""
+
+import json as text_form
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.files import header, write_whole
+from freescale_tools.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from fsdata.catalog.infer_schema import Guess, Guesses
+
+_SAMPLE_ROLES = ("context", "dense", "labels", "passthrough")
+_LIST_ROLES = ("fields", "nested", "floats", "labels")
+_MEANS = {
+    "context": "one id per sample",
+    "dense": "one number per sample",
+    "labels": "what the model learns: one number per sample, or one for every candidate",
+    "passthrough": "one text or whole number per sample that no model reads",
+    "fields": "one id per element of the list",
+    "nested": "several ids per element",
+    "floats": "one number per element",
+}
+
+
+def init(
+    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    out: Annotated[Path, typer.Option(help="The schema file to write.")] = Path("schema.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file in --out.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Write a schema file to begin with: which lists are aligned, which columns are ids, labels and times.
+
+    Looks at the first rows of up to 8 files. Every guess stands in the file with its reason, to be read and
+    changed; `freescale check PATHS --schema FILE` then reads all rows.
+    """
+    with Terminal(json=json) as terminal:
+        from fsdata.catalog.infer_schema import guess_columns
+        from fsdata.errors import FreeScaleError
+
+        if out.exists() and not force:
+            raise UsageError(f"{out} is there already: give another --out, or --force to replace it")
+        try:
+            guesses = guess_columns(paths, None, hash_text=True)
+        except ConnectionError as error:
+            raise UsageError(f"{error}. Check the address, the network, the credentials and the permissions") from error
+        except (FreeScaleError, OSError) as error:
+            raise UsageError(str(error)) from error
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out, "\n".join(_lines(guesses, paths, out)) + "\n")
+        except OSError as error:
+            raise CommandFailed(f"cannot write {out}: {error}") from error
+        terminal.table(
+            f"{out}: guesses from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files",
+            ["column", "is", "of the sequence", "because"],
+            [[each.column, each.role or "left out", each.group, _why(each)] for each in guesses.columns],
+        )
+        terminal.say(f"Read the comments in {out}, then: freescale check {' '.join(paths)} --schema {out}")
+        terminal.result(_document(guesses, out))
+
+
+def _document(guesses: "Guesses", out: Path) -> dict[str, object]:
+    columns = [
+        {"column": each.column, "role": each.role, "group": each.group, "buckets": each.buckets, "why": _why(each)}
+        for each in guesses.columns
+    ]
+    return {
+        **header("init"),
+        "out": str(out),
+        "rows": guesses.rows,
+        "files": guesses.files,
+        "all_files": guesses.all_files,
+        "columns": columns,
+        "partitions": list(guesses.partitions),
+    }
+
+
+def _lines(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
+    own = [each for each in guesses.columns if each.group is None]
+    yield f"# Guessed by `freescale init` from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files."
+    yield "# Move a name where a guess is wrong, and take out what your model does not read."
+    yield f"# Then `freescale check {' '.join(paths)} --schema {out}` reads all rows."
+    if any(each.gaps == "some files lack it" for each in guesses.columns):
+        yield "# The files do not have the same columns. If they are several sources, make a schema file for one of"
+        yield "# them, and add the others as [[sources]], with `columns` that name theirs."
+    yield from ("", "[schema]")
+    yield from _roles(_SAMPLE_ROLES, own)
+    yield from (f"time = {_text(each.column)}  # {each.why}" for each in own if each.role == "time")
+    for name, alike in guesses.groups.items():
+        if name == "candidates":
+            yield from ("", f"[schema.candidates]  # {alike}")
+        else:
+            yield from ("", "[[schema.sequences]]", f"name = {_text(name)}  # {alike}")
+        yield from _roles(_LIST_ROLES, [each for each in guesses.columns if each.group == name])
+    yield from _source(guesses, paths, out)
+    left_out = [each for each in guesses.columns if each.role is None]
+    if left_out:
+        yield from ("", "# Left out:")
+        yield from (f"#   {each.column}: {each.why}" for each in left_out)
+    if guesses.partitions:
+        yield from (
+            "",
+            "# Keys of folders are columns as well. A model that reads one has it in `context`; text is for",
+        )
+        yield "# `passthrough`:"
+        yield from (f"#   {name}, such as {value}" for name, value in guesses.partitions.items())
+
+
+def _roles(roles: Sequence[str], guesses: Sequence["Guess"]) -> Iterator[str]:
+    for role in roles:
+        names = [each for each in guesses if each.role == role]
+        if names:
+            yield f"{role} = [  # {_MEANS[role]}"
+            yield from (f"    {_text(each.column)},  # {_why(each)}" for each in names)
+            yield "]"
+
+
+def _source(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
+    """Where the files are, seen from the schema file; texts that become ids; what stands in for values that lack."""
+    fixed = [path for path in paths if "://" in path or path.startswith("~") or Path(path).is_absolute()]
+    named = [path if path in fixed else os.path.relpath(path, out.parent) for path in paths]
+    yield from ("", "[[sources]]", f"paths = [{', '.join(map(_text, named))}]")
+    used = [each for each in guesses.columns if each.role]
+    columns = {each.column: _hash(each) for each in used if each.buckets}
+    defaults = {each.column: '""' if each.text else "0" for each in used if each.gaps and each.role != "labels"}
+    dropped = {each.column: '"drop"' for each in used if each.gaps and each.role == "labels"}
+    yield from _table("columns", "texts become ids by a hash: with more buckets fewer texts share an id", columns)
+    yield from _table("defaults", "where a value is null or not finite, or files lack the column", defaults)
+    yield from _table("nulls", "rows without a label are left out", dropped)
+
+
+def _table(name: str, what: str, entries: dict[str, str]) -> Iterator[str]:
+    if entries:
+        yield from ("", f"[sources.{name}]  # {what}")
+        yield from (f"{_key(key)} = {value}" for key, value in entries.items())
+
+
+def _hash(guess: "Guess") -> str:
+    lists = ", list = true" if guess.group else ""
+    return f"{{ hash = {_text(guess.column)}, buckets = {guess.buckets}{lists} }}"
+
+
+def _why(guess: "Guess") -> str:
+    return "; ".join(filter(None, (guess.why, guess.gaps)))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(value: str) -> str:
+    """A string of TOML."""
+    return text_form.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
