@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freescale_tools.calibrate.calibration import calibrate
-from freescale_tools.calibrate.fits import own_costs
+from freescale_tools.calibrate.fits import estimates, own_costs
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
@@ -92,6 +92,16 @@ def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, seq
     other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), sequence)
     with pytest.raises(UsageError, match=message):
         own_costs(plain, lambda step: 0.0, **{option: other})
+
+
+def test_ranks_of_a_step_that_are_disturbed_together_tell_no_more_than_one():
+    seconds = np.random.default_rng(0).normal(5, 1, (30, 1))
+    (one,) = estimates(lambda rows: rows.mean(axis=0), seconds, np.arange(30), seed=1)
+    (four,) = estimates(
+        lambda rows: rows.mean(axis=0), np.repeat(seconds, 4, axis=0), np.repeat(np.arange(30), 4), seed=1
+    )
+    assert four == pytest.approx(one)
+    assert one["low"] < one["value"] < one["high"]
 
 
 @pytest.mark.long
