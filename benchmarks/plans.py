@@ -26,18 +26,16 @@ from network.world import World
 from parts.plans_rank import drawn_ids
 
 from freescale_tools.model.hardware import Hardware, load_hardware
-from freescale_tools.plan.costs import ID_EXCHANGES, Placed, Setting, Shard, load, parts
-from freescale_tools.plan.steps import PLAIN, rated
+from freescale_tools.plan.costs import ID_EXCHANGES, PLAIN, Placed, Setting, Shard, load, parts, rated, together
 from freescale_tools.plan.tables import Table
-from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
-from freescale_tools.plan.torchrec.sharding import as_document
-from freescale_tools.simulate.links.hardware_file import measured_hardware
+from freescale_tools.plan.torchrec import as_document, chosen_plan, default_plan
+from freescale_tools.write.links import measured_hardware
+from fsdata.balance.cost import non_negative
 
 RANKS = 4
 SAMPLES = 128
 MOST_IDS = 8  # of a sample; exchanges of more than a megabyte come out uneven where TCP shares a shaped link
 SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 20)
-MACHINE = Machine(device="cpu", ranks_per_host=RANKS, memory_bytes=32 << 30)
 HELD_OUT = 2000  # seeds of held-out sets begin here
 COUNTED = 200_000  # ids that the planner sees of a feature, from another seed than those that are trained on
 Set = list[dict[str, Any]]
@@ -69,8 +67,9 @@ def planned_tables(tables: Set, *, pooled: bool, seed: int) -> list[Table]:
         ids = drawn_ids(one, COUNTED, np.random.default_rng([seed, place, 7]))
         found.append(
             Table(
-                name=one["name"], rows=one["rows"], dim=one["dim"], features=tuple(one["features"]), pooled=pooled,
-                ids_per_sample=(one["ids_per_sample"],), uses=np.bincount(ids, minlength=one["rows"]).astype(float),
+                name=one["name"], rows=one["rows"], dim=one["dim"], features=tuple(one["features"]),
+                kind="pooled" if pooled else "sequence", ids_per_sample=(one["ids_per_sample"],),
+                uses=np.bincount(ids, minlength=one["rows"]).astype(float),
             )
         )  # fmt: skip
     return found
@@ -98,12 +97,17 @@ def random_plan(tables: Sequence[Table], rng: np.random.Generator, allowed: Sequ
 
 
 def key(placed: Sequence[Placed]) -> Any:
-    return tuple(sorted((one.table.name, one.sharding, tuple(sorted(map(repr, one.shards)))) for one in placed))
+    def lies(shard: Shard) -> Any:
+        return shard.rank, shard.first, shard.rows, shard.dim
+
+    return tuple(sorted((one.table.name, one.sharding, tuple(sorted(map(lies, one.shards)))) for one in placed))
 
 
-def measured(world: World, tables: Set, pooled: bool, plans: Sequence[Any], options: Any, seed: int) -> np.ndarray:
+def measured(
+    world: World, setting: Setting, tables: Set, pooled: bool, plans: Sequence[Any], options: Any, seed: int
+) -> np.ndarray:
     """Milliseconds, float64 [plans, rounds * steps]: the mean of the ranks. Plans take turns in every round."""
-    documents = [as_document(one, ranks=RANKS, device="cpu", ranks_per_host=RANKS) for one in plans]
+    documents = [as_document(one, setting) for one in plans]
     world.call(
         "prepare", tables=tables, pooled=pooled, plans=documents, samples=SAMPLES, batches=options.steps, seed=seed
     )
@@ -126,14 +130,12 @@ FEATURES = ("constant", "call", "MB of the busiest rank", "MB of all ranks", "MB
 
 def features(placed: Sequence[Placed], setting: Setting) -> np.ndarray:
     """float64 [6]: what the parameters of the model multiply, as FEATURES names it."""
-    loads = [load(one, setting) for one in placed]
+    whole = together([load(one, setting) for one in placed])
     groups = len({(one.table.module, one.sharding) for one in placed if one.sharding != "data_parallel"})
-    sent = [sum(getattr(one, name) for one in loads) for name in ("ids_out", "rows_out", "gradients_out")]
-    most, everything = sum(one.max() for one in sent), sum(one.sum() for one in sent)
-    looked_up = np.max(sum(one.looked_up for one in loads))
-    travelling = sum(one.travelling for one in loads)
+    sent = whole.moved[:, 0]
+    most, everything, looked_up = sent.max(axis=1).sum(), sent.sum(), whole.looked_up.max()
     calls = (ID_EXCHANGES + 2) * groups
-    return np.array([1, calls, most / 1e6, everything / 1e6, looked_up / 1e6, travelling / 1e6])
+    return np.array([1, calls, most / 1e6, everything / 1e6, looked_up / 1e6, whole.travelling / 1e6])
 
 
 def fitted(
@@ -182,19 +184,6 @@ def _fit(rows: np.ndarray, steps: np.ndarray, setting: Setting) -> tuple[Setting
     }  # fmt: skip
 
 
-def non_negative(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of 0 or more: the best over all choices of columns that are not 0."""
-    best, error = np.zeros(x.shape[1]), np.inf
-    for size in range(1, x.shape[1] + 1):
-        for columns in itertools.combinations(range(x.shape[1]), size):
-            found = np.linalg.lstsq(x[:, columns], y, rcond=None)[0]
-            left = float(np.square(x[:, columns] @ found - y).sum())
-            if (found >= 0).all() and left < error:
-                best, error = np.zeros(x.shape[1]), left
-                best[list(columns)] = found
-    return best
-
-
 def kendall(predicted: Sequence[float], steps: Sequence[float], *, apart: float = 0.0) -> float:
     """Over all pairs of plans, or those that were measured `apart` by more than this share; 1 if there are none."""
     pairs = [
@@ -214,10 +203,10 @@ def one_set(
     known = planned_tables(tables, pooled=pooled, seed=seed)
     rate = functools.partial(rated, compute=0.0, collision=0.0, way=PLAIN)
     started = time.monotonic()
-    best = chosen_plan(known, setting, MACHINE, rate).placed
+    best = chosen_plan(known, setting, rate)
     took = time.monotonic() - started
     rng = np.random.default_rng([seed, 13])
-    given = [best, default_plan(known, setting, MACHINE).placed]
+    given = [best, default_plan(known, setting)]
     given += [random_plan(known, rng) for _ in range(others)]
     plans = list({key(one): one for one in given}.values())
     names = [key(one) for one in plans]
@@ -243,10 +232,8 @@ def one_set(
 def link_hardware(world: World) -> Hardware:
     """The links as they are timed, on one host; what is not timed stays as in h100-ib, and is fitted or not used."""
     told = world.call("links", sizes=SIZES, repeats=5)[0]
-    return measured_hardware(
-        told["points"], load_hardware("h100-ib"), name="4 CPU ranks", ranks_per_host=RANKS, reduce_bytes=SIZES[-1],
-        reduce_s=told["reduce_s"], alone_s=1.0, beside_s=1.0, where=f"{RANKS} ranks in namespaces",
-    )  # fmt: skip
+    beside = {"product": {"alone_s": 1.0, "beside_s": 1.0}, "where": f"{RANKS} ranks in namespaces"}
+    return measured_hardware({**told, **beside, "ranks_per_host": RANKS}, load_hardware("h100-ib"))
 
 
 def main() -> None:
@@ -264,11 +251,16 @@ def main() -> None:
     with World(ranks=RANKS, module="parts.plans_rank") as world:
         world.network.shape(options.rate)
         setting = Setting(
-            hardware=link_hardware(world), ranks=RANKS, batch_size=SAMPLES, reduce_all=True, receivers_wait=False
+            hardware=link_hardware(world),
+            ranks=RANKS,
+            batch_size=SAMPLES,
+            device="cpu",
+            memory_bytes=32 << 30,
+            receivers_wait=False,
         )
 
         def measure(tables: Set, pooled: bool, plans: Sequence[Any], *, seed: int) -> np.ndarray:
-            return measured(world, tables, pooled, plans, options, seed)
+            return measured(world, setting, tables, pooled, plans, options, seed)
 
         settings, fit = fitted(measure, setting, options.calibration_sets)
         for kind, one in fit.items():

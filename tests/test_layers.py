@@ -97,7 +97,6 @@ IN_ORDER = {
         ("collisions", "calibrate", "check"),
         ("model",),
         ("write",),
-        ("simulate",),
         ("profile", "plan", "demo"),
         ("cli",),
     ),

@@ -12,14 +12,14 @@ from freescale_tools.calibrate.command import calibrate
 from freescale_tools.check.command import check
 from freescale_tools.collisions.command import collisions
 from freescale_tools.demo.command import demo
+from freescale_tools.model.command import simulate
 from freescale_tools.plan.command import plan
 from freescale_tools.profile.command import profile
 from freescale_tools.profile.diff import diff
-from freescale_tools.simulate.command import simulate
-from freescale_tools.simulate.links.command import measure_links
 from freescale_tools.write.catalog import catalog
 from freescale_tools.write.histories.command import histories
 from freescale_tools.write.init import init
+from freescale_tools.write.links import measure_links
 from freescale_tools.write.optimize.command import optimize
 from freescale_tools.write.synth.command import synth
 from freescale_tools.write.warm import warm

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale_tools.simulate.links.exchange_times import all_to_alls
+from freescale_tools.write.exchange_times import all_to_alls
 
 
 def measure(_: dict[str, Any], *, sizes: list[int], repeats: int) -> list[dict[str, Any]]:

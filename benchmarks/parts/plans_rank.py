@@ -19,8 +19,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from freescale_tools.plan.torchrec.sharding import from_document
-from freescale_tools.simulate.links import exchange_times
+from freescale_tools.plan.torchrec import from_document
+from freescale_tools.write import exchange_times
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,8 @@ class Model(nn.Module):
 def links(state: dict[str, Any], *, sizes: list[int], repeats: int) -> dict[str, Any]:
     """All-to-alls of all ranks by size, and one all-reduce."""
     points = exchange_times.all_to_alls(CPU, [dist.get_world_size()], sizes, repeats=repeats)
-    return {"points": points, "reduce_s": exchange_times.all_reduce(CPU, sizes[-1], repeats=repeats)}
+    reduce_s = exchange_times.all_reduce(CPU, sizes[-1], repeats=repeats)
+    return {"points": points, "all_reduce": {"bytes": sizes[-1], "seconds": reduce_s}}
 
 
 def drawn_ids(table: dict[str, Any], ids: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,5 +1,5 @@
 """`freescale calibrate`: a cost model from measured steps.
 
-`command` reads `measured_steps`, fits the `cost_model`, the `run_costs` and the
-`own_costs` of balancing and fscomm, and shows them by `report`. `calibration` is what other commands take of it.
+`command` reads `measured_steps`. `calibration` makes its document of what `fits` says of them, and reads it for other
+commands. `report` says what is shown.
 """

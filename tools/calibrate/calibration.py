@@ -1,17 +1,120 @@
-"""What other commands take from `freescale calibrate`: the costs of a step as a training run has shown them."""
+"""The document of `freescale calibrate`: made of measured steps, and what other commands take of it."""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from freescale_tools.calibrate.cost_model import VERSION, calibrate, doubt
-from freescale_tools.calibrate.measured_steps import read_steps
-from freescale_tools.console.errors import UsageError
-from fsdata.balance.cost import Polynomial
+import numpy as np
 
+from freescale_tools.calibrate.fits import (
+    SIMULATED,
+    TOKENS,
+    arrays,
+    cost_of,
+    explain,
+    intervals,
+    measured_straggler,
+    own_costs,
+    run_costs,
+    speeds,
+    straggler_left,
+)
+from freescale_tools.calibrate.measured_steps import Step, read_steps
+from freescale_tools.console.errors import UsageError
+from freescale_tools.console.files import header
+from fsdata.balance.cost import Polynomial, fit
+
+VERSION = 2
+FEWEST = 4
+_SLOW = 0.03
+_EXPLAINED = 0.9  # R2 of a model that is worth planning with
 _FLOAT = 4  # bytes
+
+
+def calibrate(
+    steps: Sequence[Step],
+    *,
+    ranks: int | None = None,
+    fscomm: Sequence[Step] = (),
+    balanced: Sequence[Step] = (),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The document of a calibration: a cost model, compared with one that only counts tokens, and all else of a run.
+
+    Args:
+        ranks: of the simulated balancing. Default: as many as were measured, at least 2.
+        fscomm, balanced: steps of the same training with prioritized communication, or with balanced batches: what
+            these take themselves.
+
+    Raises UsageError if no model can be fitted to the steps.
+    """
+    batches = {(step.lengths.lengths.tobytes(), step.lengths.counts.tobytes(), step.candidates) for step in steps}
+    if len(batches) == 1 < len(steps):
+        raise UsageError(
+            f"all {len(steps)} rows have the same lengths: how time grows with length does not follow from equal "
+            "batches. Measure batches that differ, such as those of unbalanced training"
+        )
+    try:
+        model = fit([arrays(step) for step in steps], [step.seconds for step in steps])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    fitted, tokens = explain(model, steps), explain(TOKENS, steps)
+    measured_on = sorted({step.rank for step in steps})
+    width = ranks or max(len(measured_on), 2)
+    left = straggler_left(fitted, tokens, steps, ranks=width, seed=seed)
+    return {
+        **header("calibrate", version=VERSION),
+        "rows": len(steps),
+        "steps": len({step.step for step in steps}),
+        "ranks": len(measured_on),
+        "samples": sum(step.lengths.rows for step in steps),
+        "sequence": steps[0].sequence,
+        "cost_model": repr(model),
+        "seconds_per_cost": fitted.scale,
+        "constant_s": fitted.constant,
+        "intervals": intervals(steps, model, seed=seed),
+        "r2": fitted.r2,
+        "r2_tokens": tokens.r2,
+        "typical_error": float(np.std(fitted.ratio)),
+        "typical_error_tokens": float(np.std(tokens.ratio)),
+        "measured_straggler": measured_straggler(steps),
+        "simulated": {"ranks": width, "steps": SIMULATED, **left},
+        "speeds": speeds(fitted, steps),
+        "run": run_costs(steps, seed=seed),
+        "own": own_costs(
+            steps,
+            lambda step: fitted.scale * cost_of(model, step),
+            fscomm=fscomm,
+            balanced=balanced,
+            seed=seed,
+        ),
+    }
+
+
+def advice(document: dict[str, Any]) -> list[str]:
+    """Warnings for the user of the model."""
+    said = []
+    if document["rows"] < 50:
+        said.append(f"Only {document['rows']} rows: 50 or more give a steadier fit.")
+    slow = [one for one in document["speeds"] if one["ratio"] > 1 + _SLOW and one["steps"] >= FEWEST]
+    if slow:
+        named = ", ".join(f"{one['rank']} (+{one['ratio'] - 1:.0%})" for one in slow)
+        said.append(f"Slower than the model says: rank {named}. Balance(autotune=True) gives such ranks less.")
+    return said
+
+
+def doubt(document: dict[str, Any]) -> str | None:
+    """Why the model is not reliable; None if it explains the measured seconds."""
+    if document["r2"] >= _EXPLAINED:
+        return None
+    return (
+        f"R2 is {document['r2']:.2f}, below {_EXPLAINED}: time does not follow from lengths alone, and plans made with "
+        "this model leave ranks waiting. Measure compute without waiting for other ranks, leave warm-up out (--skip), "
+        "keep other work off the machine"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +129,6 @@ class Calibration:
     seconds_per_cost: float
     constant_s: float
     """Of forward, backward and optimizer, whatever the samples."""
-    interval: tuple[float, float]
-    """`seconds_per_cost` in 90 % of other draws of as many steps."""
     forward: float | None
     """Share of forward in forward and backward, above 0 and below 1."""
     lookup_s: float | None
@@ -62,7 +163,6 @@ def load_calibration(path: Path) -> Calibration:
             cost=_polynomial(document["cost_model"]),
             seconds_per_cost=document["seconds_per_cost"],
             constant_s=document["constant_s"],
-            interval=tuple(document["intervals"]["seconds_per_cost"]),
             forward=_forward(run["passes_s"]),
             lookup_s=_per_event(run, "lookup"),
             update_s=_per_event(run, "update"),
@@ -94,10 +194,9 @@ def calibrated_run(path: Path) -> dict[str, Any]:
 
 
 def _polynomial(text: str) -> Polynomial:
-    name, _, inner = text.rstrip(")").partition("(")
-    if name != "Polynomial":
+    if not re.fullmatch(r"Polynomial\((\w+=\d+(, )?)+\)", text):
         raise UsageError(f"the calibration's cost model is {text!r}: Polynomial(...) is needed")
-    return Polynomial(**{key.strip(): int(value) for key, _, value in (one.partition("=") for one in inner.split(","))})
+    return Polynomial(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)})
 
 
 def _forward(passes_s: Mapping[str, float]) -> float | None:

@@ -1,5 +1,6 @@
 """The command `freescale calibrate`: reads its options, runs it, and shows the result."""
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -16,18 +17,8 @@ def calibrate(
             help="run.json that BubbleMeter.save wrote, or a CSV with step,rank,seconds,lengths (optional: candidates)."
         ),
     ],
-    lengths: Annotated[
-        Path | None,
-        typer.Option(
-            help="Parquet, CSV or NPY with step, rank and --sequence, one row per sample, for a run without lengths."
-        ),
-    ] = None,
     sequence: Annotated[
-        str | None,
-        typer.Option(
-            help="A sequence of the run; by default the one with most events. Or the column of --lengths with the "
-            "length of a sample or the list of its events; by default 'length'."
-        ),
+        str | None, typer.Option(help="A sequence of the run. Default: the one with most events.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(help="Ranks of the simulated balancing. Default: as many as were measured.")
@@ -54,40 +45,25 @@ def calibrate(
     for wrong usage.
     """
     with Terminal(json=json) as terminal:
-        _run(terminal, measured, lengths, sequence, ranks, (fscomm, balanced), out, skip)
+        from freescale_tools.calibrate.calibration import advice, doubt
+        from freescale_tools.calibrate.calibration import calibrate as fit
+        from freescale_tools.calibrate.measured_steps import read_steps
+        from freescale_tools.calibrate.report import calibrate_blocks
+        from freescale_tools.console.files import write_whole
 
-
-def _run(
-    terminal: Terminal,
-    measured: Path,
-    lengths: Path | None,
-    sequence: str | None,
-    ranks: int | None,
-    others: tuple[Path | None, Path | None],
-    out: Path | None,
-    skip: int,
-) -> None:
-    from json import dumps
-
-    from freescale_tools.calibrate.cost_model import advice, doubt
-    from freescale_tools.calibrate.cost_model import calibrate as fit
-    from freescale_tools.calibrate.measured_steps import read_steps
-    from freescale_tools.calibrate.report import calibrate_blocks
-    from freescale_tools.console.files import write_whole
-
-    if ranks is not None and ranks < 2:
-        raise UsageError(f"--ranks must be at least 2, got {ranks}")
-    if skip < 0:
-        raise UsageError(f"--skip must be 0 or more, got {skip}")
-    steps = read_steps(measured, lengths, sequence)
-    same = sequence or steps[0].sequence or None
-    fscomm, balanced = (read_steps(path, None, same) if path else [] for path in others)
-    document = fit(steps, ranks=ranks, skip=skip, fscomm=fscomm, balanced=balanced)
-    doubtful = doubt(document)
-    terminal.show(calibrate_blocks(document, advice(document), usable=doubtful is None))
-    if doubtful is not None:
-        terminal.finding(doubtful)
-    elif out is not None:
-        write_whole(out, dumps(document, default=plain, allow_nan=False) + "\n")
-        terminal.say(f"written: {out}")
-    terminal.result(document)
+        if ranks is not None and ranks < 2:
+            raise UsageError(f"--ranks must be at least 2, got {ranks}")
+        if skip < 0:
+            raise UsageError(f"--skip must be 0 or more, got {skip}")
+        steps = read_steps(measured, sequence, skip=skip)
+        same = sequence or (steps[0].sequence if steps else None) or None
+        with_fscomm, with_balancing = (read_steps(path, same, skip=skip) if path else [] for path in (fscomm, balanced))
+        document = fit(steps, ranks=ranks, fscomm=with_fscomm, balanced=with_balancing)
+        doubtful = doubt(document)
+        terminal.show(calibrate_blocks(document, advice(document), usable=doubtful is None))
+        if doubtful is not None:
+            terminal.finding(doubtful)
+        elif out is not None:
+            write_whole(out, dumps(document, default=plain, allow_nan=False) + "\n")
+            terminal.say(f"written: {out}")
+        terminal.result(document)

@@ -1,8 +1,6 @@
 """The command `freescale plan`: reads its options, plans, writes the sharding plan and shows what it brings."""
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,118 +52,78 @@ def plan(
 ) -> None:
     """Choose how embedding tables are sharded, and on which ranks.
 
-    TorchRec's planner searches; what it compares are steps of the calibrated model. Load what is written with
-    freescale_tools.plan.torchrec.sharding.load_plan, for DistributedModelParallel(plan=...).
+    TorchRec says how a table can be cut, and its plan is where the search begins; what plans are compared by are steps
+    of the calibrated model. Load what is written with freescale_tools.plan.torchrec.load_plan, for
+    DistributedModelParallel(plan=...).
     """
     with Terminal(json=json) as terminal:
+        from freescale_tools.calibrate.calibration import load_calibration
+        from freescale_tools.model.command import read_profile
+        from freescale_tools.model.hardware import calibrated, load_hardware
+        from freescale_tools.model.simulation import within_reach
+        from freescale_tools.model.workload import at_ranks, workload
+        from freescale_tools.plan.costs import SHOWN, Setting, rated
+        from freescale_tools.plan.document import compute_ms, document
+        from freescale_tools.plan.tables import with_lengths, with_uses
+
         numbers = {"--ranks": ranks, "--batch-size": batch_size, "--max-length": max_length, "--memory": memory}
-        _check(numbers, way, device, out)
-        document = _planned(
-            _Asked(
-                tables=tables, profile=profile, ranks=ranks, hardware=hardware, calibration=calibration,
-                batch_size=batch_size, max_length=max_length, way=way, device=device, memory=memory, rows=rows,
-                extrapolate=extrapolate,
-            )
-        )  # fmt: skip
+        for name, value in numbers.items():
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be above 0, got {value}")
+        if way not in SHOWN:
+            raise UsageError(f"--way {way!r}: there are {', '.join(SHOWN)}")
+        if device not in ("cuda", "cpu"):
+            raise UsageError(f"--device {device!r}: cuda or cpu is needed")
+        if not out.parent.is_dir():
+            raise UsageError(f"--out {out}: the folder {out.parent} is not there; make it first")
+
+        profiled = read_profile(profile)
+        measured = load_calibration(calibration) if calibration else None
+        machine = load_hardware(hardware)
+        machine = calibrated(machine, measured) if measured else machine
+        load = workload(profiled, batch_size=batch_size, max_length=max_length, calibration=measured)
+        if not extrapolate:
+            samples = sum(profiled["sequences"][load.sequence]["histogram"]["counts"])
+            within_reach([ranks], samples, load.batch_size, measured, refuse=True)
+        known = with_lengths(_tables(tables), profiled, max_length=load.max_length)
+        if rows:
+            columns = [*profiled["sequences"], *profiled.get("candidates", {})]
+            known = with_uses(known, profiled.get("paths", ()), columns)
+        load = at_ranks(load, profiled, [ranks])
+        setting = Setting(
+            hardware=machine,
+            ranks=ranks,
+            batch_size=load.batch_size,
+            device="cpu" if device == "cpu" else "cuda",
+            memory_bytes=int(memory * GIGABYTE),
+            lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
+            apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
+        )
+        torchrec = _torchrec()
+        rate = functools.partial(rated, compute=compute_ms(machine, load), collision=load.collision(ranks), way=way)
+        plans = {
+            "chosen": torchrec.chosen_plan(known, setting, rate),
+            "torchrec": torchrec.default_plan(known, setting),
+        }
+        found = {
+            **header("plan"),
+            "tables": tables,
+            "profile": str(profile),
+            "ranks": ranks,
+            "batch_size": load.batch_size,
+            "way": way,
+            "hardware": machine.name,
+            "calibration": measured.source if measured else None,
+            **document(plans, setting, load),
+            "sharding": torchrec.as_document(plans["chosen"], setting),
+        }
         try:
-            write_whole(out, dumps(document["sharding"], indent=1) + "\n")
+            write_whole(out, dumps(found["sharding"], indent=1) + "\n")
         except OSError as error:
             raise CommandFailed(f"{out} cannot be written: {error.strerror}") from error
-        terminal.show(plan_blocks(document))
+        terminal.show(plan_blocks(found))
         terminal.say(f"written: {out}")
-        terminal.result(document)
-
-
-def _check(numbers: Mapping[str, float | None], way: str, device: str, out: Path) -> None:
-    from freescale_tools.plan.steps import SHOWN
-
-    for name, value in numbers.items():
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be above 0, got {value}")
-    if way not in SHOWN:
-        raise UsageError(f"--way {way!r}: there are {', '.join(SHOWN)}")
-    if device not in ("cuda", "cpu"):
-        raise UsageError(f"--device {device!r}: cuda or cpu is needed")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: the folder {out.parent} is not there; make it first")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What the user gave, as `plan` names it."""
-
-    tables: str
-    profile: Path
-    ranks: int
-    hardware: str
-    calibration: Path | None
-    batch_size: int | None
-    max_length: int | None
-    way: str
-    device: str
-    memory: float
-    rows: bool
-    extrapolate: bool
-
-
-def _planned(asked: _Asked) -> dict[str, Any]:
-    """The document of a plan."""
-    from freescale_tools.calibrate.calibration import load_calibration
-    from freescale_tools.model.hardware import calibrated, load_hardware
-    from freescale_tools.model.simulation import within_reach
-    from freescale_tools.model.workload import at_ranks, workload
-    from freescale_tools.plan.access import with_lengths, with_uses
-    from freescale_tools.plan.costs import Setting
-    from freescale_tools.plan.document import document
-    from freescale_tools.plan.steps import compute_ms, rated
-    from freescale_tools.simulate.command import read_profile
-
-    profile, ranks = read_profile(asked.profile), asked.ranks
-    measured = load_calibration(asked.calibration) if asked.calibration else None
-    machine = load_hardware(asked.hardware)
-    machine = calibrated(machine, measured) if measured else machine
-    load = workload(profile, batch_size=asked.batch_size, max_length=asked.max_length, calibration=measured)
-    if not asked.extrapolate:
-        profiled = sum(profile["sequences"][load.sequence]["histogram"]["counts"])
-        within_reach([ranks], profiled, load.batch_size, measured, refuse=True)
-    tables = with_lengths(_tables(asked.tables), profile, max_length=load.max_length)
-    if asked.rows:
-        tables = with_uses(tables, profile.get("paths", ()), [*profile["sequences"], *profile.get("candidates", {})])
-    beside = at_ranks(load, profile, [ranks])
-    setting = Setting(
-        hardware=machine, ranks=ranks, batch_size=load.batch_size, reduce_all=asked.device == "cpu",
-        lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
-        apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
-    )  # fmt: skip
-    planning = _planning()
-    place = planning.Machine(
-        device=asked.device,
-        ranks_per_host=min(int(machine.gpus_per_host), ranks),
-        memory_bytes=int(asked.memory * GIGABYTE),
-    )
-    compute, collision = compute_ms(machine, beside), beside.collision(ranks)
-    rate = functools.partial(rated, compute=compute, collision=collision, way=asked.way)
-    plans = {
-        "chosen": planning.chosen_plan(tables, setting, place, rate),
-        "torchrec": planning.default_plan(tables, setting, place),
-    }
-    from freescale_tools.plan.torchrec.sharding import as_document
-
-    sharding = as_document(
-        plans["chosen"].placed, ranks=ranks, device=asked.device, ranks_per_host=place.ranks_per_host
-    )
-    return {
-        **header("plan"),
-        "tables": asked.tables,
-        "profile": str(asked.profile),
-        "ranks": ranks,
-        "batch_size": load.batch_size,
-        "way": asked.way,
-        "hardware": machine.name,
-        "calibration": measured.source if measured else None,
-        **document(plans, setting, beside),
-        "sharding": sharding,
-    }
+        terminal.result(found)
 
 
 def _per_mb(seconds: float | None, dim: float) -> float | None:
@@ -180,17 +138,16 @@ def _tables(spec: str) -> "tuple[Table, ...]":
 
     if ":" not in spec or Path(spec).exists():
         return read_tables(Path(spec))
-    _planning()
-    from freescale_tools.plan.torchrec.modules import named_model, tables_of
+    torchrec = _torchrec()
+    found: tuple[Table, ...] = torchrec.tables_of(torchrec.named_model(spec), name=spec)
+    return found
 
-    return tables_of(named_model(spec), name=spec)
 
-
-def _planning() -> Any:
+def _torchrec() -> Any:
     try:
-        from freescale_tools.plan.torchrec import planning
+        from freescale_tools.plan import torchrec
     except ImportError as error:
         raise UsageError(
             f"planning needs torchrec, which cannot be imported: {error}. Install it as README, Installing, says"
         ) from error
-    return planning
+    return torchrec

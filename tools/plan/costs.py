@@ -7,19 +7,26 @@ Letters: W ranks, B samples of a rank.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from freescale_tools.model.durations import APPLY, FLOAT, ID, LOOKUP, OPTIMIZER, all_reduce, exchange
 from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.step import PIPELINED
 from freescale_tools.plan.tables import Table
 
 Sharding = Literal["data_parallel", "table_wise", "column_wise", "row_wise"]
 SHARDINGS: tuple[Sharding, ...] = ("data_parallel", "table_wise", "column_wise", "row_wise")
+PLAIN, PRIORITIZED = "plain", "prioritized"
+SHOWN = (PLAIN, PIPELINED, PRIORITIZED)
+"""The ways of training that a plan is shown for."""
+IDS, ROWS, GRADIENTS = range(3)
+"""What is exchanged, in the order of `Load.moved`."""
 ID_EXCHANGES = 3  # of a sharding group: sizes, lengths, ids (TorchRec's KJTAllToAll)
 LENGTH = 8  # bytes of the length of one feature of one sample
+RESERVED = 0.15  # of the memory of a rank: for all that is no table, as TorchRec's default reserves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,11 +37,13 @@ class Shard:
     first: int
     rows: int
     dim: int
+    held_bytes: int = 0
+    """As TorchRec counts them: rows, their optimizer, buffers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A table and where its parts lie. `data_parallel`: every rank has the whole table, and there are no shards."""
+    """A table and where its parts lie. `data_parallel`: every rank has one part, which is the whole table."""
 
     table: Table
     sharding: Sharding
@@ -49,12 +58,14 @@ class Setting:
     ranks: int
     batch_size: int
     """B."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where tables lie. On CPUs ranks exchange by gloo."""
+    memory_bytes: int = 80_000_000_000
+    """Of one rank."""
     lookup_ms_per_mb: float | None = None
     """Of 1e6 bytes of rows, as a run has shown; None: twice over the memory."""
     apply_ms_per_mb: float | None = None
     """The same of gradients that update rows; None: three times over the memory."""
-    reduce_all: bool = False
-    """Partial sums of row-wise pooled tables travel as an all-reduce, as gloo does, not as a reduce-scatter."""
     receivers_wait: bool = True
     """Whether a link takes in no faster than it gives out. False where only sending is held to a rate."""
     shared_ms_per_mb: float = 0.0
@@ -64,24 +75,44 @@ class Setting:
         if self.ranks < 1 or self.batch_size < 1:
             raise ValueError(f"ranks = {self.ranks}, batch_size = {self.batch_size}: 1 or more are needed")
 
+    @property
+    def ranks_per_host(self) -> int:
+        return min(int(self.hardware.gpus_per_host), self.ranks)
+
+    @property
+    def room_bytes(self) -> float:
+        """That tables and what goes with them may take of a rank."""
+        return (1 - RESERVED) * self.memory_bytes
+
+    def kernels_ms(self, looked_up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Milliseconds of look-up and update of these bytes, without the launches of kernels."""
+        over_memory = 1e-6 / self.hardware.memory
+        look, update = self.lookup_ms_per_mb, self.apply_ms_per_mb
+        return (
+            looked_up * (LOOKUP * over_memory if look is None else look / 1e6),
+            looked_up * (APPLY * over_memory if update is None else update / 1e6),
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """Bytes of one table per step: float64 [W], of every rank, where nothing else is said."""
+    """Bytes of one table, or of several, on every rank: those of a step, where nothing else is said."""
 
-    ids_out: np.ndarray
-    ids_in: np.ndarray
-    rows_out: np.ndarray
-    """Vectors that leave a rank in the forward pass."""
-    rows_in: np.ndarray
-    gradients_out: np.ndarray
-    gradients_in: np.ndarray
+    moved: np.ndarray
+    """float64 [3, 2, W]: IDS, ROWS (forward), GRADIENTS (backward); that leave a rank, that come in."""
     looked_up: np.ndarray
-    """Rows that a rank reads for all ranks, and writes gradients to."""
+    """float64 [W]: rows that a rank reads for all ranks, and writes gradients to."""
+    held: np.ndarray
+    """float64 [W]: what lies on a rank all the time."""
     travelling: float = 0.0
     """Ids of a rank that travel: once to every column-wise part, not at all for a data-parallel table."""
     reduced: float = 0.0
     """Bytes of the whole gradient of a data-parallel table."""
+
+    def busy_ms(self, setting: Setting) -> np.ndarray:
+        """float64 [W]: how long each rank would take if it waited for no other, without latencies."""
+        each_mb = exchanged(setting, 1e6, 1) - exchanged(setting, 0.0, 1)
+        return sum(setting.kernels_ms(self.looked_up)) + self.moved.max(axis=1).sum(axis=0) / 1e6 * each_mb
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,97 +132,85 @@ class Parts:
         return self.ids + self.lookup + self.rows + self.gradients + self.apply + self.all_reduce
 
 
-_NUMBERS = ("travelling", "reduced")  # of Load that are no arrays
-
-
 def load(placed: Placed, setting: Setting) -> Load:
     """The bytes of one table. Ids are taken as in TorchRec: every occurrence travels, once to every column shard."""
-    found: dict[str, Any] = {
-        name: np.zeros(setting.ranks) for name in Load.__dataclass_fields__ if name not in _NUMBERS
-    }
-    table, others = placed.table, setting.ranks - 1
-    ids = setting.batch_size * table.ids
-    bags = setting.batch_size * len(table.features)
+    table, ranks = placed.table, setting.ranks
+    ids, bags = setting.batch_size * table.ids, setting.batch_size * len(table.features)
+    moved, looked_up, held, travelling = np.zeros((3, 2, ranks)), np.zeros(ranks), np.zeros(ranks), 0.0
+    for shard in placed.shards:
+        held[shard.rank] += shard.held_bytes
     if placed.sharding == "data_parallel":
-        found["looked_up"] += ids * table.dim * table.value_bytes
-        return Load(**found, reduced=float(table.rows) * table.dim * FLOAT)
-    travelling = 0.0
+        looked_up += ids * table.dim * table.value_bytes
+        reduced = float(table.rows) * table.dim * FLOAT
+        return Load(moved=moved, looked_up=looked_up, held=held, reduced=reduced)
+    in_parts = table.pooled and placed.sharding == "row_wise"
     for shard in placed.shards:
         share, at = table.share(shard.first, shard.rows), shard.rank
-        asked = share * ids * ID + bags * LENGTH
         given = FLOAT * shard.dim * (bags if table.pooled else share * ids)
         travelling += share * ids
-        found["looked_up"][at] += setting.ranks * share * ids * shard.dim * table.value_bytes
-        _to_one(found["ids_out"], found["ids_in"], at, asked, others)
-        if not (table.pooled and placed.sharding == "row_wise"):
-            _to_one(found["rows_in"], found["rows_out"], at, given, others)
-            _to_one(found["gradients_out"], found["gradients_in"], at, given, others)
-    if table.pooled and placed.sharding == "row_wise":
-        # Every rank has a part of every bag: a reduce-scatter forward, an all-gather backward.
-        whole = FLOAT * table.dim * bags * others
-        for name in ("rows_out", "rows_in"):
-            found[name] += 2 * whole if setting.reduce_all else whole
-        for name in ("gradients_out", "gradients_in"):
-            found[name] += whole
-    return Load(**found, travelling=travelling)
+        looked_up[at] += ranks * share * ids * shard.dim * table.value_bytes
+        _to_one(moved[IDS], at, share * ids * ID + bags * LENGTH)
+        if not in_parts:
+            _to_one(moved[ROWS, ::-1], at, given)
+            _to_one(moved[GRADIENTS], at, given)
+    if in_parts:
+        # Every rank has a part of every bag: a reduce-scatter forward, which gloo makes an all-reduce of, and an
+        # all-gather backward.
+        whole = FLOAT * table.dim * bags * (ranks - 1)
+        moved[ROWS] += 2 * whole if setting.device == "cpu" else whole
+        moved[GRADIENTS] += whole
+    return Load(moved=moved, looked_up=looked_up, held=held, travelling=travelling)
 
 
-def _to_one(gives: np.ndarray, takes: np.ndarray, owner: int, size: float, others: int) -> None:
-    """Every other rank sends `size` bytes to the owner. With the arrays exchanged: the owner sends them."""
+def _to_one(moved: np.ndarray, owner: int, size: float) -> None:
+    """Every other rank sends `size` bytes to the owner. moved: [2, W]; with its rows exchanged, the owner sends."""
+    gives, takes = moved
     gives += size
     gives[owner] -= size
-    takes[owner] += others * size
+    takes[owner] += (len(gives) - 1) * size
 
 
-def parts(plan: Sequence[Placed], setting: Setting, loads: Iterable[Load] | None = None) -> Parts:
-    """The parts of a step on this plan; [W] arrays of `loads` are computed where they are not given.
+def together(loads: Sequence[Load]) -> Load:
+    """The load of several tables, one or more."""
+    return Load(
+        moved=np.sum([one.moved for one in loads], axis=0),
+        looked_up=np.sum([one.looked_up for one in loads], axis=0),
+        held=np.sum([one.held for one in loads], axis=0),
+        travelling=sum(one.travelling for one in loads),
+        reduced=sum(one.reduced for one in loads),
+    )
+
+
+def parts(plan: Sequence[Placed], setting: Setting, whole: Load | None = None) -> Parts:
+    """The parts of a step on this plan; its load, `whole`, is computed where it is not given.
 
     TorchRec makes one exchange for each sharding group: the tables of a module that are sharded alike. Exchanges of
     all groups share the links, so their bytes add up, and each pays its latency.
     """
-    given = list(loads) if loads is not None else [load(one, setting) for one in plan]
     hardware = setting.hardware
-    split = {(one.table.module, one.sharding) for one in plan if one.sharding != "data_parallel"}
-    groups, kernels = len(split), len({(one.table.module, one.sharding) for one in plan})
-
-    def most(out: str, into: str) -> float:
-        sent = sum(getattr(one, out) for one in given)
-        taken = sum(getattr(one, into) for one in given) if setting.receivers_wait else sent
-        return float(max(np.max(sent), np.max(taken))) if given else 0.0
-
-    looked_up = float(np.max(sum(one.looked_up for one in given))) if given else 0.0
-    reduced = sum(one.reduced for one in given)
-    floor = kernels * hardware.kernel_floor / 1e3
-    # The whole gradient of a data-parallel table is updated, by an optimizer outside the kernel.
-    dense = OPTIMIZER / FLOAT * reduced / (hardware.memory * 1e6)
-    metadata = hardware.id_metadata * sum(one.travelling for one in given) / 1e6 if setting.ranks > 1 else 0.0
-
-    def shared(out: str) -> float:
-        return setting.shared_ms_per_mb * sum(float(getattr(one, out).sum()) for one in given) / 1e6
-
-    return Parts(
-        ids=shared("ids_out") + exchanged(setting, most("ids_out", "ids_in"), ID_EXCHANGES * groups) + metadata,
-        lookup=max(_memory(looked_up, setting.lookup_ms_per_mb, LOOKUP, hardware), floor),
-        rows=shared("rows_out") + exchanged(setting, most("rows_out", "rows_in"), groups),
-        gradients=shared("gradients_out") + exchanged(setting, most("gradients_out", "gradients_in"), groups),
-        apply=max(_memory(looked_up, setting.apply_ms_per_mb, APPLY, hardware), floor) + dense,
-        all_reduce=all_reduce(hardware, reduced, setting.ranks),
+    whole = whole or together([load(one, setting) for one in plan])
+    kernels = {(one.table.module, one.sharding) for one in plan}
+    groups = sum(sharding != "data_parallel" for _, sharding in kernels)
+    most = whole.moved.max(axis=2)  # [3, 2]
+    busiest = most.max(axis=1) if setting.receivers_wait else most[:, 0]
+    of_all = setting.shared_ms_per_mb * whole.moved[:, 0].sum(axis=1) / 1e6
+    ids, rows, gradients = (
+        float(of_all[kind]) + exchanged(setting, float(busiest[kind]), calls * groups)
+        for kind, calls in ((IDS, ID_EXCHANGES), (ROWS, 1), (GRADIENTS, 1))
     )
-
-
-def by_rank(plan: Sequence[Placed], setting: Setting) -> dict[str, np.ndarray]:
-    """{memory_ms, sent_bytes, received_bytes}: float64 [W] per step; look-ups and updates, what leaves and comes in.
-
-    An all-reduce of data-parallel tables counts as twice its bytes, as a ring sends it.
-    """
-    loads, none = [load(one, setting) for one in plan], np.zeros(setting.ranks)
-    ring = 2 * (setting.ranks - 1) / setting.ranks * sum(one.reduced for one in loads)
-    kernels = [_kernels(float(size), setting) for size in sum((one.looked_up for one in loads), none)]
-    return {
-        "memory_ms": np.array([look + update for look, update in kernels]),
-        "sent_bytes": sum((one.ids_out + one.rows_out + one.gradients_out for one in loads), none) + ring,
-        "received_bytes": sum((one.ids_in + one.rows_in + one.gradients_in for one in loads), none) + ring,
-    }
+    metadata = hardware.id_metadata * whole.travelling / 1e6 if setting.ranks > 1 else 0.0
+    look, update = (float(ms.max()) for ms in setting.kernels_ms(whole.looked_up))
+    launches = len(kernels) * hardware.kernel_floor / 1e3
+    # The whole gradient of a data-parallel table is updated, by an optimizer outside the kernel.
+    dense = OPTIMIZER / FLOAT * whole.reduced / (hardware.memory * 1e6)
+    return Parts(
+        ids=ids + metadata,
+        lookup=max(look, launches),
+        rows=rows,
+        gradients=gradients,
+        apply=max(update, launches) + dense,
+        all_reduce=all_reduce(hardware, whole.reduced, setting.ranks),
+    )
 
 
 def exchanged(setting: Setting, size: float, calls: int) -> float:
@@ -204,36 +223,33 @@ def exchanged(setting: Setting, size: float, calls: int) -> float:
     return exchange(hardware, whole, setting.ranks) + (calls - 1 if whole else calls) * each
 
 
-def _memory(size: float, ms_per_mb: float | None, passes: int, hardware: Hardware) -> float:
-    return passes * size / (hardware.memory * 1e6) if ms_per_mb is None else size / 1e6 * ms_per_mb
+def by_rank(plan: Sequence[Placed], setting: Setting) -> dict[str, np.ndarray]:
+    """{memory_ms, sent_bytes, received_bytes, memory_bytes}: float64 [W].
 
-
-def shard_cost(placed: Placed, shard: Shard, setting: Setting) -> tuple[float, float, float, float, float]:
-    """(look-up, rows, update, gradients, ids): ms that one shard adds to the rank that holds it, without latencies.
-
-    For TorchRec's partitioner, which gives the next shard to the rank with the least sum so far.
+    Of a step: look-ups and updates, what leaves and what comes in. An all-reduce of data-parallel tables counts as
+    twice its bytes, as a ring sends it. `memory_bytes`: what lies on a rank.
     """
-    if placed.sharding == "data_parallel":
-        one = load(placed, setting)
-        look, update = _kernels(float(one.looked_up[shard.rank]), setting)
-        return look, 0.0, update, all_reduce(setting.hardware, one.reduced, setting.ranks), 0.0
-    one = load(dataclasses.replace(placed, shards=(shard,)), setting)
-    look, update = _kernels(float(one.looked_up[shard.rank]), setting)
-    latency = exchanged(setting, 0.0, 1)
-
-    def ms(out: np.ndarray, into: np.ndarray) -> float:
-        size = max(float(out[shard.rank]), float(into[shard.rank]))
-        return exchanged(setting, size, 1) - latency if size else 0.0
-
-    return (
-        look, ms(one.rows_out, one.rows_in), update, ms(one.gradients_out, one.gradients_in),
-        ms(one.ids_out, one.ids_in),
-    )  # fmt: skip
+    whole = together([load(one, setting) for one in plan])
+    sent, received = whole.moved.sum(axis=0) + 2 * (setting.ranks - 1) / setting.ranks * whole.reduced
+    return {
+        "memory_ms": sum(setting.kernels_ms(whole.looked_up)),
+        "sent_bytes": sent,
+        "received_bytes": received,
+        "memory_bytes": whole.held,
+    }
 
 
-def _kernels(looked_up: float, setting: Setting) -> tuple[float, float]:
-    """Milliseconds of look-up and update of these bytes."""
-    return (
-        _memory(looked_up, setting.lookup_ms_per_mb, LOOKUP, setting.hardware),
-        _memory(looked_up, setting.apply_ms_per_mb, APPLY, setting.hardware),
-    )
+def rated(parts: Parts, *, compute: float, collision: float, way: str) -> float:
+    """Milliseconds that a step waits for tables, in closed form: what plans are compared by while they are searched.
+
+    `plain`: everything. `sparse dist`: ids as far as they take longer than the compute. `prioritized`: the share of
+    collisions, and what of the rest takes longer than the compute. Dense gradients always count. `compute` in
+    milliseconds, `collision` a share.
+    """
+    if way == PLAIN:
+        return parts.total
+    moved = parts.total - parts.ids - parts.all_reduce
+    if way == PIPELINED:
+        return max(parts.ids - compute, 0.0) + moved + parts.all_reduce
+    colliding = collision * moved
+    return colliding + parts.all_reduce + max(parts.ids + moved - colliding - compute, 0.0)

@@ -1,37 +1,47 @@
-"""Embedding tables as planning sees them, and the TOML file that names them. Pure.
+"""Embedding tables as planning sees them: from a TOML file, with what the profiled data say of them.
 
-Letters: F features of a table, S slices of its rows, W ranks.
+A feature is a column of the profiled files. Lengths stand in the profile. How often rows are used does not: a part of
+every file is read for it.
+
+Letters: F features of a table, S slices of its rows.
 """
 
 import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from freescale_tools.console.errors import UsageError
+from freescale_tools.collisions.arrow_ids import check_ids, parts
+from freescale_tools.console.errors import UsageError, first_line
+from freescale_tools.model.workload import mean_lengths
+from freescale_tools.scan.columns import Reader, bind
+from freescale_tools.scan.files import FileSet, open_files
 
-KINDS = {"sequence": False, "pooled": True}
+KINDS = ("sequence", "pooled")
 DTYPES = {"fp32": 4, "fp16": 2}
-_KEYS = ("rows", "dim", "features", "kind", "module", "ids_per_sample", "dtype")
+SLICES = 1 << 16  # of the rows of a table: of smaller tables, each row
+MOST_IDS = 1 << 22  # of a feature that are read
 _FILE = "a file with [tables.NAME] of rows, dim and features"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """One embedding table. Raises ValueError for numbers that no table has."""
+    """One embedding table. Raises ValueError for values that no table has."""
 
     name: str
     rows: int
     dim: int
     """Columns."""
     features: tuple[str, ...]
-    pooled: bool
-    """Of an EmbeddingBagCollection: one vector per feature and sample. Else one per id (EmbeddingCollection)."""
+    kind: str = "sequence"
+    """`sequence`: one vector per id (EmbeddingCollection). `pooled`: one per feature and sample
+    (EmbeddingBagCollection)."""
     module: str = "embeddings"
     """Path of the collection in the model, as `named_modules` has it."""
     ids_per_sample: tuple[float, ...] | None = None
@@ -45,20 +55,30 @@ class Table:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} = {value!r}: a whole number of 1 or more is needed")
+        if not all(isinstance(one, str) and one for one in self.features):
+            raise ValueError(f"features = {list(self.features)}: a list of names is needed")
         if not self.features or len(set(self.features)) < len(self.features):
             raise ValueError(f"features = {list(self.features)}: one or more different names are needed")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype = {self.dtype!r}: {' or '.join(DTYPES)} is needed")
+        for name, known in (("kind", KINDS), ("dtype", tuple(DTYPES))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: {' or '.join(known)} is needed")
+        if not isinstance(self.module, str) or (self.module and not all(self.module.split("."))):
+            raise ValueError(
+                f"module = {self.module!r}: the path of the collection in the model is needed, as in dlrm.bags"
+            )
         if self.ids_per_sample is not None and not (
-            len(self.ids_per_sample) == len(self.features)
-            and all(math.isfinite(mean) and mean > 0 for mean in self.ids_per_sample)
+            len(self.ids_per_sample) == len(self.features) and all(map(_above_0, self.ids_per_sample))
         ):
             raise ValueError(
-                f"ids_per_sample = {list(self.ids_per_sample)}: one number above 0 per feature is needed, "
+                f"ids_per_sample = {list(self.ids_per_sample)}: a number above 0, or one per feature, is needed, "
                 f"{len(self.features)} in all"
             )
         if self.uses is not None and not (self.uses.min(initial=0.0) >= 0 and self.uses.sum() > 0):
             raise ValueError("uses: shares of 0 or more, not all 0, are needed")
+
+    @property
+    def pooled(self) -> bool:
+        return self.kind == "pooled"
 
     @property
     def ids(self) -> float:
@@ -73,12 +93,16 @@ class Table:
 
     def share(self, first: int, rows: int) -> float:
         """Share of the look-ups that use rows `first` to `first + rows - 1`, 0 to 1; within a slice all rows alike."""
-        if self.uses is None:
+        if self.uses is None or rows == self.rows:
             return rows / self.rows
         ends = np.linspace(0, self.rows, len(self.uses) + 1)
         below = np.concatenate([[0.0], np.cumsum(self.uses / self.uses.sum())])
         low, high = np.interp([first, first + rows], ends, below)
         return float(high - low)
+
+
+def _above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def read_tables(path: Path) -> tuple[Table, ...]:
@@ -104,7 +128,7 @@ def read_tables(path: Path) -> tuple[Table, ...]:
     for name, values in given.items():
         try:
             tables.append(_table(name, values))
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             faults.append(f"[tables.{name}] {error}")
     if faults:
         raise UsageError(f"{path}: {'; '.join(faults)}")
@@ -113,34 +137,20 @@ def read_tables(path: Path) -> tuple[Table, ...]:
 
 
 def _table(name: str, values: Any) -> Table:
+    known = [field.name for field in dataclasses.fields(Table) if field.name not in ("name", "uses")]
     if not isinstance(values, Mapping):
         raise ValueError("must be a table of rows, dim and features")
-    if unknown := sorted(values.keys() - set(_KEYS)):
-        close = difflib.get_close_matches(unknown[0], _KEYS, n=1)
+    if unknown := sorted(values.keys() - set(known)):
+        close = difflib.get_close_matches(unknown[0], known, n=1)
         raise ValueError(f"has no {unknown[0]!r}" + (f", did you mean {close[0]!r}?" if close else ""))
     if missing := [key for key in ("rows", "dim", "features") if key not in values]:
         raise ValueError(f"needs {', '.join(missing)}")
-    features, kind = values["features"], values.get("kind", "sequence")
-    if not isinstance(features, list) or not all(isinstance(one, str) and one for one in features):
+    features, ids = values["features"], values.get("ids_per_sample")
+    if not isinstance(features, list):
         raise ValueError(f"features = {features!r}: a list of names is needed")
-    if kind not in KINDS:
-        raise ValueError(f"kind = {kind!r}: {' or '.join(KINDS)} is needed")
-    module = values.get("module", "embeddings")
-    if not isinstance(module, str):
-        raise ValueError(f"module = {module!r}: the path of the collection in the model is needed, as a text")
-    return Table(
-        name=name, rows=values["rows"], dim=values["dim"], features=tuple(features), pooled=KINDS[kind], module=module,
-        ids_per_sample=_means(values.get("ids_per_sample"), len(features)), dtype=values.get("dtype", "fp32"),
-    )  # fmt: skip
-
-
-def _means(given: Any, features: int) -> tuple[float, ...] | None:
-    if given is None:
-        return None
-    each = given if isinstance(given, list) else [given] * features
-    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in each):
-        raise ValueError(f"ids_per_sample = {given!r}: a number, or one per feature, is needed")
-    return tuple(map(float, each))
+    each = ids if isinstance(ids, list) or ids is None else [ids] * len(features)
+    in_tuples = {"features": tuple(features), "ids_per_sample": None if each is None else tuple(each)}
+    return Table(name=name, **{**values, **in_tuples})
 
 
 def check_tables(tables: Sequence[Table], where: str) -> None:
@@ -159,3 +169,75 @@ def check_tables(tables: Sequence[Table], where: str) -> None:
         raise UsageError(
             f"{where}: {', '.join(twice)} stands in several modules: TorchRec's planner tells tables apart by name"
         )
+
+
+def with_lengths(tables: Sequence[Table], profile: Mapping[str, Any], *, max_length: int | None) -> tuple[Table, ...]:
+    """Tables whose `ids_per_sample` is known: as given, or the mean of the profiled lists, cut to `max_length`.
+
+    Raises UsageError that names the features of which nothing is known.
+    """
+    means = mean_lengths(profile, max_length)
+    open_ones = [table for table in tables if table.ids_per_sample is None]
+    if unknown := {feature for table in open_ones for feature in table.features if not means.get(feature)}:
+        raise UsageError(
+            f"the profile has no lengths of {', '.join(sorted(unknown))}: it has {', '.join(means) or 'none'}. Profile "
+            "these columns (--sequence), or give ids_per_sample in the tables' TOML file"
+        )
+    return tuple(
+        dataclasses.replace(table, ids_per_sample=tuple(means[feature] for feature in table.features))
+        if table.ids_per_sample is None
+        else table
+        for table in tables
+    )
+
+
+def with_uses(tables: Sequence[Table], paths: Sequence[str], columns: Sequence[str]) -> tuple[Table, ...]:
+    """Tables with the `uses` that `columns` of the files at `paths` show.
+
+    A table stays as it is if none of its features is such a column. Ids beyond the table are taken modulo its rows.
+    At most MOST_IDS ids of a feature are read, the same share of every file. Raises UsageError for columns without
+    integers, and for files that cannot be read.
+    """
+    wanted = sorted({feature for table in tables for feature in table.features} & set(columns))
+    if not wanted:
+        return tuple(tables)
+    files = open_files(list(paths))
+    read = {column: column_ids(files, column) for column in wanted}
+    found = []
+    for table in tables:
+        slices = min(table.rows, SLICES)
+        counts = np.zeros(slices)
+        for ids in (read[feature] for feature in table.features if feature in read):
+            # In floats: ids near 2^63 times the slices do not fit into 64 bits.
+            place = (ids % table.rows).astype(np.float64) * (slices / table.rows)
+            counts += np.bincount(np.minimum(place.astype(np.int64), slices - 1), minlength=slices)
+        found.append(dataclasses.replace(table, uses=counts) if counts.any() else table)
+    return tuple(found)
+
+
+def column_ids(files: FileSet, column: str, *, most: int = MOST_IDS) -> np.ndarray:
+    """int64 ids of a column of integers, or of lists of them: the first ones of row groups, of each file alike many."""
+    bound = bind(files, [column], check=check_ids)
+    room = max(most // len(files.footers), 1)
+    found = [np.empty(0, np.int64)]
+    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
+        left = room if column in leaves else 0
+        try:
+            for ids in _ids_of_file(footer, column, leaves) if left else ():
+                found.append(ids[:left])
+                left -= len(found[-1])
+                if not left:
+                    break
+        except (OSError, pa.ArrowException) as error:
+            raise UsageError(f"{footer.file.name}: {column} cannot be read: {first_line(error)}") from error
+    return np.concatenate(found)
+
+
+def _ids_of_file(footer: Any, column: str, leaves: Any) -> Iterator[np.ndarray]:
+    """The ids of one file, batch by batch, without nulls."""
+    with Reader(footer) as reader:
+        for group in range(footer.metadata.num_row_groups):
+            for _, arrays in reader.batches(group, leaves):
+                values, offsets, valid = parts(arrays[column])
+                kept = slice(int(offsets[0]), int(offsets[-1]))
+                yield values[kept][valid[kept].astype(bool)] if len(valid) else values[kept]

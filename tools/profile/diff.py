@@ -60,7 +60,7 @@ def diff(
 def _read(path: Path) -> dict[str, Any]:
     """A profile, or the calibration of a run."""
     from freescale_tools.calibrate.calibration import calibrated_run
-    from freescale_tools.simulate.command import read_profile
+    from freescale_tools.model.command import read_profile
 
     file = path / "profile.json" if path.is_dir() else path
     try:

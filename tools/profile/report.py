@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 
 from freescale_tools.collisions import report as of_collisions
+from freescale_tools.model import report as of_steps
 from freescale_tools.profile.length_report import length_sections
 from freescale_tools.profile.straggler_report import method_name, straggler_section
 from freescale_tools.profile.tradeoff import tradeoff_notes
@@ -41,7 +42,6 @@ from freescale_tools.report.numbers import (
     size,
 )  # fmt: skip
 from freescale_tools.report.plots import Axis
-from freescale_tools.simulate import report as of_steps
 
 _STRAGGLERS = (
     "Stragglers: global batches are drawn row by row from the histogram of lengths, as shuffle=True draws them; the "

@@ -3,14 +3,13 @@
 import json
 
 import numpy as np
-import polars as pl
 import pytest
 
-from freescale_tools.calibrate.cost_model import advice, calibrate, doubt, explain, measured_straggler
+from freescale_tools.calibrate.calibration import advice, calibrate, doubt
+from freescale_tools.calibrate.fits import explain, measured_straggler
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
 from fsdata.balance.cost import Polynomial
-from fsmeter.intervals import BubbleReport, StepTimes
 
 COMMAND = "calibrate"
 
@@ -103,47 +102,15 @@ def test_candidates_are_fitted(tmp_path):
 
 
 def test_warm_up_is_left_out_and_a_slow_rank_named(tmp_path):
-    steps = read_steps(write_csv(tmp_path / "m.csv", batches(12, 2), lambda step, rank: 1 + 2 * (step == 0)))
-    assert "R2 is" in (doubt(calibrate(steps)) or "")
-    document = calibrate(steps, skip=1)
+    path = write_csv(tmp_path / "m.csv", batches(12, 2), lambda step, rank: 1 + 2 * (step == 0))
+    assert "R2 is" in (doubt(calibrate(read_steps(path))) or "")
+    document = calibrate(read_steps(path, skip=1))
     assert (document["r2"], document["rows"], doubt(document)) == (pytest.approx(1), 22, None)
     (said,) = advice(document)
     assert "22 rows: 50 or more" in said
     slow = read_steps(write_csv(tmp_path / "m.csv", batches(), lambda step, rank: 1 + 0.2 * (rank == 2)))
     (said,) = advice(calibrate(slow))
     assert "rank 2 (+" in said
-
-
-def lengths_files(folder, of):
-    """The same lengths in every form: the names of the files."""
-    keys = np.array([(step, rank) for (step, rank), lengths in of.items() for _ in lengths])
-    values = np.concatenate(list(of.values()))
-    order = np.random.default_rng(3).permutation(len(values))
-    step, rank, length = keys[order, 0], keys[order, 1], values[order]
-    frame = pl.DataFrame({"step": step, "rank": rank, "length": length})
-    frame.write_parquet(folder / "l.parquet")
-    frame.write_csv(folder / "l.csv")
-    np.save(folder / "l.npy", np.stack([step, rank, length], axis=1))
-    named = np.zeros(len(step), [("step", "i8"), ("rank", "i4"), ("length", "i8")])
-    named["step"], named["rank"], named["length"] = step, rank, length
-    np.save(folder / "named.npy", named)
-    frame.with_columns(length=pl.int_ranges(0, "length")).write_parquet(folder / "lists.parquet")
-    return ("l.parquet", "l.csv", "l.npy", "named.npy", "lists.parquet")
-
-
-def test_reports_and_all_forms_of_lengths_agree(tmp_path):
-    of = batches(10, 2)
-    expected = read_steps(write_csv(tmp_path / "m.csv", of))
-    times = [
-        StepTimes(step=step, rank=rank, seconds=9.0, compute=seconds_of(lengths), data=0.0, exposed={}, straggler=None)
-        for (step, rank), lengths in of.items()
-    ]
-    BubbleReport(world_size=2, steps=tuple(times)).save(tmp_path / "trace.json")
-    for name in lengths_files(tmp_path, of):
-        found = read_steps(tmp_path / "trace.json", tmp_path / name)
-        for one, other in zip(found, expected, strict=True):
-            assert (one.step, one.rank, one.seconds) == (other.step, other.rank, other.seconds)
-            assert one.lengths.to_dict() == other.lengths.to_dict()
 
 
 def test_histogram_text():
@@ -167,40 +134,18 @@ GOOD = HEADER + "0,0,1,1:1\n0,1,2,2:1\n1,0,3,3:1\n1,1,4,4:1\n"
         (HEADER + "0,0,1,12\n", "line 2: '12' in lengths '12': needed is length:count"),
         (HEADER + "0,0\n", "line 2: seconds is None"),
         (GOOD + "0,1,3,2:2\n", "line 6: step 0 of rank 1 a second time; first in"),
-        (HEADER + "0,0,1,1:1\n", "1 rows: at least 4"),
+        (HEADER + "0,0,1,1:1\n", "1 measured steps: at least 4"),
         (HEADER + "".join(f"{n},0,{n},5:2\n" for n in range(9)), "all 9 rows have the same lengths"),
-        (HEADER + "".join(f"{n},0,2,{n}:2\n" for n in range(9)), "all 9 rows took 2.0 s"),
+        (HEADER + "".join(f"{n},0,2,{n}:2\n" for n in range(9)), "do not grow with their lengths"),
         (HEADER + "".join(f"{n},0,{9 - n},{n}:2\n" for n in range(9)), "do not grow with their lengths"),
         ('{"version": 1, "steps": []', "not JSON"),
         ('{"version": 3, "steps": []}', "not the run of a BubbleMeter"),
-        ('{"version": 1, "steps": []}', "holds no lengths: give --lengths"),
+        ('{"version": 1, "steps": []}', "holds no lengths: tell the meter how long"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_line(tmp_path, text, message):
     with pytest.raises(UsageError) as raised:
         calibrate(read_text(tmp_path, text))
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "message"),
-    [
-        ("l.parquet", "length", "no column length; there are step, rank, x"),
-        ("l.parquet", "t", "t is String: integers are needed"),
-        ("l.parquet", "n", "nulls in n"),
-        ("l.parquet", "m", "m is -3 in row 0"),
-        ("l.parquet", "x", "has no lengths of step 0, rank 1"),
-        ("f.npy", "x", "are integers"),
-        ("none.parquet", "x", "none.parquet"),
-    ],
-)
-def test_lengths_that_cannot_be_used_are_refused(tmp_path, name, column, message):
-    path = write_csv(tmp_path / "m.csv", batches(3, 2))
-    columns = {"step": [0], "rank": [0], "x": [1], "t": ["a"], "n": pl.Series([None], dtype=pl.Int64), "m": [-3]}
-    pl.DataFrame(columns).write_parquet(tmp_path / "l.parquet")
-    np.save(tmp_path / "f.npy", np.zeros((2, 3)))
-    with pytest.raises(UsageError) as raised:
-        read_steps(path, tmp_path / name, column)
     assert message in str(raised.value)
 
 

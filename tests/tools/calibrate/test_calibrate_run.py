@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from freescale_tools.calibrate.cost_model import calibrate
+from freescale_tools.calibrate.calibration import calibrate
+from freescale_tools.calibrate.fits import estimates, own_costs
 from freescale_tools.calibrate.measured_steps import read_steps
-from freescale_tools.calibrate.own_costs import own_costs
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
@@ -89,9 +89,19 @@ def test_the_same_training_with_a_remedy_tells_what_the_remedy_takes(tmp_path):
 )
 def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, sequence, message):
     plain = read_steps(run(tmp_path / "plain.json", steps=4))
-    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), column=sequence)
+    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), sequence)
     with pytest.raises(UsageError, match=message):
         own_costs(plain, lambda step: 0.0, **{option: other})
+
+
+def test_ranks_of_a_step_that_are_disturbed_together_tell_no_more_than_one():
+    seconds = np.random.default_rng(0).normal(5, 1, (30, 1))
+    (one,) = estimates(lambda rows: rows.mean(axis=0), seconds, np.arange(30), seed=1)
+    (four,) = estimates(
+        lambda rows: rows.mean(axis=0), np.repeat(seconds, 4, axis=0), np.repeat(np.arange(30), 4), seed=1
+    )
+    assert four == pytest.approx(one)
+    assert one["low"] < one["value"] < one["high"]
 
 
 @pytest.mark.long
@@ -123,9 +133,9 @@ def test_exchanges_of_one_size_have_no_latency_and_what_did_not_run_often_is_not
 def test_a_sequence_of_the_run_can_be_named_and_steps_without_lengths_are_left_out(tmp_path):
     path = run(tmp_path / "run.json", without=(0, 1))
     assert {step.step for step in read_steps(path)} == set(range(2, 30))
-    assert read_steps(path, None, "user")[0].lengths.to_dict() == {"lengths": [1], "counts": [16]}
+    assert read_steps(path, "user")[0].lengths.to_dict() == {"lengths": [1], "counts": [16]}
     with pytest.raises(UsageError, match="has no lengths of 'shop': there are those of item, user"):
-        read_steps(path, None, "shop")
+        read_steps(path, "shop")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
 
-from freescale_tools.calibrate.calibration import Calibration, load_calibration
-from freescale_tools.calibrate.cost_model import calibrate
+from freescale_tools.calibrate.calibration import Calibration, calibrate, load_calibration
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import exchange
@@ -29,7 +28,7 @@ PROFILE = {
 def made(**changes):
     given = {
         "source": "calibration: run.json, 120 rows", "ranks": 8, "cost": Polynomial(), "seconds_per_cost": SECONDS,
-        "constant_s": CONSTANT, "interval": (SECONDS, SECONDS), "forward": 0.25, "lookup_s": LOOKUP,
+        "constant_s": CONSTANT, "forward": 0.25, "lookup_s": LOOKUP,
         "update_s": UPDATE, "dim": 96.0, "latency_s": LATENCY, "bytes_per_s": BANDWIDTH,
     }  # fmt: skip
     return Calibration(**(given | changes))

@@ -21,7 +21,8 @@ IDEAL = dataclasses.replace(
 
 def table(name="t", *, rows=1000, dim=8, pooled=False, ids=(10.0,), **more):
     features = tuple(f"{name}_{place}" for place in range(len(ids)))
-    return Table(name=name, rows=rows, dim=dim, features=features, pooled=pooled, ids_per_sample=ids, **more)
+    kind = "pooled" if pooled else "sequence"
+    return Table(name=name, rows=rows, dim=dim, features=features, kind=kind, ids_per_sample=ids, **more)
 
 
 def setting(**more):
@@ -43,8 +44,9 @@ def columns(of, *ranks):
     return Placed(table=of, sharding="column_wise", shards=shards)
 
 
-def everywhere(of):
-    return Placed(table=of, sharding="data_parallel", shards=())
+def everywhere(of, ranks=4):
+    shards = [Shard(rank, 0, of.rows, of.dim) for rank in range(ranks)]
+    return Placed(table=of, sharding="data_parallel", shards=tuple(shards))
 
 
 def write_profile(folder, *, columns=("items",), rows=20_000, highest=1000, batch_size=16):

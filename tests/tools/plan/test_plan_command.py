@@ -8,7 +8,8 @@ import pytest
 from plan_examples import write_profile
 from test_calibrate_run import run as write_run
 
-from freescale_tools.plan.torchrec.sharding import load_plan
+import freescale_tools.plan
+from freescale_tools.plan.torchrec import load_plan
 from freescale_tools.scan.histogram import LengthHistogram
 
 COMMAND = "plan"
@@ -150,8 +151,8 @@ def test_unusable_tables_and_arguments_end_with_status_2_and_write_nothing(call,
 
 
 def test_without_torchrec_the_error_says_what_to_install(call, folder, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("freescale_tools.plan.torchrec")]:
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "freescale_tools.plan.torchrec")
+    monkeypatch.delattr(freescale_tools.plan, "torchrec")
     monkeypatch.setitem(sys.modules, "torchrec.distributed.embedding", None)
     done = call("tables.toml", "--profile", folder, "--ranks", 4)
     assert done.exit_code == 2, done.output

@@ -11,35 +11,47 @@ from plan_examples import IDEAL, columns, everywhere, row_wise, setting, table, 
 from test_simulate import PAPER_LIKE
 
 from freescale_tools.model.durations import all_reduce, exchange
-from freescale_tools.plan.costs import Load, Parts, Setting, by_rank, exchanged, load, parts, shard_cost
-from freescale_tools.plan.steps import SHOWN, compute_ms, rated, step_ms
+from freescale_tools.plan.costs import (
+    GRADIENTS,
+    IDS,
+    ROWS,
+    SHOWN,
+    Parts,
+    Setting,
+    by_rank,
+    exchanged,
+    load,
+    parts,
+    rated,
+)
+from freescale_tools.plan.document import compute_ms, step_ms
 
 RANKS, BATCH = 4, 100
 
 
-def counted(placed, reduce_all):
-    """The definition: messages from rank to rank. Only shares of rows come from `Table.share`."""
+def counted(placed, device):
+    """(moved, looked up) by definition: messages from rank to rank. Only shares of rows come from `Table.share`."""
     of = placed.table
-    found = {name: np.zeros(RANKS) for name in Load.__dataclass_fields__ if name not in ("travelling", "reduced")}
+    moved, looked_up = np.zeros((3, 2, RANKS)), np.zeros(RANKS)
     ids, bags = BATCH * sum(of.ids_per_sample), BATCH * len(of.features)
     if placed.sharding == "data_parallel":
-        found["looked_up"] += ids * of.dim * of.value_bytes
+        return moved, looked_up + ids * of.dim * of.value_bytes
     for requester, shard in itertools.product(range(RANKS), placed.shards):
         share = of.share(shard.first, shard.rows)
-        found["looked_up"][shard.rank] += share * ids * shard.dim * of.value_bytes
+        looked_up[shard.rank] += share * ids * shard.dim * of.value_bytes
         partial = of.pooled and placed.sharding == "row_wise"
         # Of partial sums, the vectors of a requester are added up on it, and its gradients go to all.
         vectors = 4 * of.dim * bags if partial else 4 * shard.dim * (bags if of.pooled else share * ids)
-        twice = 2 if partial and reduce_all else 1
-        for name, source, target, size in (
-            ("ids", requester, shard.rank, 8 * share * ids + 8 * bags),
-            ("rows", shard.rank, requester, twice * vectors),
-            ("gradients", requester, shard.rank, vectors),
+        twice = 2 if partial and device == "cpu" else 1
+        for kind, source, target, size in (
+            (IDS, requester, shard.rank, 8 * share * ids + 8 * bags),
+            (ROWS, shard.rank, requester, twice * vectors),
+            (GRADIENTS, requester, shard.rank, vectors),
         ):
             if source != target:
-                found[f"{name}_out"][source] += size
-                found[f"{name}_in"][target] += size
-    return found
+                moved[kind, 0, source] += size
+                moved[kind, 1, target] += size
+    return moved, looked_up
 
 
 USES = st.none() | st.lists(st.integers(0, 9), min_size=4, max_size=8).filter(any)
@@ -48,16 +60,17 @@ USES = st.none() | st.lists(st.integers(0, 9), min_size=4, max_size=8).filter(an
 @given(
     pooled=st.booleans(), uses=USES, way=st.sampled_from(["row", "whole", "columns", "everywhere"]),
     ids=st.lists(st.integers(1, 20), min_size=1, max_size=3), dtype=st.sampled_from(["fp32", "fp16"]),
-    reduce_all=st.booleans(),
+    device=st.sampled_from(["cuda", "cpu"]),
 )  # fmt: skip
-def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype, reduce_all):
+def test_loads_are_those_of_messages_from_rank_to_rank(pooled, uses, way, ids, dtype, device):
     uses = None if uses is None else np.array(uses, float)
     of = table(rows=103, dim=8, pooled=pooled, ids=tuple(map(float, ids)), uses=uses, dtype=dtype)
     placed = {"row": row_wise(of), "whole": whole(of, 2), "columns": columns(of, 3, 1), "everywhere": everywhere(of)}
-    found = load(placed[way], setting(reduce_all=reduce_all))
+    found = load(placed[way], setting(device=device))
     assert found.reduced == (103 * 8 * 4 if way == "everywhere" else 0)
-    for name, values in counted(placed[way], reduce_all).items():
-        np.testing.assert_allclose(getattr(found, name), values, err_msg=name)
+    moved, looked_up = counted(placed[way], device)
+    np.testing.assert_allclose(found.moved, moved)
+    np.testing.assert_allclose(found.looked_up, looked_up)
 
 
 def test_parts_by_hand():
@@ -137,21 +150,22 @@ def test_ranks_add_up_to_the_tables():
     found = by_rank(plan, setting())
     loads = [load(one, setting()) for one in plan]
     ring = 2 * 3 / 4 * 1000 * 8 * 4
-    sent = sum(one.ids_out + one.rows_out + one.gradients_out for one in loads)
+    sent = sum(one.moved[:, 0].sum(axis=0) for one in loads)
     np.testing.assert_allclose(found["sent_bytes"], sent + ring)
     np.testing.assert_allclose(found["sent_bytes"].sum(), found["received_bytes"].sum())
     np.testing.assert_allclose(found["memory_ms"], 5 * sum(one.looked_up for one in loads) / 2e6)
 
 
-def test_a_shard_costs_what_it_adds_to_its_rank():
+def test_a_rank_is_busy_with_what_lies_on_it():
     of = table(rows=100, uses=np.array([3.0, 1.0, 0.0, 0.0]))
-    hot, warm, cold, _ = (shard_cost(row_wise(of), shard, setting()) for shard in row_wise(of).shards)
-    look, rows, update, gradients, ids = hot
-    assert (look, update) == pytest.approx((0.75 * 2 * 0.064, 0.75 * 3 * 0.064))
-    assert rows == gradients == pytest.approx(0.75 * 0.096)
-    assert ids == pytest.approx(3 * (0.75 * 8000 + 800) / 1e6)
-    assert warm[:4] == pytest.approx([one / 3 for one in hot[:4]])
-    assert cold[:4] == (0, 0, 0, 0)
+    hot, warm, *cold = load(row_wise(of), setting()).busy_ms(setting())
+    asked, rows = 8000 / 1e6, 32_000 / 1e6  # of one rank's ids and vectors, in ms of the links
+    lengths = 3 * 800 / 1e6
+    kernels = 5 * 4 * 0.032 / 2
+    assert hot == pytest.approx(0.75 * (kernels + 3 * asked + 2 * 3 * rows) + lengths)
+    # Others mostly wait for rows of the first: what comes in counts where it is more than what goes out.
+    assert warm == pytest.approx(0.25 * (kernels + 3 * asked) + lengths + 2 * 0.75 * rows)
+    assert cold == pytest.approx(2 * [asked + lengths / 3 * 3 + 2 * rows])
 
 
 NONE = Parts(ids=0.0, lookup=0.0, rows=0.0, gradients=0.0, apply=0.0, all_reduce=0.0)

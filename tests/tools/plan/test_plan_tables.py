@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plan_examples import table, write_profile
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.plan.access import column_ids, with_lengths, with_uses
-from freescale_tools.plan.tables import Table, read_tables
+from freescale_tools.plan.tables import Table, column_ids, read_tables, with_lengths, with_uses
 from freescale_tools.scan.files import open_files
 
 TWO = """
@@ -62,9 +61,10 @@ def test_every_key_is_read(tmp_path):
         (('"pooled"', '"bag"'), "sequence or pooled is needed"),
         (('"fp16"', '"fp8"'), "fp32 or fp16 is needed"),
         (('"dlrm.bags"', "3"), "the path of the collection"),
-        (("[3, 2.5]", "[3]"), "one number above 0 per feature is needed, 2 in all"),
-        (("[3, 2.5]", "[3, 0]"), "one number above 0"),
-        (("[3, 2.5]", '["3", 2]'), "a number, or one per feature"),
+        (("dlrm.bags", "dlrm..bags"), "the path of the collection"),
+        (("[3, 2.5]", "[3]"), "a number above 0, or one per feature, is needed, 2 in all"),
+        (("[3, 2.5]", "[3, 0]"), "a number above 0"),
+        (("[3, 2.5]", '["3", 2]'), "a number above 0, or one per feature"),
         (('"dlrm.bags"', '"embeddings"'), "has sequence and pooled tables"),
         (('kind = "pooled"\nmodule = "dlrm.bags"', ""), "differ in dim"),
         (("[tables.users]", "[table.users]"), "'table' is not known"),
@@ -101,7 +101,7 @@ def test_a_share_is_that_of_the_rows():
 
 
 def unknown(*features, rows=1000):
-    return Table(name="t", rows=rows, dim=8, features=features, pooled=False)
+    return Table(name="t", rows=rows, dim=8, features=features)
 
 
 @pytest.fixture

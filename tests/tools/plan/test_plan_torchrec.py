@@ -5,13 +5,13 @@ import dataclasses
 import json
 import logging
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from plan_examples import IDEAL, columns, row_wise, setting, table, whole
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -20,13 +20,20 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.plan import torchrec as planning
 from freescale_tools.plan.costs import SHARDINGS, by_rank, parts
-from freescale_tools.plan.torchrec.modules import model_of, named_model, tables_of
-from freescale_tools.plan.torchrec.planning import Machine, chosen_plan, default_plan
-from freescale_tools.plan.torchrec.sharding import as_document, load_plan
+from freescale_tools.plan.torchrec import (
+    as_document,
+    chosen_plan,
+    default_plan,
+    load_plan,
+    named_model,
+    tables_of,
+)
 
-CPU = Machine(device="cpu", ranks_per_host=4, memory_bytes=10**9)
-GPU = Machine(device="cuda", ranks_per_host=2, memory_bytes=10**9)
+CPU = setting(device="cpu", memory_bytes=10**9)
+TWO_A_HOST = dataclasses.replace(IDEAL, gpus_per_host=2, gpus_per_nvlink=2)
+GPU = setting(memory_bytes=10**9, hardware=TWO_A_HOST)
 LATE = dataclasses.replace(IDEAL, exchange_latency=100.0)
 MIXED = (
     table("a", rows=5000, dim=64, pooled=True, ids=(4.0,), module="bags"),
@@ -41,95 +48,88 @@ def total(found):
     return found.total
 
 
-def written(placed, machine, ranks=4):
-    return as_document(placed, ranks=ranks, device=machine.device, ranks_per_host=machine.ranks_per_host)
-
-
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("hardware", [IDEAL, LATE], ids=["no latency", "latency"])
-def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(machine, hardware):
-    of = setting(hardware=hardware)
-    chosen, usual = chosen_plan(MIXED, of, machine, total), default_plan(MIXED, of, machine)
+@pytest.mark.parametrize("of", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("latency", [0.0, 100.0])
+def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(of, latency):
+    of = dataclasses.replace(of, hardware=dataclasses.replace(of.hardware, exchange_latency=latency))
+    chosen, usual = chosen_plan(MIXED, of, total), default_plan(MIXED, of)
     for plan in (chosen, usual):
-        assert sorted(one.table.name for one in plan.placed) == ["a", "b", "c", "s", "u"]
-        for one in plan.placed:
+        assert sorted(one.table.name for one in plan) == ["a", "b", "c", "s", "u"]
+        for one in plan:
             assert len({shard.rank for shard in one.shards}) == len(one.shards)
             held = sum(shard.rows * shard.dim for shard in one.shards)
-            assert held == (0 if one.sharding == "data_parallel" else one.table.rows * one.table.dim)
-    assert parts(chosen.placed, of).total <= parts(usual.placed, of).total
-    assert len(chosen.memory) == 4
-    assert min(chosen.memory) > 0
+            assert held == one.table.rows * one.table.dim * (4 if one.sharding == "data_parallel" else 1)
+    assert parts(chosen, of).total <= parts(usual, of).total
+    assert by_rank(chosen, of)["memory_bytes"].min() > 0
 
 
-def test_parts_of_tables_move_while_that_helps_the_busiest_rank_and_memory_allows():
-    """The first rows take all look-ups: row-wise, rank 0 has them. By their costs alone, in order, a rank gets 3168."""
-    sizes = zip("abcdef", (35, 9, 34, 15, 38, 28), (12.0, 21.0, 9.0, 3.0, 29.0, 17.0), strict=True)
-    hot = torch.eye(1, 40)[0].numpy()
-    tables = [table(name, rows=1000 * rows, dim=16, ids=(ids,), uses=hot) for name, rows, ids in sizes]
-    of = setting(hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001), ranks=3)
+def test_a_plan_fits_into_the_memory_as_torchrec_counts_it():
+    """All tables together on every rank are the fastest plan where exchanges are all that counts, and the largest."""
+    of = setting(device="cpu", hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001))
+    tables = [table(name, rows=10_000, dim=64, ids=(9.0,), pooled=True) for name in "abc"]
 
-    def busiest(memory_bytes):
-        machine = dataclasses.replace(CPU, memory_bytes=memory_bytes)
-        found = chosen_plan(tables, of, machine, lambda parts: parts.lookup)
-        return np.rint(by_rank(found.placed, of)["memory_ms"]).max(), max(found.memory)
+    def planned(memory_bytes):
+        found = chosen_plan(tables, dataclasses.replace(of, memory_bytes=memory_bytes), lambda one: one.ids + one.rows)
+        return [one.sharding for one in found], by_rank(found, of)["memory_bytes"].max()
 
-    assert busiest(10**9) == (3072, 5_683_200)
-    few = 5_600_000
-    assert busiest(round(few / 0.85)) == (3168, 5_554_400)
+    (everything, held), (cut, less) = planned(10**9), planned(5 * 10**6)
+    assert everything == 3 * ["data_parallel"] != cut
+    assert less <= 0.85 * 5 * 10**6 < held
 
 
 def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
     """Sequence rows travel once whatever the sharding, so only balance counts: a table whose first rows take all
     look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""
     even, hot = table("t", rows=4000, dim=128), table("t", rows=4000, dim=128, uses=torch.eye(1, 40)[0].numpy())
-    heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), receivers_wait=False)
-    assert chosen_plan([even], heavy, CPU, total).placed[0].sharding in ("row_wise", "column_wise", "data_parallel")
-    assert chosen_plan([hot], heavy, CPU, total).placed[0].sharding != "row_wise"
+    heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), device="cpu", receivers_wait=False)
+    assert chosen_plan([even], heavy, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
+    assert chosen_plan([hot], heavy, total)[0].sharding != "row_wise"
 
 
 def test_the_rate_decides_what_is_planned():
     """A rate that counts nothing but all-reduces takes no data-parallel table."""
-    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.all_reduce)
-    assert "data_parallel" not in {one.sharding for one in found.placed}
-    found = chosen_plan(MIXED, setting(hardware=LATE), GPU, lambda one: one.ids + one.rows)
-    assert {one.sharding for one in found.placed} == {"data_parallel"}
+    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.all_reduce)
+    assert "data_parallel" not in {one.sharding for one in found}
+    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.ids + one.rows)
+    assert {one.sharding for one in found} == {"data_parallel"}
 
 
 def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
-    of = setting(hardware=LATE)
+    of = setting(hardware=LATE, device="cpu")
     before = logging.root.manager.disable, copy.deepcopy([one.ids_per_sample for one in MIXED])
-    found = chosen_plan(MIXED, of, CPU, lambda one: 100 + min(one.total, 1.0))
-    assert written(found.placed, CPU) == written(default_plan(MIXED, of, CPU).placed, CPU)
+    found = chosen_plan(MIXED, of, lambda one: 100 + min(one.total, 1.0))
+    assert found == default_plan(MIXED, of)
     assert (logging.root.manager.disable, [one.ids_per_sample for one in MIXED]) == before, "planning changes nothing"
     with pytest.raises(UsageError, match=r"TorchRec's planner finds no plan: .*storage.*--ranks or --memory"):
-        chosen_plan([table(rows=10**9, dim=64)], setting(), CPU, total)
+        chosen_plan([table(rows=10**9, dim=64)], CPU, total)
 
 
 def plain(plan):
     """A plan of TorchRec as tuples; its own objects compare by identity."""
     return {
-        (module, name): (
+        name: (
             one.sharding_type, one.compute_kernel, one.ranks,
             [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in getattr(one.sharding_spec, "shards", ())],
         )
-        for module, tables in plan.plan.items()
+        for tables in plan.plan.values()
         for name, one in tables.items()
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("way", [None, *SHARDINGS])
-def test_what_is_written_is_the_planners_own_plan(tmp_path, machine, way):
-    """`way`: a rate that likes this way to shard best, so that each of them is in a plan."""
-    of, rate = setting(), total
-    if way is None:
-        chosen = default_plan(MIXED, of, machine)
-    else:
-        likes = {"data_parallel": lambda p: p.ids, "row_wise": lambda p: p.lookup, "column_wise": lambda p: p.rows}
-        chosen = chosen_plan(MIXED, of, machine, likes.get(way, rate))
+@pytest.mark.parametrize("of", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("way", SHARDINGS)
+def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, of, way):
+    """TorchRec replicates no rows, and cuts no bags by rows, on CPUs."""
+    theirs, plan = [], EmbeddingShardingPlanner.plan
+    monkeypatch.setattr(EmbeddingShardingPlanner, "plan", lambda *given: theirs.append(plan(*given)))
+    monkeypatch.setattr(planning, "SHARDINGS", (way,))
+    tables = [one for one in MIXED if of is GPU or one.pooled == (way == "data_parallel")]
+    found = default_plan(tables, of)
+    assert {one.sharding for one in found} == {way}
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(written(chosen.placed, machine)))
-    assert plain(load_plan(path)) == plain(chosen.sharding)
+    path.write_text(json.dumps(as_document(found, of)))
+    assert plain(load_plan(path)) == plain(theirs[0])
+    assert {*load_plan(path).plan} == {one.module for one in tables}
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, machine, way):
 )
 def test_files_that_are_no_plan_of_this_program_are_refused(tmp_path, change, message):
     if change is not None:
-        made = change if isinstance(change, str) else json.dumps(written([whole(MIXED[2], 3)], CPU) | change)
+        made = change if isinstance(change, str) else json.dumps(as_document([whole(MIXED[2], 3)], CPU) | change)
         (tmp_path / "plan.json").write_text(made)
     with pytest.raises(UsageError, match=message):
         load_plan(tmp_path / "plan.json")
 
 
 def test_tables_of_a_model_are_those_that_it_was_made_of():
-    found = tables_of(model_of(MIXED), name="model")
+    model = Net()
     wanted = [dataclasses.replace(one, ids_per_sample=None) for one in MIXED]
-    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
-    assert tables_of(model_of([table(module="")]), name="model")[0].module == ""
+    assert list(map(repr, tables_of(model, name="model"))) == list(map(repr, wanted))
+    assert [one.module for one in tables_of(model.bags, name="model")] == ["", "", ""]
 
 
 def test_models_and_tables_that_cannot_be_planned_are_refused():
@@ -164,7 +164,7 @@ def test_models_and_tables_that_cannot_be_planned_are_refused():
     with pytest.raises(UsageError, match=r"table t is .*fp32 or fp16"):
         tables_of(EmbeddingCollection([config], device=torch.device("meta")), name="m")
     with pytest.raises(UsageError, match=r"no such table into module 'embeddings': .*items"):
-        model_of([table("items")])
+        default_plan([table("items")], CPU)
 
 
 def test_models_are_found_by_name(tmp_path, monkeypatch):
@@ -248,12 +248,12 @@ def alone(rank):
 
 
 def test_plans_that_are_written_train_on_two_ranks(tmp_path):
-    of = setting(ranks=2)
+    of = setting(ranks=2, device="cpu")
     a, b, c, s, u = MIXED
     given = [row_wise(a, 2), whole(b, 1), columns(c, 1, 0), row_wise(s, 2), columns(u, 0, 1)]
-    for plan in (chosen_plan(MIXED, of, CPU, total).placed, given):
+    for plan in (chosen_plan(MIXED, of, total), given):
         path = tmp_path / "plan.json"
-        path.write_text(json.dumps(written(plan, CPU, ranks=2)))
+        path.write_text(json.dumps(as_document(plan, of)))
         for rank, (losses, shardings) in enumerate(shared_world(2).run(train, path)):
             assert losses[0] == pytest.approx(alone(rank), rel=1e-5)
             assert losses[1] < losses[0]

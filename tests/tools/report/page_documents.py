@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from freescale_tools.cli import app
 from freescale_tools.collisions.report import collisions_report
 from freescale_tools.model import batches
+from freescale_tools.model.report import simulation_report
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.profile.measure import quick as quick_profile
 from freescale_tools.profile.report import profile_report
 from freescale_tools.scan.files import open_files
-from freescale_tools.simulate.report import simulation_report
 
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"
 OPTIONS = (

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs_version
 
+from freescale_tools.model.report import work_class
 from freescale_tools.profile.length_report import MOST_POINTS, log_bins, thinned
 from freescale_tools.profile.straggler_report import best_method, method_name, straggler_section
 from freescale_tools.report import numbers, plots
@@ -19,7 +20,6 @@ from freescale_tools.report import page as pages
 from freescale_tools.report.blocks import Column, Plot, Table
 from freescale_tools.report.closing import MOST_SKIPPED
 from freescale_tools.report.page import embedded, page
-from freescale_tools.simulate.report import work_class
 
 MEGABYTE = 1e6
 

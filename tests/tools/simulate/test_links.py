@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 
 from freescale_tools.model.durations import all_reduce, exchange
 from freescale_tools.model.hardware import load_hardware
-from freescale_tools.simulate.links.hardware_file import as_toml, fits, measured_hardware
+from freescale_tools.write.links import as_toml, fits, measured_hardware
 
 COMMAND = "measure-links"
 SIZES = [4**power for power in range(6, 13)]
@@ -26,10 +26,13 @@ def point(ranks, size, per_host):
     return {"ranks": ranks, "bytes": size, "seconds": FIRST + EACH * (ranks - 1) + max(near, far)}
 
 
-def measured(worlds=(2, 4, 8, 16), per_host=8, points=None, **changes):
+def measured(worlds=(2, 4, 8, 16), per_host=8, points=None, beside_s=0.0125):
     points = points or [point(ranks, size, per_host) for ranks in worlds for size in SIZES]
-    given = {"reduce_bytes": 10**8, "reduce_s": 0.5, "alone_s": 0.01, "beside_s": 0.0125} | changes
-    return measured_hardware(points, LIKE, name="ours", ranks_per_host=per_host, where="here", **given), points
+    given = {
+        "where": "here", "ranks_per_host": per_host, "points": points, "all_reduce": {"bytes": 10**8, "seconds": 0.5},
+        "product": {"alone_s": 0.01, "beside_s": beside_s},
+    }  # fmt: skip
+    return measured_hardware(given, LIKE), points
 
 
 def test_exchanges_take_again_what_they_took(tmp_path):

@@ -48,7 +48,7 @@ def simulate(
     The lengths come from a profile. Every parameter is listed with its source, known or assumed.
     """
     with Terminal(json=json) as terminal:
-        from freescale_tools.simulate.report import simulation_report
+        from freescale_tools.model.report import simulation_report
 
         check_folder(out)
         chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": floats(dim)}
