@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from freescale_tools.collisions.arrow_ids import check_ids, parts
-from freescale_tools.console.errors import UsageError, first_line
+from freescale_tools.collisions.id_rows import IdRows
+from freescale_tools.console.errors import UsageError
 from freescale_tools.plan.tables import Table
-from freescale_tools.scan.columns import Reader, bind
 from freescale_tools.scan.files import FileSet, open_files
 from freescale_tools.simulate.workload import mean_lengths
 
@@ -70,29 +68,18 @@ def with_uses(tables: Sequence[Table], paths: Sequence[str], columns: Sequence[s
 
 def column_ids(files: FileSet, column: str, *, most: int = MOST_IDS) -> np.ndarray:
     """int64 ids of a column of integers, or of lists of them: the first ones of row groups, of each file alike many."""
-    bound = bind(files, [column], check=check_ids)
-    room = max(most // len(files.footers), 1)
-    found = []
-    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
-        left = room
-        if column not in leaves:
-            continue
-        try:
-            with Reader(footer) as reader:
-                for group in range(footer.metadata.num_row_groups):
-                    for _, arrays in reader.batches(group, leaves):
-                        values, offsets, valid = parts(arrays[column])
-                        kept = slice(int(offsets[0]), int(min(offsets[-1], offsets[0] + left)))
-                        taken = values[kept][valid[kept].astype(bool)] if len(valid) else values[kept]
-                        left -= len(taken)
-                        found.append(taken)
-                        if left <= 0:
-                            break
-                    if left <= 0:
-                        break
-        except (OSError, pa.ArrowException) as error:
-            raise UsageError(f"{footer.file.name}: {column} cannot be read: {first_line(error)}") from error
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    found = [np.empty(0, np.int64)]
+    with IdRows(files, column) as opened:
+        for number in opened.leaves:
+            left = max(most // len(files.footers), 1)
+            for group, rows in enumerate(files.footers[number].row_groups):
+                if left > 0 and rows:
+                    found.append(opened.read(number, group, rows).ids[:left])
+                    left -= len(found[-1])
+        damaged = [one for one in opened.skipped if one.row_group is not None]
+    if damaged:
+        raise UsageError(f"{damaged[0].file}: {column} cannot be read: {damaged[0].reason}")
+    return np.concatenate(found)
 
 
 def _uses(table: Table, ids: Sequence[np.ndarray]) -> np.ndarray | None:

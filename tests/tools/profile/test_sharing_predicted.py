@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from stored_once_data import Samples, opened
 
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.profile.sharing import dealt, sharing
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.simulate.hardware.parameters import load_hardware
