@@ -63,14 +63,23 @@ class Orders:
     def batches(self, order: str, *, ranks: int, batch_size: int) -> Batches:
         """The batches of one of `ORDERS`."""
         if order == "time":
-            return _sliced([[rows] for rows in self._by_time()], ranks * batch_size)
-        return _sliced(self._streams(order, ranks), batch_size)
+            ordered, size = self._by_time(), ranks * batch_size
+            steps = [len(rows) // size for rows in ordered]
+            return Batches(steps=tuple(steps), rows=lambda run, step: ordered[run][step * size : (step + 1) * size])
+        streams = functools.cache(lambda: self._streams(order, ranks))  # dealt when the first batch is wanted
+
+        def rows(run: int, step: int) -> np.ndarray:
+            return np.concatenate([of[step * batch_size : (step + 1) * batch_size] for of in streams()[run]])
+
+        return Batches(steps=tuple(sum(run) // ranks // batch_size for run in self._runs(order)), rows=rows)
+
+    def _runs(self, order: str) -> Sequence[Sequence[int]]:
+        return self._units if order == "file" else [[rows for run in self._units for rows in run]]
 
     def _dealt(self, order: str, ranks: int) -> list[list[np.ndarray]]:
         """For each run and each rank the rows that a loader gives it in an epoch, in order."""
-        runs = self._units if order == "file" else [[rows for run in self._units for rows in run]]
         found, first = [], 0
-        for run in runs:
+        for run in self._runs(order):
             rows = np.array([each for each in run if each], np.int64)
             begins = first + np.cumsum(rows) - rows
             shuffle, seed = order == "shuffled", self._seed
@@ -104,14 +113,6 @@ def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np
         ordered.append(places[np.argsort(time[places], kind="stable")])
         first += count
     return ordered
-
-
-def _sliced(streams: Sequence[Sequence[np.ndarray]], size: int) -> Batches:
-    """Batches of `size` rows of each stream of a run, one after another."""
-    return Batches(
-        steps=tuple(min(map(len, run)) // size for run in streams),
-        rows=lambda run, step: np.concatenate([rows[step * size : (step + 1) * size] for rows in streams[run]]),
-    )
 
 
 def streaks(batches: Batches, pairs: int) -> list[Streak]:

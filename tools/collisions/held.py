@@ -113,7 +113,8 @@ def hold(
                 reason = f"{column}: a value outside the range that its statistics promise"
                 opened.leave_out(unit.file, unit.group, reason)
                 return IdPart()
-            return replace(found, ids=(found.ids - low).astype(np.uint32))
+            moved = np.empty(len(found.ids), np.uint32)
+            return replace(found, ids=np.subtract(found.ids, low, out=moved, casting="unsafe"))
 
         parts = []
         for unit, part in zip(chosen, _in_threads(read, chosen), strict=True):

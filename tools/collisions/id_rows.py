@@ -203,8 +203,8 @@ class _Source:
             fit = np.searchsorted(rows.spans(ids).length[0].cumsum(), room, side="right")
             rows = rows.take(slice(0, int(fit)))
         values, lengths = _values(rows, ids)
-        null = values == NO_ID
-        if null.any():
+        if values.min(initial=0) == NO_ID:
+            null = values == NO_ID
             before = np.concatenate([[0], np.cumsum(null)])
             ends = np.cumsum(lengths)
             lengths = lengths - (before[ends] - before[ends - lengths])

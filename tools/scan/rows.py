@@ -5,6 +5,7 @@ row. Damage is named with file and row group, files that were replaced since the
 reads of remote files are repeated.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,16 +44,21 @@ class Rows:
 
     def __init__(self, footer: Footer) -> None:
         self.seconds = 0.0
-        self.schema = footer.metadata.schema.to_arrow_schema()
         self._footer = footer
         self._retry = Retrying()
-        self._opened: tuple[Any, pq.ParquetFile] | None = None
+        self._opened: Any = None
+        self._parquet: pq.ParquetFile | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """With the metadata by key."""
+        return self._footer.metadata.schema.to_arrow_schema()
 
     def batches(self, columns: list[str] | None = None, *, rows: int | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, or the first `rows`, in order and some MiB at a time."""
@@ -90,7 +96,7 @@ class Rows:
             if leaf.levels is None:
                 raise LeftToArrow("no list, or one of another kind")
             row_group = self._footer.metadata.row_group(group)
-            read: Read = self._file()[0].read_at
+            read: Read = self._source().read_at
             if not self._footer.file.local:  # one request for the whole chunk
                 ((begin, end),) = column_ranges(row_group, [leaf.index])
                 held = memoryview(read(end - begin, begin))
@@ -124,7 +130,10 @@ class Rows:
             return
         names = self.schema.names if columns is None else [first_name(self.schema.names, name)[0] for name in columns]
         size = batch_rows(metadata.row_group(group), wide_columns(metadata, names))
-        yield from self._file()[1].iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+        source = self._source()
+        if self._parquet is None:
+            self._parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+        yield from self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
 
     def _timed(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
         start = time.thread_time()
@@ -154,8 +163,8 @@ class Rows:
             what = f"{self._footer.file.path}, row group {group}: cannot be decoded: {first_line(error)}"
             raise CorruptFileError(what) from error
 
-    def _file(self) -> tuple[Any, pq.ParquetFile]:
-        """(what bytes are read from, what pyarrow makes of it)."""
+    def _source(self) -> Any:
+        """What bytes are read from."""
         if self._opened is None:
             footer = self._footer
             source = open_file(footer.file)
@@ -166,17 +175,16 @@ class Rows:
                         f"{footer.file.path}: replaced while in use: its footer is not the one that was read at the "
                         "start. Run the command again, with files that nobody writes"
                     )
-                file = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
             except BaseException:
                 source.close()
                 raise
-            self._opened = source, file
+            self._opened = source
         return self._opened
 
     def _close(self) -> None:
-        opened, self._opened = self._opened, None
+        opened, self._opened, self._parquet = self._opened, None, None
         if opened is not None:
-            opened[0].close()
+            opened.close()
 
 
 def written(path: Path) -> Rows:
