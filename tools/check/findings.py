@@ -101,8 +101,9 @@ def show(terminal: Terminal, answer: Mapping[str, Any]) -> None:
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:
+    what = one["what"].splitlines()[0]  # messages of polars tell a story
     group = "-" if one["row_group"] is None else str(one["row_group"])
-    return [one["file"] or one["source"], group, _rows(one["rows"]), one["column"] or one["field"] or "-", one["what"]]
+    return [one["file"] or one["source"], group, _rows(one["rows"]), one["column"] or one["field"] or "-", what]
 
 
 def _rows(rows: Sequence[int] | None) -> str:
