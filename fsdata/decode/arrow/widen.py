@@ -196,7 +196,12 @@ def _scalars(array: pa.Array, number: Number, bad: Bad, lists: pa.Array | None =
         except pa.ArrowInvalid:
             wrapped = array.cast(nanoseconds, safe=False)
             outside = pc.not_equal(wrapped.cast(kind, safe=False), array)
-            _tell(bad, outside, lists, lambda element: f"{array[element]} is outside the years 1678 to 2261")
+            _tell(
+                bad,
+                outside,
+                lists,
+                lambda element: f"{array[element].value} of {kind} is outside the years 1678 to 2261",
+            )
             return wrapped.cast(final)
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return array.cast(pa.int32()).cast(final)

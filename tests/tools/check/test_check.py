@@ -7,13 +7,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from freescale_tools.check.command import load
 from freescale_tools.check.findings import document
 from freescale_tools.check.source_check import SourceCheck, check_forms
+from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
-from fsdata import Join, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Follow, Join, ParquetSource, Schema, Sequence
+from fsdata.decode.opened_source import open_source
+from fsdata.errors import DataError
 
 COMMAND = "check"
 
@@ -209,6 +213,63 @@ def test_joins(tmp_path):
     write(tmp_path / "side.parquet", {"user": [5, 1, 7, 5, None], "country": [None, 10, 70, 1, 2]})
     found = find(source(), schema=schema)
     assert {(one.kind, one.field) for one in found} >= {("key", "user"), ("null", "country"), ("no match", "user")}
+
+
+def test_expressions_that_fail_are_told_with_the_rows_that_they_were_given(tmp_path):
+    made = columns() | {"code": pa.array([f"{n}" if n != 6 else "six" for n in range(12)]), "age": pa.array([1.0] * 12)}
+    write(tmp_path / "a.parquet", made)
+    schema = Schema(context=("user", "code"))
+    source = ParquetSource(tmp_path / "a.parquet", columns={"code": pl.col("code").cast(pl.Int64)})
+    found = find(source, schema=schema)
+    assert places(found) == [("expression", None, "a.parquet", 1, [0, 1, 2, 3])]
+    assert "six" in found[0].what
+    condition = pl.col("code").cast(pl.Int64) > 3
+    assert places(find(ParquetSource(tmp_path / "a.parquet", filter=condition), schema=Schema(context=("user",)))) == [
+        ("expression", None, "a.parquet", 1, [0, 1, 2, 3])
+    ]
+
+
+def test_times_that_no_nanoseconds_can_count(tmp_path):
+    late = pa.array([0, 10**12, 5, None], pa.int64()).cast(pa.timestamp("s"))
+    write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "at": late})
+    found = find(ParquetSource(tmp_path / "a.parquet"), schema=Schema(context=("user",), time="at"))
+    assert places(found) == [("range", "at", "a.parquet", 0, [1]), ("null", "at", "a.parquet", 0, [3])]
+    assert found[0].what.endswith("outside the years 1678 to 2261")
+
+
+def test_what_map_gives_is_checked_as_a_loader_does(tmp_path):
+    path = write(tmp_path / "a.parquet", columns())
+    schema = Schema(context=("user",))
+    found = find(ParquetSource(path, map=lambda batch: batch.slice(1)), schema=schema)
+    assert [(one.kind, one.row_group) for one in found] == [("data", 0), ("data", 1), ("data", 2)]
+    assert "gave 3 rows for 4" in found[0].what
+
+
+def test_followed_folders_and_catalogs_are_read_as_they_are_now(tmp_path):
+    path = write(tmp_path / "data" / "a.parquet", columns(user={1: None}))
+    write(tmp_path / "side" / "a.parquet", {"user": list(range(12)), "country": [None, *range(11)]})
+    schema, null = Schema(context=("user", "country")), ("null", "user", "a.parquet", 0, [1])
+    join = Join(ParquetSource(tmp_path / "side", follow=Follow(every="1s")), on="user", fields=["country"], wait="1s")
+    found = find(ParquetSource(tmp_path / "data", follow=Follow(every="1s"), join=join), schema=schema)
+    lost = ("no match", "user", "a.parquet", 0, [1])
+    assert places(found) == [("null", "country", "a.parquet", 0, [0]), null, lost]
+    catalog = tmp_path / "catalog"
+    assert CliRunner().invoke(app, ["catalog", path, "--out", str(catalog)]).exit_code == 0
+    assert places(find(ParquetSource(catalog=catalog), schema=Schema(context=("user",)))) == [null]
+
+
+def test_nobody_gets_the_tables_of_a_check(tmp_path):
+    """A loader on the same host would take them for those that it makes itself, and miss what is wrong with them."""
+    main = write(tmp_path / "main.parquet", {"user": [1], "at": [9]})
+    table = {"user": [1, 1], "item": [[1], [2]], "ts": [[1], [2]]}
+    write(tmp_path / "histories.parquet", table)
+    join = AsOf(ParquetSource(tmp_path / "histories.parquet"), on="user", at="at", time="ts", fields=("item",))
+    source = ParquetSource(main, join=join)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),))
+    check = SourceCheck(source, schema, index=0)
+    with pytest.raises(DataError, match="stand in more than one row"):
+        open_source(source, schema)
+    check.close()
 
 
 TOML = """

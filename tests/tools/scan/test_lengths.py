@@ -340,3 +340,12 @@ def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
     document, _ = profiled([path])
     assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
     assert pa.default_memory_pool().max_memory() - before < 1 << 20
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path):
+    path = write(tmp_path / "a.parquet", [[1], [2, 3]])
+    files = open_files([str(path)])
+    write(path, [[1], [2, 3, 4]])
+    (skipped,) = full(files, Columns(sequences=("items",)), paths=[]).document["skipped"]
+    assert (skipped["file"], skipped["row_group"]) == ("a.parquet", 0)
+    assert "replaced while in use" in skipped["reason"]
