@@ -5,7 +5,9 @@ row. Damage is named with file and row group, files that were replaced since the
 reads of remote files are repeated.
 """
 
+import contextlib
 import functools
+import io
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +32,8 @@ from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.errors import CorruptFileError
 
 Result = TypeVar("Result")
+
+_REQUEST_BYTES = 8 << 20  # a request to a store costs as much time as a megabyte
 
 
 class Rows:
@@ -96,15 +100,8 @@ class Rows:
             if leaf.levels is None:
                 raise LeftToArrow("no list, or one of another kind")
             row_group = self._footer.metadata.row_group(group)
-            read: Read = self._source().read_at
-            if not self._footer.file.local:  # one request for the whole chunk
-                ((begin, end),) = column_ranges(row_group, [leaf.index])
-                held = memoryview(read(end - begin, begin))
-
-                def read(count: int, at: int) -> memoryview:
-                    return held[at - begin : at - begin + count]
-
-            return read_lengths(row_group, leaf.index, leaf.levels, read)
+            with self._bytes_of(row_group, leaf) as read:
+                return read_lengths(row_group, leaf.index, leaf.levels, read)
         except LeftToArrow:
             parts = [lengths_of(array) for array in self._arrays(group, column, leaf)]
         except Damaged as error:
@@ -114,6 +111,25 @@ class Rows:
             null_rows=sum(part.null_rows for part in parts),
             null_elements=sum(part.null_elements for part in parts),
         )
+
+    @contextlib.contextmanager
+    def _bytes_of(self, row_group: pq.RowGroupMetaData, leaf: Leaf) -> Iterator[Read]:
+        """Reads bytes of a column chunk: of a remote file in large requests, one after another."""
+        source = self._source()
+        if self._footer.file.local:
+            yield source.read_at
+            return
+        ((begin, end),) = column_ranges(row_group, [leaf.index])
+        buffered = io.BufferedReader(source, min(end - begin, _REQUEST_BYTES))
+
+        def read(count: int, at: int) -> bytes:
+            buffered.seek(at)
+            return buffered.read(count)
+
+        try:
+            yield read
+        finally:
+            buffered.detach()  # it would close the file
 
     def _arrays(self, group: int, column: str, leaf: Leaf) -> Iterator[pa.Array]:
         """The column of all rows of a row group."""

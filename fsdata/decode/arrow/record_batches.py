@@ -6,6 +6,7 @@ where one table per row group would touch fresh memory for every column.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -177,11 +178,7 @@ def _converted(
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
     for binding, array in zip(columns, raw, strict=True):
-        name = binding.field.name
-
-        def bad(kind: str, some: np.ndarray, what: str, *, name: str = name) -> None:
-            faults.found(kind, name, rows[some], f"{name}: {what}")
-
+        bad = partial(_note, faults, binding.field.name, rows)
         if binding.field.shape == "nested":
             counts, array = widen.nested_parts(array)
             arrays.append(counts)
@@ -190,6 +187,11 @@ def _converted(
         array = widen.convert(array, binding.field.number, bad)
         arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
     return unnamed(arrays, batch.num_rows)
+
+
+def _note(faults: Faults, name: str, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
+    """Tell of a fault in `some` of these rows, see `widen.Bad`."""
+    faults.found(kind, name, rows[some], f"{name}: {what}")
 
 
 def _mapped(

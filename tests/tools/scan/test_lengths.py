@@ -22,8 +22,10 @@ from freescale_tools.scan.engines import Threads
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
+from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 
+readinto = RemoteFile.readinto
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
 
 
@@ -349,3 +351,27 @@ def test_a_file_that_was_replaced_is_named(tmp_path):
     (skipped,) = full(files, Columns(sequences=("items",)), paths=[]).document["skipped"]
     assert (skipped["file"], skipped["row_group"]) == ("a.parquet", 0)
     assert "replaced while in use" in skipped["reason"]
+
+
+def test_of_a_large_remote_chunk_some_bytes_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    rows = [[n] * (n % 300) for n in range(3000)]
+    table = pa.table({"items": pa.array(rows, pa.list_(pa.int64()))})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=30_000)
+    asked = []
+
+    def counting(remote, memory):
+        asked.append(len(memory))
+        return readinto(remote, memory)
+
+    system = fsspec.filesystem("memory")
+    system.pipe("/large/a.parquet", path.read_bytes())
+    monkeypatch.setattr(scan_rows, "_REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(RemoteFile, "readinto", counting)
+    try:
+        document, found = profiled(["memory://large/a.parquet"])
+    finally:
+        system.rm("/large", recursive=True)
+    assert (document["skipped"], histogram(found)) == ([], counted(rows))
+    assert max(asked) < path.stat().st_size / 100
+    assert len(asked) < 400
