@@ -1,8 +1,9 @@
 """Holds the ids of rows in memory, as a loader reads them: chooses row groups, cuts lists, and renumbers ids from 0.
 
 Memory holds at most 84 M ids of 4 bytes: two batches of 64 x 128 samples as long as the paper's. If the footers do
-not say that ids lie close together, it holds a quarter of that, because renumbering needs a hash table. Of histories
-that are stored once it holds the events of the table and 24 bytes a request, however long the windows are.
+not say that ids lie close together, it holds a quarter of that, because renumbering needs a hash table. Row groups that
+are being decoded come on top, 1 GiB of them or one. Of histories that are stored once it holds the events of the
+table and 24 bytes a request, however long the windows are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ _BATCHES = 4  # global batches of the default size that should be in memory
 _ROW_IDS = 4  # memory for the start and length of a row, counted in ids
 _MOST_RUNS = 8
 _DIRECT = 1 << 28  # ids below this are counted without renumbering, in one byte each per thread
+_MOST_BYTES = 1 << 30  # of row groups that are decoded at a time, if they are more than one
+_BYTES_OF_ID = 24  # while it is decoded: in its page, as a loader gives it, and as it is held
 _ROOM = 1.25  # the first rows of a row group may hold more than their share of its ids
 
 
@@ -120,7 +123,7 @@ def hold(
         for unit, part in zip(chosen, _in_threads(read, chosen), strict=True):
             ids[at : at + len(part.ids)] = part.ids
             at += len(part.ids)
-            parts.append(replace(part, ids=part.ids[:0]))
+            parts.append(replace(part, ids=IdPart().ids))  # all but the ids, which would stay in memory
             if progress is not None:
                 progress.advance(rows=len(part.lengths), bytes=opened.bytes(unit.file, unit.group))
         lengths, when, known = (
@@ -255,7 +258,9 @@ def _range(opened: IdRows, files: FileSet, units: Sequence[Unit]) -> tuple[int, 
 
 def _in_threads(read: Callable[[Unit], Found], units: Sequence[Unit]) -> Iterator[Found]:
     """In the order of the units. Raises CommandFailed if a file cannot be reached."""
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-ids") as pool:
+    largest = max((unit.room for unit in units), default=0) * _BYTES_OF_ID
+    threads = max(min(usable_cores(), _MOST_BYTES // max(largest, 1)), 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="freescale-ids") as pool:
         try:
             yield from pool.map(read, units)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.errors import CommandFailed, UsageError, first_line
 from freescale_tools.scan import columns
 from freescale_tools.scan.columns import Leaf, bind, first_name, type_of
 from freescale_tools.scan.files import FileSet
@@ -23,7 +23,7 @@ from fsdata.decode.block import RowRefs
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.errors import DataError, FreeScaleError
+from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -141,16 +141,8 @@ class IdRows:
         whole = self.files.footers[file].metadata.row_group(group).num_rows
         try:
             found = source.opened.read(RowGroup(0, place, group, whole), source.layout, 0, rows).rows
-        except DataError as error:
-            self.leave_out(file, group, str(error))
-            return IdPart()
-        if not found.num_rows:
-            reason = next(
-                one.reason
-                for one in source.opened.skipped
-                if (one.file, one.row_group) == (source.opened.files.name(place), group)
-            )
-            self.leave_out(file, group, reason)
+        except (DataError, CorruptFileError) as error:
+            self.leave_out(file, group, first_line(error.__cause__ or error))
             return IdPart()
         return source.part(found, room)
 
@@ -187,7 +179,6 @@ class _Source:
                 filesystem=None if file.local else file.filesystem,
                 columns={name: each.source for name, each in stored.items()},
                 defaults=dict.fromkeys(stored, NO_ID),
-                on_error="skip",
             )
             self.opened = open_source(source, schema)
         except FreeScaleError as error:
