@@ -121,7 +121,13 @@ def bind(
 def _without(kind: FileKind, wanted: Sequence[Field], misfits: Collection[str]) -> FileKind:
     """The kind with a default in place of some fields."""
     fit = {binding.field: binding for binding in kind.bindings if binding.field.name not in misfits}
-    return replace(kind, bindings=tuple(fit.get(field, Binding(field, "default", value=0)) for field in wanted))
+    return replace(kind, bindings=tuple(fit.get(field) or _default(field, 0) for field in wanted))
+
+
+def _default(field: Field, value: float | str | None, policy: Policy = "error") -> Binding:
+    """A field that the files lack."""
+    arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(value, str) else pa.int64()
+    return Binding(field, "default", None, arrow_type, value, policy)
 
 
 def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
@@ -228,8 +234,7 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
             value = default if policy == "default" else None
         return Binding(field, "partition", column, arrow_type, value, policy)
     if field.name in source.defaults:
-        arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(default, str) else pa.int64()
-        return Binding(field, "default", None, arrow_type, default, policy)
+        return _default(field, default, policy)
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )

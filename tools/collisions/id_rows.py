@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_ID = -(2**63)
 _IDS, _TIME = "ids", "time"
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_PER_DAY = {"s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class IdPart:
 
     Attributes:
         ids: int64, of all rows, one after another. lengths: int64 [N], how many each row has.
-        time: int64 [N], microseconds if it is a timestamp or date; known: bool [N], which rows have one. Both are
-            empty if no time was asked for.
+        time: int64 [N], dates and timestamps in the finest unit of all files; known: bool [N], which rows have one.
+            Both are empty if no time was asked for.
     """
 
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -51,18 +51,21 @@ class IdPart:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """How a file stores a column: `name` is that of the column, or of the struct around it."""
+    """How a file stores a column: `name` is that of the column, or of the struct around it.
+
+    `per_day`: into how many parts it cuts a day, 0 if it is no date and no timestamp.
+    """
 
     name: str
     inside: str
     is_list: bool
-    kind: str
+    per_day: int
 
     @classmethod
     def of(cls, footer: Footer, column: str) -> "_Stored":
         kind = type_of(footer.schema, column)
         item = kind.value_type if is_list(kind) else kind
-        return cls(*first_name(footer.schema.names, column), is_list(kind), _unit(item))
+        return cls(*first_name(footer.schema.names, column), is_list(kind), _per_day(item))
 
     @property
     def source(self) -> "str | pl.Expr":
@@ -113,9 +116,10 @@ class IdRows:
                 systems.append(footer.file.filesystem)
             stored = tuple(_Stored.of(footer, name) for name in wanted.values())
             alike.setdefault((systems.index(footer.file.filesystem), stored), []).append(number)
+        finest = max((stored[-1].per_day for _, stored in alike), default=0)
         for (_, stored), numbers in alike.items():
             some = [files.footers[number] for number in numbers]
-            source = _Source(some, dict(zip(wanted, stored, strict=True)), max_length)
+            source = _Source(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
             self._sources.append(source)
             self._place |= {number: (source, place) for place, number in enumerate(numbers)}
 
@@ -165,7 +169,10 @@ class _Source:
     opened: OpenSource
     layout: Layout
 
-    def __init__(self, footers: Sequence[Footer], stored: dict[str, _Stored], max_length: int | None) -> None:
+    def __init__(
+        self, footers: Sequence[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int
+    ) -> None:
+        """finest: of all files, see `_Stored.per_day`."""
         most = {_IDS: max_length, _TIME: 1}
         lists = [name for name, each in stored.items() if each.is_list]
         schema = Schema(
@@ -186,7 +193,8 @@ class _Source:
         except OSError as error:
             raise CommandFailed(f"the files cannot be read: {error}") from error
         self.layout = layout_of(schema)
-        self._unit = stored[_TIME].kind if _TIME in stored else ""
+        per_day = stored[_TIME].per_day if _TIME in stored else 0
+        self._times = finest // per_day if per_day else 1
 
     def part(self, rows: RowRefs, room: int | None) -> IdPart:
         ids = self.layout.slots[_IDS]
@@ -206,11 +214,7 @@ class _Source:
         time = np.full(rows.num_rows, NO_ID)
         time[some == 1] = found
         known = time != NO_ID
-        if self._unit == "day":
-            time = time * 86_400 * _PER_SECOND["us"]
-        elif self._unit:
-            time = time * _PER_SECOND["us"] // _PER_SECOND[self._unit]
-        return IdPart(ids=values, lengths=lengths, time=time, known=known)
+        return IdPart(ids=values, lengths=lengths, time=time * self._times, known=known)
 
 
 def _values(rows: RowRefs, slot: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,8 +225,8 @@ def _values(rows: RowRefs, slot: int) -> tuple[np.ndarray, np.ndarray]:
     return values, spans.length[0]
 
 
-def _unit(kind: pa.DataType) -> str:
-    """What a time counts, empty for integers."""
+def _per_day(kind: pa.DataType) -> int:
+    """See `_Stored`."""
     if pa.types.is_date(kind):
-        return "day" if pa.types.is_date32(kind) else "ms"
-    return str(kind.unit) if pa.types.is_timestamp(kind) else ""
+        return 1 if pa.types.is_date32(kind) else _PER_DAY["ms"]
+    return _PER_DAY[kind.unit] if pa.types.is_timestamp(kind) else 0

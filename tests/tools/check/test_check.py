@@ -142,6 +142,16 @@ def test_every_mismatch_is_listed_and_the_other_fields_still_checked(tmp_path):
     assert [(one.kind, one.field) for one in found] == [("mismatch", "filter")], "it is unknown which rows count"
 
 
+@pytest.mark.parametrize("kind", ["text", "integers", "missing"])
+def test_a_passthrough_field_that_some_files_lack_hides_no_other_fault(tmp_path, kind):
+    write(tmp_path / "a.parquet", {"user": pa.array([1, None])})
+    ids = {"text": pa.array(["a", "b"]), "integers": pa.array([1, 2])}
+    write(tmp_path / "b.parquet", {"user": pa.array([None, 2])} | ({"id": ids[kind]} if kind in ids else {}))
+    found = find(ParquetSource(str(tmp_path)), schema=Schema(context=("user",), passthrough=("id",)))
+    nulls = [("null", "user", "a.parquet", 0, [1]), ("null", "user", "b.parquet", 0, [0])]
+    assert places(found) == [("mismatch", "id", None, None, None), *nulls]
+
+
 def test_damaged_files_and_row_groups_are_named(tmp_path):
     (tmp_path / "b.parquet").write_bytes(b"PAR1 cut")
     assert [one.kind for one in find(ParquetSource(str(tmp_path)))] == ["corrupt"]

@@ -62,6 +62,18 @@ def test_what_is_held_of_a_sample_is_what_the_files_hold(tmp_path):
             row += 1
 
 
+def test_times_of_several_units_have_one_order(tmp_path):
+    """Seconds in one file, nanoseconds and days in others."""
+    units = {"s": [86_400, 86_402], "ns": [86_401 * 10**9, 86_400 * 10**9 + 1], "day": [1, 2]}
+    for name, times in units.items():
+        days = pa.array(times, pa.int32()).cast(pa.date32()) if name == "day" else pa.array(times, pa.timestamp(name))
+        pq.write_table(pa.table({"ids": [1, 2], "when": days}), tmp_path / f"{name}.parquet")
+    files = open_files([str(tmp_path / f"{name}.parquet") for name in units])
+    held = hold(files, "ids", time="when", max_length=None, ranks=1, batch_size=1)
+    (order,) = by_time(held.time, held.known, [6])
+    assert order.tolist() == [0, 4, 3, 2, 1, 5]
+
+
 def test_reading_ends_where_memory_does(tmp_path):
     """Rows longer than their share of the ids: those that fit are held, and none behind them."""
     histories = [[n] * 30 for n in range(20)] + [[n] for n in range(20, 100)]
