@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from common.table import add_results_option, emit
 
-from freescale_tools.scan.columns import Reader
-from freescale_tools.scan.files import Leaf, leaf, open_files
+from freescale_tools.scan.columns import Leaf, leaf
+from freescale_tools.scan.files import open_files
+from freescale_tools.scan.rows import Rows
 from freescale_tools.write.synth.presets import reference_set
 from fsdata.catalog.footers import Footer
 
@@ -80,10 +81,9 @@ def decode(footer: Footer, groups: range, place: Leaf) -> None:
 
 
 def lengths(footer: Footer, groups: range, column: str, place: Leaf) -> None:
-    with Reader(footer) as reader:
+    with Rows(footer) as reading:
         for group in groups:
-            for _ in reader.lengths(group, column, place):
-                pass
+            reading.lengths(group, column, place)
 
 
 def best(*calls: Callable[[], None]) -> list[float]:

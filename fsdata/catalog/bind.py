@@ -1,8 +1,8 @@
 """Binding: which column, expression or default serves each field in each kind of file, and what does not fit."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import Partitions
-from fsdata.errors import SchemaError
+from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field
 from fsdata.sources import expressions
 from fsdata.sources.source import ParquetSource, Policy
@@ -63,10 +63,14 @@ def bind(
     catalog: Catalog,
     label: str,
     before: Sequence[FileKind] = (),
+    notes: list[Fault] | None = None,
 ) -> tuple[list[FileKind], np.ndarray]:
     """The kinds of files of a source, and int32 [files], which kind every file is of.
 
-    before: kinds of files that were bound earlier; these must not differ from them too much.
+    Args:
+        before: kinds of files that were bound earlier; these must not differ from them too much.
+        notes: where misfits are noted; such a field is then as one that its files lack and that has a default. A
+            filter, key or time that does not fit is noted and raised: without it nobody knows which rows there are.
 
     Raises:
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
@@ -104,8 +108,26 @@ def bind(
         problems: dict[tuple[str, str], set[int]] = defaultdict(set)
         for number, problem in found:
             problems[problem].add(number)
-        raise SchemaError(_message(problems, label, catalog, kind_of, kinds[0]))
+        lines = list(_lines(problems, catalog, kind_of))
+        if notes is not None:
+            notes += [Fault(kind="mismatch", label=label, field=name, what=line) for name, line in lines]
+        needed = {"filter", *(field.name for field in wanted if field.only_read)}
+        if notes is None or any(name in needed for name, _ in lines):
+            raise SchemaError(_message([line for _, line in lines], label, catalog, kinds[0]))
+        kinds = [_without(kind, wanted, {name for at, (name, _) in found if at == n}) for n, kind in enumerate(kinds)]
     return kinds, kind_of
+
+
+def _without(kind: FileKind, wanted: Sequence[Field], misfits: Collection[str]) -> FileKind:
+    """The kind with a default in place of some fields."""
+    fit = {binding.field: binding for binding in kind.bindings if binding.field.name not in misfits}
+    return replace(kind, bindings=tuple(fit.get(field) or _default(field, 0) for field in wanted))
+
+
+def _default(field: Field, value: float | str | None, policy: Policy = "error") -> Binding:
+    """A field that the files lack."""
+    arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(value, str) else pa.int64()
+    return Binding(field, "default", None, arrow_type, value, policy)
 
 
 def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
@@ -212,8 +234,7 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
             value = default if policy == "default" else None
         return Binding(field, "partition", column, arrow_type, value, policy)
     if field.name in source.defaults:
-        arrow_type = None if field.number != "passthrough" else pa.string() if isinstance(default, str) else pa.int64()
-        return Binding(field, "default", None, arrow_type, default, policy)
+        return _default(field, default, policy)
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
@@ -308,15 +329,19 @@ def _unit(arrow_type: pa.DataType | None) -> str:
     return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
 
 
-def _message(
-    problems: dict[tuple[str, str], set[int]], label: str, catalog: Catalog, kind_of: np.ndarray, first: FileKind
-) -> str:
+def _lines(
+    problems: dict[tuple[str, str], set[int]], catalog: Catalog, kind_of: np.ndarray
+) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it in which files)."""
     total = len(catalog)
-    lines = [f"{label} cannot be read as this schema:"]
     for (field, what), kinds in problems.items():
         files = [catalog.files.name(file) for file in np.flatnonzero(np.isin(kind_of, list(kinds))).tolist()]
         where = "all files" if len(files) == total else f"{len(files)} of {total} files: {_names(files)}"
-        lines.append(f"  {field}: {what} [{files[0] if total == 1 else where}]")
+        yield field, f"{field}: {what} [{files[0] if total == 1 else where}]"
+
+
+def _message(problems: Sequence[str], label: str, catalog: Catalog, first: FileKind) -> str:
+    lines = [f"{label} cannot be read as this schema:", *(f"  {problem}" for problem in problems)]
     columns = [*(f"{column.name}: {column.type}" for column in first.schema), *first.partitions]
     more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
     lines.append(f"  columns of {catalog.files.name(0)}: {', '.join(columns[:_COLUMNS_NAMED])}{more}")

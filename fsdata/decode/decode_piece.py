@@ -75,7 +75,7 @@ class _Builder:
 
     def __init__(self, plan: PiecePlan, wanted: GroupRows, pool: Pool | None) -> None:
         size, layout = wanted.stop - wanted.start, plan.layout
-        self._plan, self._layout, self._pool, self._where = plan, layout, pool, wanted.where
+        self._plan, self._layout, self._pool, self._faults = plan, layout, pool, wanted.faults
         self._added = 0
         self._rows = np.arange(wanted.start, wanted.stop)
         self._drop = np.full(size, plan.drops_all)
@@ -101,7 +101,7 @@ class _Builder:
         """`rows`: int64 [n], numbers in the row group of the n rows of `batch`."""
         here = slice(self._added, self._added + len(rows))
         self._rows[here] = rows
-        nulls = Nulls(rows, self._drop[here], self._where)
+        nulls = Nulls(rows, self._drop[here], self._faults)
         lists: dict[int, Column] = {}
         for part in self._plan.fields:
             if part.column < 0:
@@ -139,7 +139,7 @@ class _Builder:
         """What `plan` has besides the fields of the batches, for the rows of all batches added."""
         count, rows = self._added, self.rows
         some = slice(rows[0], rows[-1] + 1) if count and rows[-1] - rows[0] == count - 1 else rows
-        nulls = Nulls(rows, self._drop[:count], self._where)
+        nulls = Nulls(rows, self._drop[:count], self._faults)
         for part in plan.fields:
             column = columns.get(part.binding.field)
             if column is None:
@@ -184,7 +184,7 @@ class _Builder:
             arrays={field: (values[:count], null[:count]) for field, (values, null) in self._arrays.items()},
             drop=self._drop[:count],
             rows=self.rows,
-            where=self._where,
+            faults=self._faults,
         )
 
 

@@ -1,7 +1,7 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import DataError, SchemaError
+from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import AsOf, Join, ParquetSource
 
@@ -54,13 +54,14 @@ class OpenSource:
         pool: Pool | None = None,
         show: bool = False,
         hosts: Hosts | None = None,
+        notes: list[Fault] | None = None,
     ) -> None:
         self.index = index
         self.label = f"source {index} ({source.label})"
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        self._files, joined = self._open(source, schema, threads, pool, show, hosts)
+        self._files, joined = self._open(source, schema, threads, pool, show, hosts, notes)
         self._side_files = joined
         joins = [(number, each) for number, each in enumerate(joined) if isinstance(each, SideTable)]
         sides = [each for _, each in joins]
@@ -100,6 +101,7 @@ class OpenSource:
         pool: Pool | None,
         show: bool,
         hosts: Hosts | None,
+        notes: list[Fault] | None,
     ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in fields_of(schema) if field.name not in joined]
@@ -107,7 +109,7 @@ class OpenSource:
         wanted += [] if schema.time is None else [Field(schema.time, "time")]
         histories = [join for join in source.join if isinstance(join, AsOf)]
         wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
-        options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry}
+        options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry, "notes": notes}
         main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
         files, *sides = _all_or_errors(
             [
@@ -246,10 +248,9 @@ class OpenSource:
                 bad = np.zeros(group.rows, bool)
                 bad[kept.rows - group.first] = null[kept.rows - group.first]
         if bad.any():
-            raise DataError(
-                f"{self._files.where(group)}, row {group.first + int(np.flatnonzero(bad)[0])}: {self._schema.time} is "
-                "null, and rows without a time cannot be merged. Leave them out with filter=..."
-            )
+            rows, time = group.first + np.flatnonzero(bad), self._schema.time
+            what = f"{time} is null, and rows without a time cannot be merged"
+            self._files.faults_of(group).found("null", time, rows, what, todo=". Leave them out with filter=...")
         last = np.maximum.accumulate(np.where(null, -1, np.arange(group.rows)))
         return np.where(last >= 0, times[last], 0)
 
@@ -295,6 +296,7 @@ def open_source(
     pool: Pool | None = None,
     show: bool = False,
     hosts: Hosts | None = None,
+    notes: list[Fault] | None = None,
 ) -> OpenSource:
     """Find the files, read their footers, check them against the schema and load side tables.
 
@@ -303,6 +305,7 @@ def open_source(
         threads: how many footers are read at a time.
         pool: where the values of all rows are copied to, for rows that stay long.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
+        notes: where the faults of files and rows are noted; None to raise the first. What is read then is of no use.
 
     Raises:
         FileNotFoundError, PermissionError: a path that cannot be opened.
@@ -310,7 +313,22 @@ def open_source(
         SchemaError: everything in which the files differ from the schema, in one message.
         DataError: a side table with duplicate keys.
     """
-    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show, hosts=hosts)
+    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show, hosts=hosts, notes=notes)
+
+
+def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple[str, OpenSource, str]]:
+    """(field, a source, what is wrong) of fields that have another form in this source than in one before it: labels
+    that are a list in one and a number in the other, and passthrough fields that are text in one only."""
+    for number, source in enumerate(sources):
+        for name in sorted(source.texts ^ sources[0].texts):
+            text, integer = (source, sources[0]) if name in source.texts else (sources[0], source)
+            what = f"text in {text.label} and an integer in {integer.label}"
+            yield name, source, f"passthrough {name!r} is {what}: bring one of them to the other's type"
+        for name in (each for each in schema.labels if each not in source.default_labels):
+            first = next(of for of in sources[: number + 1] if name not in of.default_labels)
+            if (name in source.list_labels) != (name in first.list_labels):
+                what = f"is a list in one of {first.label} and {source.label} and a scalar in the other"
+                yield name, source, f"label {name!r} {what}: map one of them"
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:

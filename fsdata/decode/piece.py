@@ -8,7 +8,7 @@ import numpy as np
 from fsdata.catalog.bind import Binding
 from fsdata.decode.block import Block, Column
 from fsdata.decode.row_layout import Layout
-from fsdata.errors import DataError
+from fsdata.errors import Faults
 from fsdata.schema import Field
 
 
@@ -22,7 +22,7 @@ class DecodedPiece:
         arrays: times and keys: int64 [N], and where they are null, bool [N].
         drop: bool [N], rows that a null policy leaves out.
         rows: int64 [N], their numbers in the row group.
-        where: source, file and row group, for messages.
+        faults: what becomes of rows that contradict the schema.
     """
 
     layout: Layout
@@ -31,16 +31,12 @@ class DecodedPiece:
     arrays: dict[Field, tuple[np.ndarray, np.ndarray]]
     drop: np.ndarray
     rows: np.ndarray
-    where: str
+    faults: Faults
 
     @property
     def alive(self) -> np.ndarray:
         """int64 [n]: the rows that are not left out."""
         return np.flatnonzero(~self.drop)
-
-    def at(self, n: int | np.integer) -> str:
-        """Where row n stands, for messages."""
-        return f"{self.where}, row {int(self.rows[n])}"
 
     def block(self, source: int = 0) -> Block:
         """All rows; every field of the layout has a column."""
@@ -65,7 +61,8 @@ def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
             common = np.maximum.reduce(lengths)
             differ = np.logical_or.reduce([(each != common) & (each >= 0) for each in lengths]) & ~piece.drop
             if differ.any():
-                raise _ragged(piece, name, slots, lengths, int(np.flatnonzero(differ)[0]))
+                _ragged(piece, name, slots, lengths, np.flatnonzero(differ))
+                common = np.where(differ, 0, common)
         nulls = common.min(initial=0) < 0 or common is not lengths[0]
         kept = common if common.min(initial=0) >= 0 else np.maximum(common, 0)
         skip = 0
@@ -94,27 +91,31 @@ def _with_defaults(
     longest = int(length[null & ~piece.drop].max(initial=0))
     if longest == 0:
         return column
-    value = 0 if field.kind == "counts" else defaults[field.name]  # a null list has no ids
+    value = 0 if field.kind == "counts" else defaults.get(field.name, 0)  # a null list has no ids
     filled = column.plus(np.full(longest, value, field.dtype))
     return replace(filled, start=np.where(null, column.size, start))
 
 
-def _ragged(piece: DecodedPiece, name: str, slots: tuple[int, ...], lengths: list[np.ndarray], row: int) -> DataError:
-    of = {piece.layout.fields[slot].name: int(each[row]) for slot, each in zip(slots, lengths, strict=True)}
+def _ragged(
+    piece: DecodedPiece, name: str, slots: tuple[int, ...], lengths: list[np.ndarray], rows: np.ndarray
+) -> None:
+    of = {piece.layout.fields[slot].name: int(each[rows[0]]) for slot, each in zip(slots, lengths, strict=True)}
     listed = ", ".join(f"{name} {'null' if length < 0 else length}" for name, length in of.items())
-    return DataError(
-        f"{piece.at(row)}: the lists of {name!r} have different lengths: {listed}. "
-        "Aligned fields need one length in every row; move a field to a Sequence of its own if it is not aligned"
-    )
+    what = f"the lists of {name!r} have different lengths: {listed}"
+    todo = ". Aligned fields need one length in every row; move a field to a Sequence of its own if it is not aligned"
+    piece.faults.found("ragged", name, piece.rows[rows], what, todo=todo)
 
 
 @dataclass(frozen=True, slots=True)
 class Nulls:
-    """What becomes of nulls in some rows of a piece. rows, drop: see `DecodedPiece`; `drop` is changed in place."""
+    """What becomes of nulls in some rows of a piece; `rows`, `drop` and `faults` are those of `DecodedPiece`.
+
+    `drop` is changed in place. What a policy forbids is a fault; where faults are noted, it then is as the default 0.
+    """
 
     rows: np.ndarray
     drop: np.ndarray
-    where: str
+    faults: Faults
 
     def scalars(
         self, binding: Binding, values: np.ndarray, null: np.ndarray | None, *, checked: bool = False
@@ -133,9 +134,12 @@ class Nulls:
                 bad = ~finite if bad is None else bad | ~finite
         if bad is None:
             return values
-        if binding.policy == "error":
-            n = int(np.flatnonzero(bad)[0])
-            raise self.fault(binding, n, "null" if null is not None and null[n] else "NaN or infinite")
+        absent = np.zeros_like(bad) if null is None else null
+        self.forbid(
+            binding,
+            ("null", np.flatnonzero(absent), "null"),
+            ("not finite", np.flatnonzero(bad & ~absent), "NaN or infinite"),
+        )
         if binding.policy == "drop":
             self.drop[bad] = True  # nobody reads the 0 that stands there
         return np.where(bad, values.dtype.type(binding.value or 0), values)
@@ -143,15 +147,18 @@ class Nulls:
     def lists(self, binding: Binding, null: np.ndarray) -> None:
         """Of lists that are null, bool [n]. Raises as `scalars`. Under `default` they stay null: only `align` knows how
         long the other lists of the row are."""
-        if binding.policy == "error" and null.any():
-            raise self.fault(binding, int(np.flatnonzero(null)[0]), "null")
+        self.forbid(binding, ("null", np.flatnonzero(null), "null"))
         if binding.policy == "drop":
             self.drop[null] = True
 
-    def fault(self, binding: Binding, n: int, what: str) -> DataError:
-        """What is wrong with a field of row n of these."""
+    def forbid(self, binding: Binding, *found: tuple[str, np.ndarray, str]) -> None:
+        """Faults of a field whose policy is `error`: (kind, which of these rows, ascending, what the first of them is).
+
+        The fault of the earliest row comes first. Raises as `scalars`.
+        """
+        if binding.policy != "error":
+            return
         name = binding.field.name
-        return DataError(
-            f"{self.where}, row {self.rows[n]}: {name} is {what}. Give ParquetSource(defaults={{{name!r}: ...}}) or "
-            f"nulls={{{name!r}: 'drop'}}"
-        )
+        for kind, rows, what in sorted((each for each in found if len(each[1])), key=lambda each: int(each[1][0])):
+            todo = f". Give ParquetSource(defaults={{{name!r}: ...}}) or nulls={{{name!r}: 'drop'}}"
+            self.faults.found(kind, name, self.rows[rows], f"{name} is {what}", todo=todo)

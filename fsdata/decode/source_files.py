@@ -36,7 +36,7 @@ from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.errors import CorruptFileError, DataError, SchemaError
+from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
@@ -66,6 +66,7 @@ class SourceFiles:
         threads: footers read at a time, and files kept open.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
         pages: rows may refer to values that are not decoded yet, see `fsdata.decode.pages`.
+        notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first.
 
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
@@ -84,11 +85,13 @@ class SourceFiles:
         show: bool = False,
         hosts: Hosts | None = None,
         pages: bool = False,
+        notes: list[Fault] | None = None,
     ) -> None:
         self.source = source
         self.label = label
         self.skipped: list[Skipped] = []
         self.retry = retry
+        self.faults = Faults(label=label, notes=notes)
         self._seen: set[tuple[str, int]] = set()
         self._wide: _Leaves = {}
         self._leaves: _Leaves = {}
@@ -106,7 +109,7 @@ class SourceFiles:
             self.catalog = self._listed() if source.catalog is None else self._from_file()
         begin = time.perf_counter()
         self._wanted = wanted
-        self.kinds, self._kind_of = bind(source, wanted, self.catalog, label)
+        self.kinds, self._kind_of = bind(source, wanted, self.catalog, label, notes=notes)
         self.seconds["binding"] = time.perf_counter() - begin
         self._keep = may_have_rows(self.catalog, source)
         if source.follow is not None:
@@ -319,7 +322,11 @@ class SourceFiles:
         return tuple(plans)
 
     def where(self, group: RowGroup) -> str:
-        return f"{self.label}, {self.catalog.files.name(group.file)}, row group {group.index}"
+        return self.faults_of(group).where
+
+    def faults_of(self, group: RowGroup) -> Faults:
+        """What becomes of the faults of a row group."""
+        return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
 
     def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RowGroupBytes | None:
         """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
@@ -370,7 +377,7 @@ class SourceFiles:
                 to_end=self.source.on_error == "skip",
                 schema=int(catalog.schema_of[number]),
                 wide=_once(self._wide, key, wide_columns, parquet.metadata),
-                where=self.where(group),
+                faults=self.faults_of(group),
                 indexes=indexes,
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
@@ -425,9 +432,12 @@ class SourceFiles:
             self._note(Skipped(file=name, row_group=None, rows=0, reason=reason))
 
     def _note(self, left_out: Skipped) -> None:
-        where = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"
-        _LOG.warning("%s: left out: %s: %s", self.label, where, left_out.reason)
+        place = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"
+        _LOG.warning("%s: left out: %s: %s", self.label, place, left_out.reason)
         self.skipped.append(left_out)
+        if self.faults.notes is not None:
+            where = replace(self.faults, file=left_out.file, row_group=left_out.row_group)
+            where.found("corrupt", None, None, left_out.reason)
 
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""

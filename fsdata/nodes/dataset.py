@@ -14,7 +14,7 @@ from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
-from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.node import Timing
@@ -108,12 +108,14 @@ class Dataset:
         threads: int = 1,
     ) -> None:
         self.sources = sources
+        for _, _, what in other_forms(sources, schema):
+            raise SchemaError(f"{what} with a polars expression")
         as_of = [set(source.histories.groups) for source in sources]
         self.layout = layout_of(
             schema,
-            _list_labels(sources, schema),
+            frozenset[str]().union(*(source.list_labels for source in sources)),
             set.intersection(*as_of),
-            texts=_texts(sources, schema),
+            texts=sources[0].texts,
             masks=frozenset(name for source in sources for name in source.masks),
         )
         self.bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
@@ -191,34 +193,6 @@ def _only_needed(window: Window) -> Window:
             pieces.append(Piece(piece.unit, piece.start + start, piece.start + start + rows))
         skip, left = skip - start, left - rows
     return Window(tuple(pieces), 0, window.rows)
-
-
-def _list_labels(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
-    """The labels that are lists. A source that has a label only by default follows the others."""
-    form: dict[str, tuple[bool, str]] = {}
-    for source in sources:
-        for name in (name for name in schema.labels if name not in source.default_labels):
-            is_list = name in source.list_labels
-            was_list, first = form.setdefault(name, (is_list, source.label))
-            if is_list != was_list:
-                raise SchemaError(
-                    f"label {name!r} is a list in one of {first} and {source.label} and a scalar in the other: map one "
-                    "of them with a polars expression"
-                )
-    return frozenset(name for name, (is_list, _) in form.items() if is_list)
-
-
-def _texts(sources: Sequence[OpenSource], schema: Schema) -> frozenset[str]:
-    """The passthrough fields that are text."""
-    first = sources[0]
-    for source in sources[1:]:
-        for name in sorted(source.texts ^ first.texts):
-            text, number = (source, first) if name in source.texts else (first, source)
-            raise SchemaError(
-                f"passthrough {name!r} is text in {text.label} and an integer in {number.label}: bring one of them to "
-                "the other's type with a polars expression"
-            )
-    return first.texts
 
 
 def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[AllUnits, Keys | None]:

@@ -1,59 +1,14 @@
-"""The findings of a check: kinds of faults, where they are, and what to do about them."""
+"""What a check has found, as the JSON document: where each fault is, and what to do about it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fsdata.errors import SchemaError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One kind of fault in one place.
-
-    Attributes:
-        kind: see `REMEDIES`.
-        source: the name of the table in messages.
-        what: the fault in words, or that of the first of `rows`.
-        file, row_group, field, column: where the fault is; None if the fault has no such place. `column` is
-            the column of the file that the field is read from.
-        rows: int64, rows of the row group with the fault; None if the fault is not about rows.
-    """
-
-    kind: str
-    source: str
-    what: str
-    file: str | None = None
-    row_group: int | None = None
-    field: str | None = None
-    column: str | None = None
-    rows: np.ndarray | None = None
-
-    @property
-    def count(self) -> int:
-        return 1 if self.rows is None else len(self.rows)
-
-    @property
-    def todo(self) -> str:
-        """What the user can do about the fault."""
-        return REMEDIES[self.kind].format(field=self.field)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "file": self.file,
-            "row_group": self.row_group,
-            "field": self.field,
-            "column": self.column,
-            "count": self.count,
-            "rows": None if self.rows is None else self.rows.tolist(),
-            "what": self.what,
-            "todo": self.todo,
-        }
-
+from freescale_tools.console.files import header
+from fsdata.errors import Fault
 
 _NULLS = "ParquetSource(defaults={{'{field}': ...}}), nulls={{'{field}': 'drop'}}, or repair the rows"
 REMEDIES = {
@@ -74,25 +29,48 @@ REMEDIES = {
 }
 
 
-def mismatches(error: SchemaError, label: str) -> list[Finding]:
-    """One finding for each field that does not fit, from the lines of fsdata's message."""
-    lines = [line for line in str(error).splitlines() if line.startswith("  ") and not line.startswith("  columns of ")]
-    found = []
-    for line in lines or [str(error)]:
-        field, colon, _ = line.strip().partition(": ")
-        name = field if lines and colon else None
-        found.append(Finding(kind="mismatch", source=label, what=line.strip(), field=name))
-    return found
+def merged(notes: Iterable[Fault]) -> list[Fault]:
+    """One fault of each kind and field in a row group, whatever batches it was decoded in; in order of the first."""
+    found: dict[tuple[Any, ...], Fault] = {}
+    for one in notes:
+        key = one.kind, one.label, one.file, one.row_group, one.field, one.what if one.rows is None else None
+        before = found.setdefault(key, one)
+        if before.rows is not None and one.rows is not None and before is not one:
+            found[key] = replace(before, rows=np.union1d(before.rows, one.rows))
+    return list(found.values())
 
 
-def merged(found: Sequence[Finding]) -> list[Finding]:
-    """Join findings of one row group so that each kind and field has one, independent of the batches."""
-    merged: dict[tuple[str, str | None], Finding] = {}
-    for one in found:
-        key = one.kind, one.field
-        before = merged.get(key)
-        if before is None or before.rows is None or one.rows is None:
-            merged[key] = one
-        else:
-            merged[key] = replace(before, rows=np.concatenate([before.rows, one.rows]))
-    return list(merged.values())
+def document(
+    found: Sequence[Fault], columns: Sequence[str | None], *, rows: Mapping[str, int], schema: str
+) -> dict[str, Any]:
+    """The JSON document: all faults with all rows, and counts by kind.
+
+    columns: of each fault, the column of the file that its field is read from. rows: of each source.
+    """
+    listed = [_entry(one, column) for one, column in zip(found, columns, strict=True)]
+    counts: Counter[str] = Counter()
+    for entry in listed:
+        counts[entry["kind"]] += entry["count"]
+    return {
+        **header("check"),
+        "schema": schema,
+        "sources": [{"source": label, "rows": count} for label, count in rows.items()],
+        "rows": sum(rows.values()),
+        "counts": dict(counts),
+        "found": listed,
+    }
+
+
+def _entry(one: Fault, column: str | None) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "source": one.label,
+        "file": one.file,
+        "row_group": one.row_group,
+        "field": one.field,
+        "column": column,
+        "count": 1 if one.rows is None else len(one.rows),
+        "rows": None if one.rows is None else one.rows.tolist(),
+        "what": one.what,
+        "todo": REMEDIES[one.kind].format(field=one.field),
+    }

@@ -1,8 +1,7 @@
 """What `freescale check` shows: one table for each kind of fault, and what to do about it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from freescale_tools.check.findings import Finding
 from freescale_tools.report.blocks import Block, Column, Document, Points, Table
 from freescale_tools.report.numbers import COUNT, WORDS, count
 
@@ -10,33 +9,34 @@ _SHOWN = 20
 _ROWS_SHOWN = 5
 
 
-def check_blocks(findings: Sequence[Finding], answer: Document) -> Iterator[Block]:
+def check_blocks(answer: Document) -> Iterator[Block]:
     for kind, number in answer["counts"].items():
-        found = [one for one in findings if one.kind == kind]
-        notes = [f"To do: {todo}" for todo in dict.fromkeys(one.todo for one in found[:_SHOWN])]
+        found = [one for one in answer["found"] if one["kind"] == kind]
+        notes = [f"To do: {todo}" for todo in dict.fromkeys(one["todo"] for one in found[:_SHOWN])]
         if len(found) > _SHOWN:
             notes.insert(0, f"{count(len(found) - _SHOWN)} more places; --json lists all.")
         if kind == "mismatch":  # of a whole source, and with expressions to copy in one piece
-            said = [f"{one.source}: {one.what}" for one in found]
+            said = [f"{one['source']}: {one['what']}" for one in found]
             yield Points(title=f"{kind}: {count(number)}", sentences=[*said, *notes])
             continue
         yield Table(
             title=f"{kind}: {count(number)}",
             columns=(
-                *([Column("source", WORDS, lambda one: one.source)] if len(answer["sources"]) > 1 else []),
-                Column("file", WORDS, lambda one: one.file or one.source),
-                Column("row group", COUNT, lambda one: one.row_group),
+                *([Column("source", WORDS, "source")] if len(answer["sources"]) > 1 else []),
+                Column("file", WORDS, lambda one: one["file"] or one["source"]),
+                Column("row group", COUNT, "row_group"),
                 Column("rows", WORDS, _rows),
-                Column("column", WORDS, lambda one: one.column or one.field),
-                Column("what", WORDS, lambda one: one.what),
+                Column("column", WORDS, lambda one: one["column"] or one["field"]),
+                Column("what", WORDS, lambda one: one["what"].splitlines()[0]),  # messages of polars tell a story
             ),
             rows=found[:_SHOWN],
             notes=notes,
         )
 
 
-def _rows(one: Finding) -> str | None:
-    if one.rows is None:
+def _rows(one: Document) -> str | None:
+    rows = one["rows"]
+    if rows is None:
         return None
-    some = ", ".join(str(row) for row in one.rows[:_ROWS_SHOWN])
-    return some + (f" and {count(len(one.rows) - _ROWS_SHOWN)} more" if len(one.rows) > _ROWS_SHOWN else "")
+    some = ", ".join(str(row) for row in rows[:_ROWS_SHOWN])
+    return some + (f" and {count(len(rows) - _ROWS_SHOWN)} more" if len(rows) > _ROWS_SHOWN else "")

@@ -1,19 +1,23 @@
-"""Decides which rows make a global batch: in file order, shuffled, or by time. Arrays in, arrays out.
+"""Which rows make a global batch: as the loader deals them, in order or shuffled; or by time. Arrays in, arrays out.
 
 Letters: N rows in memory, W ranks, B samples of a rank, G = W * B. A run is a stretch of consecutive row
 groups. Both batches of a pair come from one run.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.order.deal import deal, permutation
+from fsdata.order.deal import epoch_streams, window_order
+from fsdata.order.stream import Stream
 
 ORDERS = ("file", "shuffled", "time")
+WINDOW = 4  # row groups that the loader shuffles together, if it is not told otherwise
 _STREAK = 4  # consecutive pairs; they need one batch more than that
 _LONGEST = 64  # pairs of a streak if all pairs are counted
+_KEPT = 4  # numbers of ranks whose rows are kept in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,59 +47,62 @@ class Streak:
 
 
 class Orders:
-    """Batches of the same rows in different orders. Each order is made once.
+    """Batches of the same rows in different orders.
+
+    Shuffled, all runs are one: the loader deals row groups that lie far from each other to one rank.
 
     units: rows of every row group, by run; time: int64[N]; known: bool[N], as of `by_time`.
     """
 
     def __init__(self, units: Sequence[Sequence[int]], time: np.ndarray, known: np.ndarray, *, seed: int) -> None:
         self._units = units
-        self._time, self._known = time, known
         self._seed = seed
-        self._ordered: dict[str, list[np.ndarray]] = {}
+        self._streams = functools.lru_cache(_KEPT)(self._dealt)
+        self._by_time = functools.cache(lambda: by_time(time, known, [sum(run) for run in units]))
 
     def batches(self, order: str, *, ranks: int, batch_size: int) -> Batches:
         """The batches of one of `ORDERS`."""
-        if order == "file":
-            return in_file_order(self._units, ranks=ranks, batch_size=batch_size)
-        if order not in self._ordered:
-            runs = [sum(run) for run in self._units]
-            self._ordered[order] = (
-                shuffled(sum(runs), self._seed) if order == "shuffled" else by_time(self._time, self._known, runs)
-            )
-        return sliced(self._ordered[order], ranks * batch_size)
+        if order == "time":
+            ordered, size = self._by_time(), ranks * batch_size
+            steps = [len(rows) // size for rows in ordered]
+            return Batches(steps=tuple(steps), rows=lambda run, step: ordered[run][step * size : (step + 1) * size])
+        streams = functools.cache(lambda: self._streams(order, ranks))  # dealt when the first batch is wanted
+
+        def rows(run: int, step: int) -> np.ndarray:
+            return np.concatenate([of[step * batch_size : (step + 1) * batch_size] for of in streams()[run]])
+
+        return Batches(steps=tuple(sum(run) // ranks // batch_size for run in self._runs(order)), rows=rows)
+
+    def _runs(self, order: str) -> Sequence[Sequence[int]]:
+        return self._units if order == "file" else [[rows for run in self._units for rows in run]]
+
+    def _dealt(self, order: str, ranks: int) -> list[list[np.ndarray]]:
+        """For each run and each rank the rows that a loader gives it in an epoch, in order."""
+        found, first = [], 0
+        for run in self._runs(order):
+            rows = np.array([each for each in run if each], np.int64)
+            begins = first + np.cumsum(rows) - rows
+            shuffle, seed = order == "shuffled", self._seed
+            streams = epoch_streams(rows, world_size=ranks, shuffle=shuffle, shuffle_window=WINDOW, seed=seed, epoch=0)
+            found.append([_rows_of(stream, begins, seed if shuffle else None) for stream in streams])
+            first += int(rows.sum())
+        return found
 
 
-def in_file_order(units: Sequence[Sequence[int]], *, ranks: int, batch_size: int) -> Batches:
-    """The batches of a loader that does not shuffle.
-
-    It deals row groups to ranks, and each rank reads its own in order.
-
-    units: rows of every row group, by run.
-    """
-    streams, first = [], 0
-    for run in units:
-        begins = first + np.cumsum([0, *run])
-        hands = deal(np.asarray(run, np.int64), ranks)
-        where = [(begins[hand.span] + hand.start, hand.stop - hand.start) for hand in hands]
-        streams.append([list(zip(starts.tolist(), counts.tolist(), strict=True)) for starts, counts in where])
-        first = int(begins[-1])
-    steps = tuple(min(sum(rows for _, rows in hand) for hand in stream) // batch_size for stream in streams)
-
-    def rows(run: int, step: int) -> np.ndarray:
-        begin = step * batch_size
-        return np.concatenate([_stretch(hand, begin, begin + batch_size) for hand in streams[run]])
-
-    return Batches(steps=steps, rows=rows)
-
-
-def shuffled(count: int, seed: int) -> list[np.ndarray]:
-    """All rows in one random order, for `sliced`."""
-    return [permutation(count, seed)]
+def _rows_of(stream: Stream, begins: np.ndarray, seed: int | None) -> np.ndarray:
+    """The rows of a stream, in order; begins: int64 [units], the first row of each. seed: that shuffles them."""
+    found = [np.empty(0, np.int64)]
+    for window in stream:
+        parts = [np.arange(piece.start, piece.stop) + begins[piece.unit] for piece in window.pieces]
+        rows = np.concatenate(parts)
+        if seed is not None:
+            rows = rows[window_order(window, seed=seed, epoch=0)]
+        found.append(rows[window.start : window.stop])
+    return np.concatenate(found)
 
 
 def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np.ndarray]:
-    """The rows of each run sorted by time, for `sliced`.
+    """The rows of each run sorted by time.
 
     Equal times keep file order; rows without a time are left out. time: int64[N]; known: bool[N]; runs: rows
     of each.
@@ -106,14 +113,6 @@ def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np
         ordered.append(places[np.argsort(time[places], kind="stable")])
         first += count
     return ordered
-
-
-def sliced(ordered: Sequence[np.ndarray], size: int) -> Batches:
-    """Global batches of `size` rows one after another, by run."""
-    return Batches(
-        steps=tuple(len(rows) // size for rows in ordered),
-        rows=lambda run, step: ordered[run][step * size : (step + 1) * size],
-    )
 
 
 def streaks(batches: Batches, pairs: int) -> list[Streak]:
@@ -133,19 +132,6 @@ def streaks(batches: Batches, pairs: int) -> list[Streak]:
         chosen.append(Streak(run=run, first=first, batches=min(size, batches.steps[run] - 1 - first) + 1))
         passed += size
     return chosen
-
-
-def _stretch(hand: Sequence[tuple[int, int]], begin: int, end: int) -> np.ndarray:
-    """Rows begin to end of what a rank reads; `hand` lists (first row, rows)."""
-    parts, passed = [], 0
-    for first, rows in hand:
-        low, high = max(begin - passed, 0), min(end - passed, rows)
-        if low < high:
-            parts.append(np.arange(first + low, first + high))
-        passed += rows
-        if passed >= end:
-            break
-    return np.concatenate(parts)
 
 
 def _locate(steps: Sequence[int], pair: int) -> tuple[int, int]:

@@ -38,7 +38,8 @@ def collisions(
         list[OrderName] | None,
         typer.Option(
             help="Order of the rows in batches. May be given several times; plots use the first. file: as a loader "
-            "that does not shuffle. Default: file, shuffled, and with --time also time."
+            "that does not shuffle; shuffled: as one that does, in windows of 4 row groups. Default: file, "
+            "shuffled, and with --time also time."
         ),
     ] = None,
     pairs: Annotated[int, typer.Option(help="Most pairs of batches to count at a point.")] = 16,

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.collisions.batch_order import ORDERS, Batches, Orders, streaks
-from freescale_tools.collisions.ids_in_memory import MOST_IDS, Held, hold
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import MOST_IDS, Held, hold, hold_stored_once
 from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS

@@ -1,4 +1,4 @@
-"""Cutting histories and counting shared rows (numba, nogil, no Python objects).
+"""Counting shared rows (numba, nogil, no Python objects).
 
 The counting keeps one byte per table row: the mark of the last batch that used the row, and whether the batch
 before used it too. Each occurrence costs one memory access, and nothing is cleared between batches.
@@ -15,58 +15,6 @@ _IDS = types.uint32[::1]
 _INT64 = types.int64[::1]
 _BYTES = types.uint8[::1]
 _READ_INT64 = types.Array(types.int64, 1, "C", readonly=True)
-_READ_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_TAKE = [
-    types.int64(
-        _READ_INT64, _READ_INT64, _READ_BYTES, types.int64, types.uint64, types.int64, out, types.int64, _INT64, _INT64
-    )
-    for out in (_IDS, _INT64)
-]
-
-
-@kernel(_TAKE)
-def take_rows(
-    values: np.ndarray,
-    offsets: np.ndarray,
-    valid: np.ndarray,
-    base: int,
-    span: int,
-    limit: int,
-    out: np.ndarray,
-    at: int,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-) -> int:
-    """Copy the last `limit` events of every list to out[at:], minus `base`.
-
-    Returns how many rows were copied. values: int64 [V]; offsets: int64 [N + 1]; valid: uint8 [V], 0 for a
-    null, which is left out, or empty. Written: starts, lengths: int64 [N], where each row stands in `out`.
-    Stops before the first row that does not fit. Returns -1 if a value is outside base to base + span.
-    """
-    largest = np.uint64(0)
-    for row in range(len(offsets) - 1):
-        end = offsets[row + 1]
-        first = max(offsets[row], end - limit)
-        if at + (end - first) > len(out):
-            return row
-        starts[row] = at
-        if len(valid):
-            for place in range(first, end):
-                if valid[place]:
-                    moved = values[place] - base
-                    largest = max(largest, np.uint64(moved))
-                    out[at] = moved
-                    at += 1
-        else:
-            for place in range(end - first):
-                moved = values[first + place] - base
-                largest = max(largest, np.uint64(moved))
-                out[at + place] = moved
-            at += end - first
-        lengths[row] = at - starts[row]
-        if largest > span:
-            return -1
-    return len(offsets) - 1
 
 
 @kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES))

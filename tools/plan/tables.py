@@ -10,17 +10,15 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from freescale_tools.collisions.arrow_ids import check_ids, parts
-from freescale_tools.console.errors import UsageError, first_line
+from freescale_tools.collisions.id_rows import IdRows
+from freescale_tools.console.errors import UsageError
 from freescale_tools.model.workload import mean_lengths
-from freescale_tools.scan.columns import Reader, bind
 from freescale_tools.scan.files import FileSet, open_files
 
 KINDS = ("sequence", "pooled")
@@ -217,27 +215,15 @@ def with_uses(tables: Sequence[Table], paths: Sequence[str], columns: Sequence[s
 
 def column_ids(files: FileSet, column: str, *, most: int = MOST_IDS) -> np.ndarray:
     """int64 ids of a column of integers, or of lists of them: the first ones of row groups, of each file alike many."""
-    bound = bind(files, [column], check=check_ids)
-    room = max(most // len(files.footers), 1)
     found = [np.empty(0, np.int64)]
-    for footer, leaves in zip(files.footers, bound.leaves, strict=True):
-        left = room if column in leaves else 0
-        try:
-            for ids in _ids_of_file(footer, column, leaves) if left else ():
-                found.append(ids[:left])
-                left -= len(found[-1])
-                if not left:
-                    break
-        except (OSError, pa.ArrowException) as error:
-            raise UsageError(f"{footer.file.name}: {column} cannot be read: {first_line(error)}") from error
+    with IdRows(files, column) as opened:
+        for number in opened.leaves:
+            left = max(most // len(files.footers), 1)
+            for group, rows in enumerate(files.footers[number].row_groups):
+                if left > 0 and rows:
+                    found.append(opened.read(number, group, rows).ids[:left])
+                    left -= len(found[-1])
+        damaged = [one for one in opened.skipped if one.row_group is not None]
+    if damaged:
+        raise UsageError(f"{damaged[0].file}: {column} cannot be read: {damaged[0].reason}")
     return np.concatenate(found)
-
-
-def _ids_of_file(footer: Any, column: str, leaves: Any) -> Iterator[np.ndarray]:
-    """The ids of one file, batch by batch, without nulls."""
-    with Reader(footer) as reader:
-        for group in range(footer.metadata.num_row_groups):
-            for _, arrays in reader.batches(group, leaves):
-                values, offsets, valid = parts(arrays[column])
-                kept = slice(int(offsets[0]), int(offsets[-1]))
-                yield values[kept][valid[kept].astype(bool)] if len(valid) else values[kept]

@@ -174,14 +174,13 @@ def _profiled(
     requests: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """(profile.json, why parts of it are null)."""
-    from freescale_tools.collisions.arrow_ids import check_ids
     from freescale_tools.profile import measure as profiles
-    from freescale_tools.scan.columns import bind
-    from freescale_tools.scan.engines.choose import engine
-    from freescale_tools.scan.engines.threads import REMOTE_THREADS
+    from freescale_tools.scan.columns import bind, ids
+    from freescale_tools.scan.engines import REMOTE_THREADS, Threads
+    from freescale_tools.scan.ray_cluster import cluster
 
     if settings.ids is not None:
-        bind(requests.table if requests else files, [settings.ids], check=check_ids)  # before all lengths are read
+        bind(requests.table if requests else files, [settings.ids], ids)  # before all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
         terminal.skipped(found.document["skipped"])
@@ -189,8 +188,9 @@ def _profiled(
     from freescale_tools.profile.predict import predict
 
     threads = None if files.footers[0].file.local else REMOTE_THREADS
+    local = engine_name == EngineName.local
     with (
-        engine(engine_name, threads=threads) as where,
+        contextlib.nullcontext(Threads(threads)) if local else cluster() as where,
         terminal.progress("reading lengths", rows=files.rows) as progress,
     ):
         found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from freescale_tools.console.options import StoredHistories
 from freescale_tools.model.batches import Setting
-from freescale_tools.scan.columns import bind_lists, first_name, holds
+from freescale_tools.scan.columns import bind, first_name, holds
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
 from fsdata.catalog.footers import Footer
@@ -89,7 +89,7 @@ def loader_files(
     ]
     columns = [column, *aligned, *([candidates] if candidates else [])]
     in_rows = columns if requests is None else columns[1:]
-    bound = bind_lists(files, in_rows)
+    bound = bind(files, in_rows)
     usable = [footer for footer, leaves in zip(files.footers, bound.leaves, strict=True) if len(leaves) == len(in_rows)]
     all_of_them = len(usable) == len(files.footers)
     scheme = paths[0].partition("://")[0] + "://" if "://" in paths[0] else ""

@@ -10,14 +10,12 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import bind, bind_lists
-from freescale_tools.scan.counts import counts
-from freescale_tools.scan.engines.engine import Engine, Lost
-from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan.columns import Bound, any_column, bind
+from freescale_tools.scan.engines import Engine, Lost, Threads
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.histories import Requests, scan_windows
-from freescale_tools.scan.lengths import Piece, Scanned, Tally, pieces, scan
+from freescale_tools.scan.lengths import LengthSums, Piece, Scanned, counts, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
 from fsdata.catalog.footers import Skipped
 
@@ -107,7 +105,7 @@ def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> Profile:
     Files whose column is not a list are in the document's `skipped`. Raises UsageError if a column is a list
     in no file.
     """
-    bound = bind_lists(files, columns.lists)
+    bound = bind(files, columns.lists)
     found = {column: counts(files, bound, column) for column in columns.lists}
     return Profile(document=_document("quick", files, columns, paths, found, [*files.skipped, *bound.missing]))
 
@@ -129,50 +127,55 @@ def full(
     Damaged row groups, files that cannot be reached and files with an unusable column are in the document's
     `skipped`. Raises UsageError if a column is usable in no file.
     """
-    where = engine or Local()
+    where = engine or Threads()
     in_rows = columns.lists if requests is None else columns.lists[len(columns.sequences) :]
-    bound = bind_lists(files, in_rows)
+    bound = bind(files, in_rows)
     missing = list(bound.missing)
     spans = None
     if columns.time is not None:
         spans, timed = time_spans(files, columns.time)
         missing += timed.missing
-    tallies = {column: Tally(files, bound, column) for column in in_rows}
+    sums = {column: _no_rows(bound, column) for column in in_rows}
     todo = pieces(files, bound, spans, workers=where.workers)
-    lost = _scan(tallies, functools.partial(scan, spans=spans), todo, where, progress)
+    lost = _scan(sums, functools.partial(scan, spans=spans), todo, where, progress)
     if requests is not None:
         windows, more = _scan_windows(requests, spans, where, progress)
-        tallies |= dict.fromkeys(columns.sequences, windows)
+        sums |= dict.fromkeys(columns.sequences, windows)
         known = {(one.file, one.row_group) for one in lost}
         lost += [one for one in more if (one.file, one.row_group) not in known]
-    found = {column: tally.document(spans) for column, tally in tallies.items()}
+    found = {column: each.document(files, spans) for column, each in sums.items()}
     document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
     if requests is not None:
         document["histories"] = _histories(requests)
-    return Profile(document=document, histograms={column: tally.histogram for column, tally in tallies.items()})
+    return Profile(document=document, histograms={column: each.lengths.merged() for column, each in sums.items()})
 
 
 def _scan_windows(
     requests: Requests, spans: Spans | None, engine: Engine, progress: Progress | None
-) -> tuple[Tally, list[Skipped]]:
+) -> tuple[LengthSums, list[Skipped]]:
     """The lengths of the windows of all requests: the same for every list of the histories."""
     stored = requests.stored
-    bound = bind(requests.files, [stored.on, stored.time])
-    tally = Tally(requests.files, bound, stored.on)
+    bound = bind(requests.files, [stored.on, stored.time], any_column)
+    sums = _no_rows(bound, stored.on)
     work = functools.partial(scan_windows, requests=requests, spans=spans)
     todo = pieces(requests.files, bound, None, workers=engine.workers)
-    lost = _scan({stored.on: tally}, work, todo, engine, progress)
-    return tally, [*lost, *requests.skipped]
+    lost = _scan({stored.on: sums}, work, todo, engine, progress)
+    return sums, [*lost, *requests.skipped]
+
+
+def _no_rows(bound: Bound, column: str) -> LengthSums:
+    """Of all files that have the column: those without a readable row group are listed, too."""
+    return LengthSums(per_file={file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves})
 
 
 def _scan(
-    tallies: Mapping[str, Tally],
+    sums: Mapping[str, LengthSums],
     work: Callable[[Piece], Scanned],
     todo: Iterable[Piece],
     engine: Engine,
     progress: Progress | None,
 ) -> list[Skipped]:
-    """Add what `work` finds in all pieces to the tallies. Returns what could not be read."""
+    """Add what `work` finds in all pieces to the sums. Returns what could not be read."""
     unreachable: dict[tuple[str, str], int] = {}
     damaged: list[Skipped] = []
     for piece, found in engine.run(work, todo):
@@ -181,8 +184,8 @@ def _scan(
             unreachable[key] = unreachable.get(key, 0) + piece.rows
         else:
             damaged += found.skipped
-            for column, part in found.parts.items():
-                tallies[column].add(piece.file, part)
+            for column, more in found.sums.items():
+                sums[column].add(more)
         if progress is not None:
             progress.advance(rows=piece.rows, bytes=piece.bytes)
     lost = [

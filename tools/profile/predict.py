@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from freescale_tools.collisions.estimate import estimate
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.model.batches import Samples, Setting, fitting
@@ -20,7 +20,7 @@ from freescale_tools.profile.recommend import even_cut, recommend
 from freescale_tools.profile.sharing import sharing
 from freescale_tools.profile.stragglers import straggler_grid
 from freescale_tools.profile.tradeoff import tradeoff
-from freescale_tools.scan.columns import bind_lists, holds
+from freescale_tools.scan.columns import bind, holds
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
 from fsdata.balance.cost import Polynomial
@@ -174,7 +174,7 @@ def _floats(dims: int | Mapping[str, int] | None, columns: Sequence[str]) -> int
 
 def _with_integers(files: FileSet, column: str) -> FileSet:
     """The files in which the column is a list of integers."""
-    found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
+    found = zip(files.footers, bind(files, [column]).leaves, strict=True)
     return replace(
         files,
         footers=tuple(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.collisions.batch_order import Batches, Orders
-from freescale_tools.collisions.ids_in_memory import Held
+from freescale_tools.collisions.held import Held
 from freescale_tools.console.terminal import Progress
 from freescale_tools.model.batches import enough_for, fitting
 from freescale_tools.model.durations import FLOAT, ID, step

@@ -1,7 +1,6 @@
 """Reading list columns of many Parquet files: their lengths, and nothing more than a command needs.
 
-`files` finds them, `columns` finds columns in them, `engines` run the work, `times` cuts time into spans. `levels`
-reads the lengths of lists from the levels of pages (by `level_kernels`), `lengths` counts rows into a `histogram`,
-`histories` finds lengths where histories are stored once, `counts` counts from footers alone, `reading` gives whole
-rows.
+`files` finds them, `columns` finds columns in them, `rows` reads them: whole rows, or the lengths of lists from the
+`levels` of their pages (by `level_kernels`). `lengths` counts rows into a `histogram`, also by span of `times`, and
+`histories` finds lengths where histories are stored once. `engines` run the work, here or on a `ray_cluster`.
 """

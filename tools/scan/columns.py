@@ -1,38 +1,42 @@
-"""Finds columns in many files and reads them batch by batch, or only the lengths of their lists.
+"""Finds columns in many files: which leaf of each file a name stands for, and whether it is of use.
 
-A row group of any size is decoded in batches of 1.5 MiB. Memory thus depends on the number of reading threads
-only, and Arrow reuses the memory that it has just freed. Lengths are read page by page, without values, and
-take 8 bytes per row.
+Names inside structs are dotted. Files may differ: in one a column may be missing, or be of another kind.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn, leaf
-from freescale_tools.scan.levels import Lengths, read_lengths
-from fsdata.catalog.arrow_types import plain
-from fsdata.catalog.footers import Footer, Skipped, open_file
-from fsdata.decode.pages.chunk import Damaged, LeftToArrow
+from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.levels import ListLevels, list_levels
+from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.footers import Footer, Skipped
 
-_BATCH_BYTES = 3 << 19  # larger batches decode more slowly: their memory is no longer in the cache
-_MAX_ROWS = 8192
-# Column chunks up to this size are read at once. From larger chunks Arrow reads page by page, and allocates
-# what each page header asks for: up to 2 GiB if the header is damaged.
-_WHOLE_BYTES = 16 << 20
-# Larger chunks are read in pieces of this size; a request to a remote file should be worth it.
-_STREAM_BYTES = 1 << 20
-_REMOTE_STREAM_BYTES = 8 << 20
-_LEVEL_BYTES = 1 << 17  # a header, and mostly all levels of a page if they are not compressed
 _NAMED = 12
 
-Check = Callable[[Footer, str, Leaf], None]
+
+class UnusableColumn(Exception):
+    """A column cannot be used in one file. Other files may have it in a usable form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One leaf column of one file.
+
+    Attributes:
+        index: position among the leaf columns of the file.
+        path: dotted, as Parquet has it (`item_ids.list.element`).
+        is_list: whether it has one level of repetition.
+        levels: of the list; None if only pyarrow can say its lengths.
+    """
+
+    index: int
+    path: str
+    is_list: bool
+    levels: ListLevels | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +52,57 @@ class Bound:
     missing: tuple[Skipped, ...]
 
 
-def bind_lists(files: FileSet, columns: Sequence[str]) -> Bound:
-    """Find list columns in all files; raises as `bind`."""
-    return bind(files, columns, check=_check_list)
+Check = Callable[[str, Leaf, pa.DataType], None]
+"""Called with a column, its leaf, and the type of the column in the file: raises UnusableColumn."""
 
 
-def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) -> Bound:
+def any_column(column: str, place: Leaf, kind: pa.DataType) -> None:
+    """A column of any kind."""
+
+
+def a_list(column: str, place: Leaf, kind: pa.DataType) -> None:
+    """A column of lists."""
+    if not place.is_list:
+        raise UnusableColumn(f"{column} is {kind}, one value per row; a sequence is a list column")
+
+
+def ids(column: str, place: Leaf, kind: pa.DataType) -> None:
+    """A column of integers, or of lists of them."""
+    if not pa.types.is_integer(_item(kind)):
+        raise UnusableColumn(
+            f"{column} is {kind}; collisions are counted on integer ids. Name the column of row numbers that the "
+            "embedding table is looked up with, or write one (strings: hash them, for example with polars' "
+            "pl.col(...).hash())"
+        )
+
+
+def times(column: str, place: Leaf, kind: pa.DataType) -> None:
+    """A column of integers, timestamps or dates, or of lists of them."""
+    _check_time(column, kind, _item(kind))
+
+
+def one_time(column: str, place: Leaf, kind: pa.DataType) -> None:
+    """A column of integers, timestamps or dates."""
+    _check_time(column, kind, kind)
+
+
+def _check_time(column: str, kind: pa.DataType, item: pa.DataType) -> None:
+    if not (pa.types.is_integer(item) or is_calendar(item)):
+        raise UnusableColumn(f"{column} is {kind}; a time is an integer, a timestamp or a date")
+
+
+def is_calendar(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _item(kind: pa.DataType) -> pa.DataType:
+    return plain(kind.value_type) if is_list(kind) else kind
+
+
+def bind(files: FileSet, columns: Sequence[str], check: Check = a_list) -> Bound:
     """Find columns in all files. Files in which a column is absent or unusable are listed as missing it.
 
-    `check` raises UnusableColumn for a column that cannot be used. Raises UsageError for a column that no
-    file has usable.
+    Raises UsageError for a column that no file has usable.
     """
     leaves: list[dict[str, Leaf]] = []
     missing = []
@@ -79,26 +124,39 @@ def bind(files: FileSet, columns: Sequence[str], *, check: Check | None = None) 
     return Bound(leaves=tuple(leaves), missing=tuple(missing))
 
 
-def _find(footer: Footer, column: str, check: Check | None) -> Leaf | UnusableColumn:
+def leaf(footer: Footer, column: str) -> Leaf | None:
+    """The leaf of `column` in this file; None if the file lacks it.
+
+    Raises UnusableColumn for a column with several leaves (a struct, a list of structs) or with lists in
+    lists.
+    """
+    schema = footer.metadata.schema
+    paths = [schema.column(index).path for index in range(len(schema))]
+    found = [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+    if not found:
+        return None
+    if len(found) > 1:
+        some = ", ".join(paths[index] for index in found[:5])
+        raise UnusableColumn(f"{column} has {len(found)} leaf columns: name one of {some}")
+    one = schema.column(found[0])
+    if one.max_repetition_level > 1:
+        raise UnusableColumn(f"{column} holds lists in lists; a sequence is a list of numbers")
+    levels = list_levels(schema, footer.schema, found[0])
+    return Leaf(index=found[0], path=one.path, is_list=one.max_repetition_level == 1, levels=levels)
+
+
+def _find(footer: Footer, column: str, check: Check) -> Leaf | UnusableColumn:
     try:
         place = leaf(footer, column)
         if place is None:
             return UnusableColumn(f"no column {column}")
-        if check is not None:
-            check(footer, column, place)
+        check(column, place, type_of(footer.schema, column))
     except UnusableColumn as misfit:
         return misfit
     return place
 
 
-def _check_list(footer: Footer, column: str, place: Leaf) -> None:
-    if not place.is_list:
-        raise UnusableColumn(
-            f"{column} is {type_of(footer.schema, column)}, one value per row; a sequence is a list column"
-        )
-
-
-def _of_no_use(files: FileSet, column: str, check: Check | None) -> str:
+def _of_no_use(files: FileSet, column: str, check: Check) -> str:
     """Why no file has the column usable: the reason of the first file that has the column at all."""
     for footer in files.footers:
         found = _find(footer, column, check)
@@ -117,17 +175,12 @@ def only_list(files: FileSet) -> str:
     if not files.footers:
         raise UsageError("no file can be read: which list column holds the history cannot be found")
     footer = files.footers[0]
-    lists = [field.name for field in footer.schema if _is_list(footer, field.name)]
+    lists = [field.name for field in footer.schema if isinstance(_find(footer, field.name, a_list), Leaf)]
     if len(lists) == 1:
         return lists[0]
     if not lists:
         raise UsageError(f"{footer.file.path} has no list column: a history is a list of events")
     raise UsageError(f"name the history with --sequence: {footer.file.path} has the list columns {', '.join(lists)}")
-
-
-def _is_list(footer: Footer, column: str) -> bool:
-    found = _find(footer, column, _check_list)
-    return isinstance(found, Leaf)
 
 
 def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | UnusableColumn]) -> bool:
@@ -154,132 +207,6 @@ def type_of(schema: pa.Schema, column: str) -> pa.DataType:
 def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> bool:
     """Whether the type of the elements of a list column passes a test such as `pa.types.is_integer`."""
     return test(plain(type_of(footer.schema, column).value_type))
-
-
-class Reader:
-    """One open file, for one thread. A context manager."""
-
-    def __init__(self, footer: Footer) -> None:
-        self._footer = footer
-        self._source = open_file(footer.file)
-        self._files: dict[int, pq.ParquetFile] = {}  # by the bytes of a read; 0 reads whole chunks
-
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._source.close()
-
-    def batches(self, row_group: int, leaves: dict[str, Leaf]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        """(first row in the row group, column -> array) for all rows of the row group.
-
-        Raises pa.ArrowException or OSError if the row group is damaged.
-        """
-        group = self._footer.metadata.row_group(row_group)
-        stored = [group.column(place.index).total_compressed_size for place in leaves.values()]
-        file = self._file(max(stored, default=0))
-        rows = _batch_rows(group, [place.index for place in leaves.values()])
-        paths = [place.path for place in leaves.values()]
-        first = 0
-        for batch in file.iter_batches(rows, row_groups=[row_group], columns=paths, use_threads=False):
-            yield first, {column: _column(batch, column) for column in leaves}
-            first += batch.num_rows
-        if first != group.num_rows:
-            raise pa.ArrowInvalid(f"{first} rows where the footer says {group.num_rows}")
-
-    def lengths(self, row_group: int, column: str, place: Leaf) -> Iterator[tuple[int, Lengths]]:
-        """(first row in the row group, lengths of the lists from there on) for all rows of the row group.
-
-        From the levels of the pages where FreeScale can read these, else by pyarrow, with all values. Raises as
-        `batches`; OSError names column and page.
-        """
-        try:
-            yield 0, self._from_levels(row_group, place)
-        except LeftToArrow:
-            for first, arrays in self.batches(row_group, {column: place}):
-                yield first, lengths_of(arrays[column])
-        except Damaged as error:
-            raise OSError(f"column {column!r}, {error}") from error
-
-    def _from_levels(self, row_group: int, place: Leaf) -> Lengths:
-        if place.levels is None:
-            raise LeftToArrow("no list, or one of another kind")
-        piece = _LEVEL_BYTES if self._footer.file.local else _REMOTE_STREAM_BYTES
-        group = self._footer.metadata.row_group(row_group)
-        return read_lengths(group, place.index, place.levels, self._read, piece=piece)
-
-    def _read(self, begin: int, memory: np.ndarray) -> int:
-        self._source.seek(begin)
-        return self._source.readinto(memory)
-
-    def _file(self, chunk_bytes: int) -> pq.ParquetFile:
-        pieces = _STREAM_BYTES if self._footer.file.local else _REMOTE_STREAM_BYTES
-        size = 0 if chunk_bytes <= _WHOLE_BYTES else pieces
-        if size not in self._files:
-            self._files[size] = pq.ParquetFile(
-                self._source,
-                metadata=self._footer.metadata,
-                page_checksum_verification=True,
-                pre_buffer=False,
-                buffer_size=size,
-            )
-        return self._files[size]
-
-
-def lengths_of(array: pa.Array) -> Lengths:
-    """The lengths of a list array of any kind: list, large_list, list_view, fixed_size_list."""
-    counted = pc.list_value_length(array)
-    null_rows = counted.null_count
-    if null_rows:
-        counted = pc.fill_null(counted, 0)
-    elements = array.flatten()
-    while pa.types.is_struct(elements.type):
-        elements = pc.struct_field(elements, [0])
-    return Lengths(of_row=_integers(counted), null_rows=null_rows, null_elements=elements.null_count)
-
-
-def whole_numbers(array: pa.Array) -> np.ndarray:
-    """int64[N - nulls]: an integer array, or timestamps or dates in microseconds. Nulls are left out."""
-    array = array.drop_null()
-    if pa.types.is_temporal(array.type):
-        zone = getattr(array.type, "tz", None)
-        array = array.cast(pa.timestamp("us", tz=zone), safe=False)
-    return _integers(array.cast(pa.int64(), safe=False))
-
-
-def present(array: pa.Array) -> np.ndarray:
-    """int64 positions of the values that are not null."""
-    return _integers(pc.indices_nonzero(array.is_valid()))
-
-
-def _integers(array: pa.Array) -> np.ndarray:
-    # Not `to_numpy`, whose first call imports pandas.
-    raw = np.frombuffer(array.buffers()[1] or b"", f"i{array.type.bit_width // 8}")
-    return raw[array.offset : array.offset + len(array)].astype(np.int64, copy=False)
-
-
-def _batch_rows(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> int:
-    """How many rows decode to about 1.5 MiB, all columns together."""
-    size = 1
-    for index in leaves:
-        chunk = group.column(index)
-        size += max(8 * chunk.num_values, chunk.total_uncompressed_size)
-    return min(max(_BATCH_BYTES * group.num_rows // size, 1), _MAX_ROWS)
-
-
-def _column(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """The list or scalar array that `column` names. Rows with a null struct above it are null."""
-    name, rest = first_name(batch.schema.names, column)
-    array = _storage(batch.column(name))
-    while rest and pa.types.is_struct(array.type):
-        names = [array.type.field(index).name for index in range(array.type.num_fields)]
-        name, rest = first_name(names, rest)
-        array = _storage(pc.struct_field(array, [names.index(name)]))
-    return array
-
-
-def _storage(array: pa.Array) -> pa.Array:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def first_name(names: Sequence[str], column: str) -> tuple[str, str]:

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+_COUNTED = 8  # times as many numbers as rows are counted in place; sorting the rows takes longer
+_UNMERGED = 128  # histograms kept before they are merged: a merge costs time in proportion to its result
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthHistogram:
@@ -35,8 +38,13 @@ class LengthHistogram:
     @classmethod
     def of(cls, lengths: np.ndarray) -> "LengthHistogram":
         """From the length of every row, integers [N]."""
-        distinct, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
-        return cls(lengths=distinct, counts=counts.astype(np.int64))
+        rows = np.asarray(lengths, np.int64)
+        if 0 <= rows.min(initial=0) <= rows.max(initial=0) < _COUNTED * max(len(rows), 1):
+            counted = np.bincount(rows)
+            distinct = np.flatnonzero(counted)
+            return cls(lengths=distinct, counts=counted[distinct])
+        distinct, counts = np.unique(rows, return_counts=True)
+        return cls(lengths=distinct, counts=counts)
 
     @classmethod
     def merged(cls, parts: Iterable["LengthHistogram"]) -> "LengthHistogram":
@@ -123,3 +131,21 @@ class LengthHistogram:
             raise ValueError("nothing to draw from: the histogram has no rows")
         row = generator.integers(0, self.rows, samples)
         return self.lengths[np.searchsorted(self.counts.cumsum(), row, side="right")]
+
+
+class HistogramSum:
+    """Adds up histograms, merging many at a time."""
+
+    def __init__(self) -> None:
+        self._parts: list[LengthHistogram] = []
+
+    def add(self, part: LengthHistogram) -> None:
+        self._parts.append(part)
+        if len(self._parts) > _UNMERGED:
+            self._parts = [self.merged()]
+
+    def merged(self) -> LengthHistogram:
+        """The histogram of everything that was added."""
+        if len(self._parts) != 1:
+            self._parts = [LengthHistogram.merged(self._parts)]
+        return self._parts[0]

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.options import StoredHistories
-from freescale_tools.scan.columns import Lengths, bind_lists, holds
+from freescale_tools.scan.columns import bind, holds
 from freescale_tools.scan.files import FileSet, open_files
-from freescale_tools.scan.lengths import LengthCounter, Piece, Scanned
+from freescale_tools.scan.lengths import LengthSums, Piece, Scanned
+from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.times import Spans
 from fsdata import AsOf, ParquetSource, Schema
 from fsdata import Sequence as Group
@@ -133,23 +134,20 @@ def open_requests(
 
 
 def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:
-    """Find the lengths of the windows of a piece; `Scanned.parts` has them under the key of the histories.
+    """Find the lengths of the windows of a piece; `Scanned.sums` has them under the key of the histories.
 
     A damaged row group is left out and listed by `requests.skipped`. Raises as `Requests.windows`.
     """
-    counter = LengthCounter(spans)
-    first_row = piece.first_row
-    for group in piece.row_groups:
-        rows = piece.footer.metadata.row_group(group).num_rows
+    sums = LengthSums()
+    for group, first_row, rows in piece.groups():
         if rows:
             seen = requests.windows(piece.file, group, rows)
-            times = None if spans is None else pa.array(seen.time // 1000 if spans.calendar else seen.time)
-            counter.add(Lengths(of_row=seen.length, null_rows=0, null_elements=0), first_row, times)
-        first_row += rows
-    return Scanned(parts={requests.stored.on: counter.part()}, skipped=())
+            span = None if spans is None else spans.of(seen.time // 1000 if spans.calendar else seen.time)
+            sums.count(Lengths(of_row=seen.length, null_rows=0, null_elements=0), piece.file, first_row, span)
+    return Scanned(sums={requests.stored.on: sums}, skipped=())
 
 
 def _holds_floats(files: FileSet, column: str) -> bool:
     """Whether one of the files has floats in the column."""
-    found = zip(files.footers, bind_lists(files, [column]).leaves, strict=True)
+    found = zip(files.footers, bind(files, [column]).leaves, strict=True)
     return any(column in leaves and holds(footer, column, pa.types.is_floating) for footer, leaves in found)

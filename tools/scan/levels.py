@@ -20,7 +20,7 @@ from isal.isal_zlib import crc32
 
 from freescale_tools.scan import level_kernels
 from fsdata.catalog.arrow_types import plain
-from fsdata.decode.files.byte_ranges import column_ranges
+from fsdata.decode.files.byte_ranges import ByteRange, column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.decode.pages.forms import why_left
 from fsdata.kernels import pages
@@ -29,15 +29,16 @@ from fsdata.kernels.thrift import DEPTH
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
 _LISTS = (*_SIZED, pa.types.is_fixed_size_list)
-_FIRST_BYTES = 1 << 12  # of a page that are unpacked first; most pages with long lists need no more
-_ZSTD_BYTES = (1 << 17) - 1  # zstd unpacks a block of so many and one at once
+_HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer
 _MOST_HEADER_BYTES = 16 << 20  # as in pyarrow
+# Of a page that are read or unpacked first; most pages with long lists need no more. zstd unpacks blocks of 128 KiB.
+_STORED_BYTES, _UNPACKED_BYTES = 1 << 12, (1 << 17) - 1
 _IN_PARTS = frozenset({"ZSTD", "GZIP"})
 _own = threading.local()
 _WITH_HEADER = 47  # zlib looks for the header of gzip or its own
 
-Read = Callable[[int, np.ndarray], int]
-"""(first byte, memory) -> how many bytes of the file are now there; fewer than there is room for if it ends."""
+Read = Callable[[int, int], bytes | bytearray | memoryview]
+"""(count, first byte) -> these bytes of the file; fewer if it ends before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,10 @@ class Lengths:
     null_elements: int
 
 
-def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, read: Read, *, piece: int) -> Lengths:
+def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, read: Read) -> Lengths:
     """The lengths of all rows of a row group. Blocks for reading.
 
-    Args:
-        leaf: the column, a list of `levels`. piece: bytes that are worth one `read`.
+    leaf: the column, a list of `levels`.
 
     Raises:
         Damaged: says which page. LeftToArrow: a form that only pyarrow reads.
@@ -78,11 +78,9 @@ def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, 
     found = np.zeros(row_group.num_rows, np.int64)
     known = np.zeros(3, np.int64)
     if len(found):
-        ((begin, end),) = column_ranges(row_group, [leaf])
-        fronts = _Fronts(chunk.compression)
-        for number, header, data in _data_pages(chunk, _Window(read, begin, end, piece)):
+        for number, header, data in _data_pages(chunk, column_ranges(row_group, [leaf])[0], read):
             try:
-                raw, bounds = fronts.levels(header, data)
+                raw, bounds = _levels(header, chunk.compression, data)
             except ValueError as error:
                 raise Damaged(f"page {number}: {error}") from error
             count = int(header[headers.VALUES])
@@ -94,131 +92,94 @@ def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, 
     return Lengths(of_row=found, null_rows=null_rows, null_elements=null_elements)
 
 
-class _Window:
-    """Bytes of a column chunk, of which some are in memory."""
-
-    def __init__(self, read: Read, begin: int, end: int, piece: int) -> None:
-        self.begin, self.end = begin, end
-        self._read = read
-        self._piece = piece
-        self._memory = np.empty(piece, np.uint8)
-        self._first, self._held = begin, 0
-
-    def bytes(self, at: int, count: int) -> np.ndarray:
-        """uint8 [count], from byte `at` of the file on; fewer at the end of the chunk. Valid until the next call."""
-        count = min(count, self.end - at)
-        kept = self._first + self._held - at
-        if at < self._first or kept < count:
-            kept = kept if at >= self._first and kept > 0 else 0
-            size = min(max(count, self._piece), self.end - at)
-            old, begin = self._memory, at - self._first
-            if size > len(old):
-                self._memory = np.empty(size, np.uint8)
-            self._memory[:kept] = old[begin : begin + kept]
-            self._held = kept + self._read(at + kept, self._memory[kept:size])
-            self._first = at
-            if self._held < count:
-                raise Damaged(f"{self._held} bytes where {count} should be: the file ends too early")
-        found = self._memory[at - self._first :][:count]
-        found.flags.writeable = False  # as bytes are: kernels that read them are compiled once
-        return found
-
-    def checksum(self, at: int, count: int) -> int:
-        """CRC-32 of bytes that the chunk has, read a piece at a time if they are not in memory."""
-        found, end = 0, at + count
-        step = count if at + count <= self._first + self._held else self._piece
-        for begin in range(at, end, max(step, 1)):
-            found = crc32(self.bytes(begin, min(step, end - begin)).data, found)
-        return found
+Stored = Callable[[int], np.ndarray]
+"""n -> uint8 [n], the first stored bytes of a page."""
 
 
 def _data_pages(
-    chunk: pq.ColumnChunkMetaData, window: _Window
-) -> Iterator[tuple[int, np.ndarray, Callable[[int], np.ndarray]]]:
-    """(number of the page, its header, its first n stored bytes) of the pages that have levels."""
+    chunk: pq.ColumnChunkMetaData, where: ByteRange, read: Read
+) -> Iterator[tuple[int, np.ndarray, Stored]]:
+    """(number of the page, its header, its stored bytes) of the pages that have levels."""
     page, inside = np.zeros(headers.COLUMNS, np.int64), np.empty((DEPTH, 2), np.int64)
-    at, number, values, room = window.begin, 0, chunk.num_values, chunk.total_uncompressed_size
-    while at < window.end and values:
-        begin = _read_header(window, at, page, inside)
-        code = headers.check_header(page, begin, window.end, number == 0, values, room)
+    (at, end), number, values, room = where, 0, chunk.num_values, chunk.total_uncompressed_size
+    while at < end and values:
+        begin = _read_header(read, at, end, page, inside)
+        code = headers.check_header(page, begin, end, number == 0, values, room)
         if code == pages.DAMAGED:
             raise Damaged(f"page {number}: a header that cannot be")
         if code == pages.UNKNOWN:
             raise LeftToArrow("a page of an unknown kind or size")
         stored, checksum = int(page[headers.STORED]), int(page[headers.CHECKSUM])
-        if page[headers.KIND] == headers.DATA and chunk.compression != "UNCOMPRESSED":
-            window.bytes(begin, stored)  # levels need them, too: they are read once
-        if checksum >= 0 and window.checksum(begin, stored) != checksum:
-            raise Damaged(f"page {number}: its bytes do not have the checksum that its header says")
+        data: Stored = functools.partial(_bytes, read, begin)
+        if checksum >= 0:
+            whole = data(stored)
+            if crc32(whole.data) != checksum:
+                raise Damaged(f"page {number}: its bytes do not have the checksum that its header says")
+            data = functools.partial(_front, whole)
         if page[headers.KIND] != headers.DICTIONARY and page[headers.VALUES]:
-            yield number, page, functools.partial(window.bytes, begin)
+            yield number, page, data
             values -= int(page[headers.VALUES])
         room -= int(page[headers.UNPACKED])
         at, number = begin + stored, number + 1
     if values:
         raise Damaged(f"page {number}: it is missing, {values} values are")
-    if at != window.end:
+    if at != end:
         raise LeftToArrow("bytes after all values")
 
 
-def _read_header(window: _Window, at: int, page: np.ndarray, inside: np.ndarray) -> int:
-    """The header at byte `at` of the file -> `page`. Where it ends; beyond the chunk if it does not end there."""
-    size = 1 << 10
+def _bytes(read: Read, at: int, count: int) -> np.ndarray:
+    """uint8 [count]."""
+    found = np.frombuffer(read(count, at), np.uint8)
+    if len(found) < count:
+        raise Damaged(f"{len(found)} bytes where {count} should be: the file ends too early")
+    found.flags.writeable = False  # as bytes are: kernels that read them are compiled once
+    return found
+
+
+def _front(whole: np.ndarray, count: int) -> np.ndarray:
+    return whole[:count]
+
+
+def _read_header(read: Read, at: int, end: int, page: np.ndarray, inside: np.ndarray) -> int:
+    """The header at byte `at` of the file -> `page`. Where it ends; behind `end` if it does not end before."""
+    size = _HEADER_BYTES
     while True:
-        raw = window.bytes(at, size)
-        end = headers.read_header(raw, np.int64(0), page, inside)
-        if end <= len(raw) or len(raw) < size or size > _MOST_HEADER_BYTES:
-            return at + end if end <= len(raw) else window.end + 1
+        raw = _bytes(read, at, min(size, end - at))
+        length = headers.read_header(raw, np.int64(0), page, inside)
+        if length <= len(raw):
+            return at + length
+        if len(raw) < size or size > _MOST_HEADER_BYTES:
+            return end + 1
         size *= 8
 
 
-class _Fronts:
-    """Finds the levels of one page after another; remembers how many bytes of a page were enough."""
+def _levels(header: np.ndarray, codec: str, data: Stored) -> tuple[np.ndarray, np.ndarray]:
+    """(uint8, the levels of a page; int64 [4], where those of repetition and of definition begin and end in it).
 
-    def __init__(self, codec: str) -> None:
-        self._codec = codec
-        self._enough = _ZSTD_BYTES if codec == "ZSTD" else _FIRST_BYTES
-        self._memory = np.empty(0, np.uint8)
-
-    def levels(self, header: np.ndarray, data: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """(uint8, the levels of the page; int64 [4], where those of repetition and of definition begin and end in it).
-
-        data: the first n stored bytes.
-
-        Raises:
-            LeftToArrow; ValueError: the page is damaged.
-        """
-        stored, size = int(header[headers.STORED]), int(header[headers.UNPACKED])
-        plain = self._codec == "UNCOMPRESSED" or not header[headers.COMPRESSED]
-        if header[headers.KIND] == headers.DATA_V2:
-            middle = int(header[headers.REPETITION])
-            end = middle + int(header[headers.DEFINITION])
-            if plain and stored != size != end:
-                raise ValueError(f"{stored} bytes where {size} are said")
-            return data(end), np.array([0, middle, middle, end])
-        if header[headers.LEVELS] != headers.RLE:
-            raise LeftToArrow(f"levels of encoding {header[headers.LEVELS]}")
-        if plain and stored != size:
+    Raises:
+        LeftToArrow; ValueError: the page is damaged.
+    """
+    stored, size = int(header[headers.STORED]), int(header[headers.UNPACKED])
+    as_it_is = codec == "UNCOMPRESSED" or not header[headers.COMPRESSED]
+    if header[headers.KIND] == headers.DATA_V2:
+        middle = int(header[headers.REPETITION])
+        end = middle + int(header[headers.DEFINITION])
+        if as_it_is and stored != size != end:
             raise ValueError(f"{stored} bytes where {size} are said")
-        wanted = self._enough
-        while True:
-            count = min(wanted, size)
-            raw = data(count) if plain else self._unpacked(data(stored), size, count)
-            bounds, wanted = _bounds(raw)
-            if wanted > size:
-                raise ValueError("levels beyond its end")
-            if wanted <= len(raw):
-                self._enough = max(self._enough, wanted)
-                return raw, bounds
-
-    def _unpacked(self, data: np.ndarray, size: int, count: int) -> np.ndarray:
-        count = count if self._codec in _IN_PARTS else size
-        if count > len(self._memory):
-            self._memory = np.empty(count, np.uint8)
-        unpack_front(data, self._codec, self._memory[:count])
-        found = self._memory[:count]
-        found.flags.writeable = False  # see `_Window.bytes`
-        return found
+        return data(end), np.array([0, middle, middle, end])
+    if header[headers.LEVELS] != headers.RLE:
+        raise LeftToArrow(f"levels of encoding {header[headers.LEVELS]}")
+    if as_it_is and stored != size:
+        raise ValueError(f"{stored} bytes where {size} are said")
+    wanted = _STORED_BYTES if as_it_is else _UNPACKED_BYTES if codec in _IN_PARTS else size
+    while True:
+        count = min(wanted, size)
+        raw = data(count) if as_it_is else unpacked(data(stored), codec, count)
+        bounds, wanted = _bounds(raw)
+        if wanted > size:
+            raise ValueError("levels beyond its end")
+        if wanted <= len(raw):
+            return raw, bounds
 
 
 def _bounds(raw: np.ndarray) -> tuple[np.ndarray, int]:
@@ -258,18 +219,21 @@ _UNPACK: dict[str, Callable[[memoryview, memoryview], int]] = {
 }
 
 
-def unpack_front(data: np.ndarray, codec: str, target: np.ndarray) -> None:
-    """Fill `target`, uint8 [at least 1], with the first bytes that `data` becomes; with all if not in `_IN_PARTS`.
+def unpacked(data: np.ndarray, codec: str, count: int) -> np.ndarray:
+    """uint8 [count], the first bytes that `data` becomes; all that it becomes if the codec is not in `_IN_PARTS`.
 
     Raises:
         ValueError: `data` is not what the codec makes, as far as it was looked at.
     """
+    target = np.empty(count, np.uint8)
     try:
         found = _UNPACK[codec](data.data, target.data)
     except (OSError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError) as error:
         raise ValueError(f"{codec}: {error}") from error
-    if found != len(target):
-        raise ValueError(f"{codec}: {found} bytes where {len(target)} or more are said")
+    if found != count:
+        raise ValueError(f"{codec}: {found} bytes where {count} or more are said")
+    target.flags.writeable = False
+    return target
 
 
 def list_levels(schema: pq.ParquetSchema, arrow: pa.Schema, leaf: int) -> ListLevels | None:

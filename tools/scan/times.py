@@ -1,17 +1,19 @@
 """Cuts time into spans that hold about equally many rows, from footers if these say enough."""
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.columns import Bound, Reader, bind, type_of, whole_numbers
-from freescale_tools.scan.files import FileSet, Leaf, UnusableColumn
+from freescale_tools.scan.columns import Bound, Leaf, bind, is_calendar, one_time, type_of
+from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.rows import Rows
 from fsdata.catalog.footers import Footer
+from fsdata.decode.arrow import widen
+from fsdata.errors import CorruptFileError
 
 SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -38,6 +40,12 @@ class Spans:
         """int64[N], the span of every time."""
         return np.searchsorted(self.edges[1:-1], times, side="right")
 
+    def of_rows(self, reading: Rows, group: int, leaf: Leaf) -> np.ndarray:
+        """int64[N], the span of every row of a row group, -1 without a time. Blocks for reading."""
+        times, null = _numbers(reading.column(group, self.column, leaf))
+        span = self.of(times)
+        return span if null is None else np.where(null, -1, span)
+
     def label(self, edge: int) -> int | str:
         """An edge as a number or as ISO time, whichever the column holds."""
         value = int(self.edges[edge])
@@ -51,27 +59,14 @@ def time_spans(files: FileSet, column: str, *, spans: int = SPANS) -> tuple[Span
     row groups without statistics. Raises UsageError if no file has a usable time column, or if it holds dates
     in some files and numbers in others.
     """
-    bound = bind(files, [column], check=_check_time)
-    calendar = {
-        _is_calendar(footer, column)
-        for footer, leaves in zip(files.footers, bound.leaves, strict=True)
-        if column in leaves
-    }
+    bound = bind(files, [column], one_time)
+    leaves = tuple(leaves.get(column) for leaves in bound.leaves)
+    usable = [(footer, leaf) for footer, leaf in zip(files.footers, leaves, strict=True) if leaf is not None]
+    calendar = {is_calendar(type_of(footer.schema, column)) for footer, _ in usable}
     if len(calendar) > 1:
         raise UsageError(f"{column} holds dates in some files and plain integers in others: they have no common order")
-    ranges = [
-        one
-        for footer, leaves in zip(files.footers, bound.leaves, strict=True)
-        if column in leaves
-        for one in _ranges(footer, column, leaves[column])
-    ]
-    found = Spans(
-        column=column,
-        leaves=tuple(leaves.get(column) for leaves in bound.leaves),
-        edges=even_edges(ranges, spans),
-        calendar=calendar.pop(),
-    )
-    return found, bound
+    ranges = [one for footer, leaf in usable for one in _ranges(footer, column, leaf)]
+    return Spans(column=column, leaves=leaves, edges=even_edges(ranges, spans), calendar=calendar.pop()), bound
 
 
 def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray:
@@ -94,49 +89,39 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
     return np.array([first, *edges[(edges > first) & (edges < last)].tolist(), last])
 
 
-def _check_time(footer: Footer, column: str, _: Leaf) -> None:
-    kind = type_of(footer.schema, column)
-    if not (_is_calendar(footer, column) or pa.types.is_integer(kind)):
-        raise UnusableColumn(f"{column} is {kind}; a time is an integer, a timestamp or a date")
-
-
-def _is_calendar(footer: Footer, column: str) -> bool:
-    kind = type_of(footer.schema, column)
-    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-
-
-def _ranges(footer: Footer, column: str, place: Leaf) -> Iterable[tuple[int, int, int]]:
+def _ranges(footer: Footer, column: str, leaf: Leaf) -> Iterator[tuple[int, int, int]]:
     """(first time, last time, rows) of every row group with times."""
     kind = type_of(footer.schema, column)
-    for group in range(footer.metadata.num_row_groups):
-        chunk = footer.metadata.row_group(group).column(place.index)
-        rows = footer.metadata.row_group(group).num_rows
-        known = chunk.statistics if chunk.is_stats_set else None
-        if known is not None and known.has_min_max:
-            times = _from_raw([known.min_raw, known.max_raw], kind)
-        else:
-            times = _read_range(footer, group, column, place)
-        if len(times):
-            yield int(times.min()), int(times.max()), rows
+    with Rows(footer) as reading:
+        for group, rows in enumerate(footer.row_groups):
+            chunk = footer.metadata.row_group(group).column(leaf.index)
+            known = chunk.statistics if chunk.is_stats_set else None
+            if known is not None and known.has_min_max:
+                times, _ = _numbers(_as_stored([known.min_raw, known.max_raw], kind))
+            else:
+                times = _read(reading, group, column, leaf)
+            if len(times):
+                yield int(times.min()), int(times.max()), rows
 
 
-def _from_raw(raw: Sequence[Any], kind: pa.DataType) -> np.ndarray:
-    """Statistics as Parquet stores them -> the numbers of `whole_numbers`."""
+def _as_stored(raw: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Statistics, as Parquet stores them."""
     if pa.types.is_date(kind):  # stored as days
-        return whole_numbers(pa.array(raw, pa.int32()).view(pa.date32()))
+        return pa.array(raw, pa.int32()).view(pa.date32())
     stored = pa.array(raw, pa.int64())
-    return whole_numbers(stored.view(kind) if pa.types.is_timestamp(kind) else stored)
+    return stored.view(kind) if pa.types.is_timestamp(kind) else stored
 
 
-def _read_range(footer: Footer, group: int, column: str, place: Leaf) -> np.ndarray:
-    """The smallest and largest time of a row group; empty if damaged: reading its lengths reports that."""
-    found = []
+def _read(reading: Rows, group: int, column: str, leaf: Leaf) -> np.ndarray:
+    """The times of a row group; none if it is damaged: reading its lengths reports that."""
     try:
-        with Reader(footer) as reader:
-            for _, arrays in reader.batches(group, {column: place}):
-                times = whole_numbers(arrays[column])
-                if len(times):
-                    found += [times.min(), times.max()]
-    except (pa.ArrowException, OSError):
+        return _numbers(reading.column(group, column, leaf).drop_null())[0]
+    except (CorruptFileError, OSError):
         return np.empty(0, np.int64)
-    return np.array(found, np.int64)
+
+
+def _numbers(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """(integers, or timestamps or dates in microseconds, int64[N]; where they are null, None if nowhere)."""
+    if pa.types.is_temporal(array.type):
+        array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False)
+    return widen.numbers_of(array.cast(pa.int64(), safe=False))

@@ -1,5 +1,6 @@
 """Columns of lists that pyarrow has decoded: where they lie, what becomes of nulls in them, and copies that stay."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,16 +32,15 @@ def list_column(array: pa.Array, binding: Binding, nulls: Nulls, counts: Column 
         if not finite.all():
             bad = ~finite if bad is None else bad | ~finite
     if bad is not None and bad.any():
-        place, row = _places(bad, start, length)
-        if len(row) and binding.policy == "default":
-            array = widen.fill_elements(array, binding.value or 0)  # type: ignore[arg-type]
-            return list_column(array, binding, nulls)
-        if len(row) and binding.policy == "error":
-            n = int(row[0])
-            if not null_lists[:n].any():  # else an earlier row is the first bad one: `lists` names it below
-                what = _what(place[row == n], null, int(start[n]), None if counts is None else _of_row(counts, n))
-                raise nulls.fault(binding, n, what)
-        nulls.drop[row] = True
+        place, row = widen.places(bad, start, length)
+        if len(row):
+            absent = ("null", np.flatnonzero(null_lists), "null")
+            nulls.forbid(binding, *_elements(place, row, null, start, counts), absent)
+            if binding.policy == "drop":
+                nulls.drop[row] = True
+            else:
+                filled = widen.fill_elements(array, binding.value or 0)  # type: ignore[arg-type]
+                return list_column(filled, binding, nulls)
     if null_lists.any():
         nulls.lists(binding, null_lists)
     return Column.of(values, start=start, length=length, owners=(items,))
@@ -97,24 +97,29 @@ def packed(lists: dict[int, Column], layout: Layout, drop: np.ndarray, pool: Poo
     return found
 
 
-def _places(bad: np.ndarray, start: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [k], which values are bad and stand in a list; int64 [k], in that of which row)."""
-    place = np.flatnonzero(bad)
-    row = np.searchsorted(start + np.maximum(length, 0), place, side="right")
-    inside = row < len(start)
-    inside[inside] = start[row[inside]] <= place[inside]
-    return place[inside], row[inside]
+def _elements(
+    place: np.ndarray, row: np.ndarray, null: np.ndarray | None, start: np.ndarray, counts: Column | None
+) -> Iterator[tuple[str, np.ndarray, str]]:
+    """(kind, rows, what is wrong in the first of them) of the bad values at `place` of the lists of `row`.
+
+    counts: of the events, if the lists are nested.
+    """
+    absent = np.zeros(len(place), bool) if null is None else null[place]
+    for kind, these in (("null element", absent), ("not finite", ~absent)):
+        rows = row[these]
+        if len(rows):
+            n, position = int(rows[0]), int(place[these][0] - start[rows[0]])
+            if kind == "not finite":
+                what = "NaN or infinite" + (f" at position {position} of the list" if position else "")
+            elif counts is None:
+                what = f"null at position {position} of the list"
+            else:
+                what = _of_event(position, _of_row(counts, n))
+            yield kind, np.unique(rows), what
 
 
-def _what(place: np.ndarray, null: np.ndarray | None, start: int, counts: np.ndarray | None) -> str:
-    """place: of the bad values of a list that begins at `start`. counts: of its events, if it is nested."""
-    nulls = place[:0] if null is None else place[null[place]]
-    if not len(nulls):
-        position = int(place[0]) - start
-        return "NaN or infinite" + (f" at position {position} of the list" if position else "")
-    position = int(nulls[0]) - start
-    if counts is None:
-        return f"null at position {position} of the list"
+def _of_event(position: int, counts: np.ndarray) -> str:
+    """What a null among the ids of events that have so many is called."""
     stops = np.cumsum(counts)
     event = int(np.searchsorted(stops, position, side="right"))
     return f"null at position {position - stops[event] + counts[event]} of the ids of event {event}"

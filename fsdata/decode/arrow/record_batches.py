@@ -6,6 +6,7 @@ where one table per row group would touch fresh memory for every column.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from fsdata.catalog.arrow_types import objection
 from fsdata.catalog.bind import Binding, difference, partition_column
 from fsdata.decode.arrow import widen
-from fsdata.errors import DataError, SchemaError
+from fsdata.errors import DataError, Faults, SchemaError
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
 
@@ -44,7 +45,7 @@ class GroupRows:
             whatever part of the group is asked for.
         schema: a number that files with the same schema share.
         wide: see `wide_columns`.
-        where: source, file and row group, for messages.
+        faults: what becomes of rows that contradict the schema.
         indexes: where the offset indexes of the row group stand, see `PageDecoder.columns`.
     """
 
@@ -54,7 +55,7 @@ class GroupRows:
     to_end: bool
     schema: int
     wide: Sequence[int]
-    where: str
+    faults: Faults
     indexes: np.ndarray | None = None
 
 
@@ -112,20 +113,25 @@ def record_batches(
     """(int64 [n], their numbers in the row group; n rows that the filter keeps), n > 0, until all rows were read.
 
     Raises:
-        DataError: an id outside int64, an expression that fails, or a `map` that gives something else.
+        DataError: an id outside int64, an expression that fails, or a `map` that gives something else; see `Faults`.
         MapFailed: `map` raised.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
     for first, batch in _decoded(file, wanted, plan.read):
         rows = np.arange(first, first + batch.num_rows)
         if plan.condition is not None:
-            mask = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.where)[0]
+            made = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.faults)
+            if made is None:
+                continue
+            (mask,) = made
             rows = rows[widen.bool_mask(mask)]
             if len(rows) < batch.num_rows:
                 batch = _without_views(batch).filter(mask)
             if len(rows) == 0:
                 continue
-        yield rows, batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, wanted.where)
+        found = batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, wanted.faults)
+        if found is not None:
+            yield rows, found
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -159,26 +165,33 @@ def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) 
 
 
 def _converted(
-    columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
-) -> pa.RecordBatch:
+    columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, faults: Faults
+) -> pa.RecordBatch | None:
+    """None if an expression fails and that is noted."""
     made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
-    computed = iter(_evaluate(made, batch, rows, plan, where) if made else [])
+    results = _evaluate(made, batch, rows, plan, faults) if made else []
+    if results is None:
+        return None
+    computed = iter(results)
     raw = [next(computed) if each.origin == "expression" else batch.column(each.column) for each in columns]
     if plan.map is not None and columns:
-        raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", where)
+        raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
     for binding, array in zip(columns, raw, strict=True):
-        try:
-            if binding.field.shape == "nested":
-                counts, array = widen.nested_parts(array)
-                arrays.append(counts)
-            if binding.is_text and binding.policy == "default":
-                array = widen.fill_texts(array, str(binding.value))
-            array = widen.convert(array, binding.field.number)
-            arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
-        except widen.RowError as error:
-            raise DataError(f"{where}, row {rows[error.row]}: {binding.field.name}: {error}") from error
+        bad = partial(_note, faults, binding.field.name, rows)
+        if binding.field.shape == "nested":
+            counts, array = widen.nested_parts(array)
+            arrays.append(counts)
+        if binding.is_text and binding.policy == "default":
+            array = widen.fill_texts(array, str(binding.value))
+        array = widen.convert(array, binding.field.number, bad)
+        arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
     return unnamed(arrays, batch.num_rows)
+
+
+def _note(faults: Faults, name: str, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
+    """Tell of a fault in `some` of these rows, see `widen.Bad`."""
+    faults.found(kind, name, rows[some], f"{name}: {what}")
 
 
 def _mapped(
@@ -245,9 +258,9 @@ def _map_objection(made: object, given: pa.RecordBatch) -> str | None:
 
 
 def _evaluate(
-    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, where: str
-) -> list[pa.Array]:
-    """The results of expressions, each with the type that it must have."""
+    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, faults: Faults
+) -> list[pa.Array] | None:
+    """The results of expressions, each with the type that it must have; None if one fails and that is noted."""
     exprs, types = [each for each, _ in made], [each for _, each in made]
     names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
     arrays = [
@@ -257,4 +270,5 @@ def _evaluate(
     try:
         return expressions.evaluate(exprs, types, pa.RecordBatch.from_arrays(arrays, names))
     except (SchemaError, DataError) as error:
-        raise DataError(f"{where}, row {rows[0]} or one of the {len(rows) - 1} after it: {error}") from error
+        faults.found("expression", None, rows, str(error), one_of=True)
+        return None

@@ -1,13 +1,12 @@
 """Arrow arrays of any accepted type -> int64, float32, lists of them, or bytes. Only columns that need it come here."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsdata.catalog.arrow_types import is_list, is_text
-from fsdata.errors import DataError
 from fsdata.schema import Number
 
 _FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "passthrough": pa.int64(), "value": pa.float32()}
@@ -20,38 +19,39 @@ def is_native(kind: pa.DataType, number: Number) -> bool:
     return item == _FINAL_TYPE[number]
 
 
-def convert(array: pa.Array, number: Number) -> pa.Array:
+Bad = Callable[[str, np.ndarray, str], None]
+"""Called with the kind of a fault, int64 [k] the rows that have it, and what is wrong in the first of them. It raises,
+or what stands in these rows afterwards does not count."""
+
+
+def convert(array: pa.Array, number: Number, bad: Bad) -> pa.Array:
     """The array as int64 or float32, or a list of them with the nulls, offsets and lengths it has.
 
     Times that are timestamps or dates become nanoseconds; ids that are keep the unit of the column. Text becomes lists
-    of its bytes.
-
-    Raises:
-        RowError: a value outside int64, or bytes that are no text.
+    of its bytes. `bad` is told of values outside int64, and of bytes that are no text.
     """
     if is_native(array.type, number):
         return array
     array = unwrap(array)
     if is_text(array.type):
-        return _bytes_of(array)
+        return _bytes_of(array, bad)
     if not is_list(array.type):
-        return _scalars(array, number)
-    values = _scalars(unwrap(array.values), number, array)
+        return _scalars(array, number, bad)
+    values = _scalars(unwrap(array.values), number, bad, array)
     return _with_values(array, values)
 
 
-def _bytes_of(array: pa.Array) -> pa.Array:
+def _bytes_of(array: pa.Array, bad: Bad) -> pa.Array:
     """Text as lists of uint8, of the same memory."""
     array = without_views(array)
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        for row, text in enumerate(array.cast(pa.large_binary())):
-            try:
-                str(text.as_py() or b"", "utf-8")
-            except UnicodeDecodeError as error:
-                raise NotText(row, error.object) from error
-        raise
+        texts = [text.as_py() or b"" for text in array.cast(pa.large_binary())]
+        broken = np.flatnonzero([text != text.decode(errors="ignore").encode() for text in texts])
+        if not len(broken):
+            raise
+        bad("not text", broken, f"{texts[broken[0]]!r} is not valid UTF-8")
     kind = pa.large_list if pa.types.is_large_string(array.type) else pa.list_
     validity, offsets, data = array.buffers()
     items = pa.Array.from_buffers(pa.uint8(), data.size if data else 0, [None, data])
@@ -119,6 +119,18 @@ def lists_of(array: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     return values, bounds[:-1], length
 
 
+def places(some: np.ndarray, start: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [k], which values of `some`, bool [v], stand in a list; int64 [k], in that of which row).
+
+    start, length: see `lists_of`. Other values are those of null lists, or of lists before or behind these.
+    """
+    place = np.flatnonzero(some)
+    row = np.searchsorted(start + np.maximum(length, 0), place, side="right")
+    inside = row < len(start)
+    inside[inside] = start[row[inside]] <= place[inside]
+    return place[inside], row[inside]
+
+
 def bool_mask(array: pa.Array) -> np.ndarray:
     """Where a boolean array is true; nulls are not."""
     array = pc.fill_null(array, False)
@@ -170,7 +182,7 @@ def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), own, array.null_count, array.offset, children=[values])
 
 
-def _scalars(array: pa.Array, number: Number, lists: pa.Array | None = None) -> pa.Array:
+def _scalars(array: pa.Array, number: Number, bad: Bad, lists: pa.Array | None = None) -> pa.Array:
     kind = array.type
     final = _FINAL_TYPE[number]
     if kind == final:
@@ -178,55 +190,32 @@ def _scalars(array: pa.Array, number: Number, lists: pa.Array | None = None) -> 
     if number == "value":
         return array.cast(final, safe=False)
     if number == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        nanoseconds = pa.timestamp("ns", getattr(kind, "tz", None))
         try:
-            return array.cast(pa.timestamp("ns", getattr(kind, "tz", None))).cast(final)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"a time outside the years 1678 to 2261: {error}") from error
+            return array.cast(nanoseconds).cast(final)
+        except pa.ArrowInvalid:
+            wrapped = array.cast(nanoseconds, safe=False)
+            outside = pc.not_equal(wrapped.cast(kind, safe=False), array)
+            _tell(
+                bad,
+                outside,
+                lists,
+                lambda element: f"{array[element].value} of {kind} is outside the years 1678 to 2261",
+            )
+            return wrapped.cast(final)
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return array.cast(pa.int32()).cast(final)
-    if pa.types.is_uint64(kind):
-        _check_uint64(array, lists)
+    if pa.types.is_uint64(kind) and (pc.max(array).as_py() or 0) > _MAX_INT64:
+        outside = pc.greater(array, pa.scalar(_MAX_INT64, pa.uint64()))
+        _tell(bad, outside, lists, lambda element: f"{array[element].as_py()} is outside int64")
+        return array.cast(final, safe=False)
     return array.cast(final)
 
 
-def _check_uint64(array: pa.Array, lists: pa.Array | None) -> None:
-    largest = pc.max(array).as_py()
-    if largest is None or largest <= _MAX_INT64:
-        return
-    element = int(np.flatnonzero(bool_mask(pc.greater(array, pa.scalar(_MAX_INT64, pa.uint64()))))[0])
-    row = element if lists is None else _row_of(lists, element)
-    if row is not None:
-        raise OutsideInt64(row, array[element].as_py())
-
-
-class RowError(DataError):
-    """A value that cannot be converted; `row` counts in the array."""
-
-    def __init__(self, row: int, what: str) -> None:
-        super().__init__(what)
-        self.row = row
-
-
-class OutsideInt64(RowError):
-    """A uint64 beyond int64."""
-
-    def __init__(self, row: int, value: Any) -> None:
-        super().__init__(row, f"{value} is outside int64")
-
-
-class NotText(RowError):
-    """Bytes in a column of text that are not UTF-8."""
-
-    def __init__(self, row: int, value: bytes) -> None:
-        super().__init__(row, f"{value!r} is not valid UTF-8")
-
-
-def _row_of(lists: pa.Array, element: int) -> int | None:
-    """The list that holds an element of the child array, None if no list of this slice does."""
-    if pa.types.is_fixed_size_list(lists.type):
-        row = element // lists.type.list_size - lists.offset
-        return row if 0 <= row < len(lists) else None
-    kind = np.int64 if pa.types.is_large_list(lists.type) else np.int32
-    offsets = np.frombuffer(lists.buffers()[1], kind)[lists.offset : lists.offset + len(lists) + 1]
-    row = int(np.searchsorted(offsets, element, side="right")) - 1
-    return row if 0 <= row < len(lists) else None
+def _tell(bad: Bad, outside: pa.Array, lists: pa.Array | None, what: Callable[[int], str]) -> None:
+    """Tell `bad` of the rows that have an element for which `outside` is true. lists: whose elements they are."""
+    elements = rows = np.flatnonzero(bool_mask(outside))
+    if lists is not None:
+        elements, rows = places(bool_mask(outside), *lists_of(lists)[1:])
+    if len(rows):
+        bad("range", np.unique(rows), what(int(elements[0])))

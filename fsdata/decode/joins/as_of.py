@@ -83,9 +83,10 @@ class Histories:
         keys, no_key = piece.arrays[Field(join.on, "join_key")]
         before, no_time = piece.arrays[Field(join.at, "row_time")]
         if (no_time & ~piece.drop).any():
-            row = np.flatnonzero(no_time & ~piece.drop)[0]
-            raise DataError(f"{piece.at(row)}: {join.at} is null, and nothing is known as of no time; filter it out")
-        self._compare_units(table, before[~piece.drop], piece.where)
+            rows = piece.rows[no_time & ~piece.drop]
+            what = f"{join.at} is null, and nothing is known as of no time"
+            piece.faults.found("null", join.at, rows, what, todo="; filter it out")
+        self._compare_units(table, before[~piece.drop], piece.faults.where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
         _apply_policies(table, piece, keys, found)
@@ -202,11 +203,10 @@ def _apply_policies(table: HistoryTable, piece: DecodedPiece, keys: np.ndarray, 
     lost = np.flatnonzero((found < 0) & ~piece.drop)
     if not len(lost) or not policies:
         return
-    for name, policy in policies.items():
-        if policy == "error":
-            raise DataError(
-                f"{piece.at(lost[0])}: {table.join.on} {keys[lost[0]]} is "
-                f"not in the {table.label}, and nulls={{{name!r}: 'error'}} asks for a history"
-            )
+    strict = [name for name, policy in policies.items() if policy == "error"]
+    if strict:
+        what = f"{table.join.on} {keys[lost[0]]} is not in the {table.label}"
+        todo = f", and nulls={{{strict[0]!r}: 'error'}} asks for a history"
+        piece.faults.found("no match", table.join.on, piece.rows[lost], what, todo=todo)
     if "drop" in policies.values():
         piece.drop[lost] = True

@@ -4,6 +4,8 @@ Letters: K keys, E events of all of them, T fields.
 """
 
 import os
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -23,7 +25,7 @@ from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import DataError, SchemaError
+from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
@@ -115,26 +117,33 @@ class HistoryTable:
         return {name: self.shared[name] for name in self.join.fields}
 
 
-def load_histories(join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> HistoryTable:
+def load_histories(
+    join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retrying, notes: list[Fault] | None = None
+) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
 
     Raises:
         SchemaError: the files cannot be read as these fields.
         DataError: a null key, a key that two rows share, lists of one row that differ in length, or that are not in
-            ascending time.
+            ascending time. With `notes` such rows are noted there, as are times in the future.
     """
     label = f"{label}, histories {join.source.label}"
     wanted = _wanted(join, schema, label)
-    files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry)
+    files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        contents = (_VERSION, identity, join.form, repr(schema), versions(files))
+        contents = (_VERSION, identity, join.form, repr(schema), versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         reading = _Reading(files, join, wanted)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
     finally:
         files.close()
     return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
+
+
+def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
+    """What tells the arrays of a check from all others: they hold rows that a loader refuses, so nobody shares them."""
+    return () if notes is None else (secrets.token_hex(),)
 
 
 def _wanted(join: AsOf, schema: Schema, label: str) -> list[Field]:
@@ -224,7 +233,7 @@ class _Reading:
         keys = np.concatenate([empty, *(keys for keys, _ in heads)])
         lengths = np.concatenate([empty, *(lengths for _, lengths in heads)])
         order = np.argsort(keys, kind="stable")
-        _check_keys(keys[order], self._files.label, self._join.on)
+        check_keys(keys[order], self._files.faults, self._join.on, f"a table of histories {ONE_ROW}. {MAKE_ONE}")
         starts = np.cumsum(lengths) - lengths
         found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
         in_order = bool((order == np.arange(len(order))).all())
@@ -238,15 +247,13 @@ class _Reading:
             return None
         on = self._join.on
         align(piece, self._join.source.defaults)
-        alive = piece.alive
-        keys, null = piece.arrays[Field(on, "join_key")]
-        if null[alive].any():
-            raise DataError(
-                f"{piece.at(alive[null[alive]][0])}: the key {on!r} is null and can never match; filter such rows out"
-            )
+        alive, keys = keyed_rows(piece, on)
         lengths = piece.columns[0].lengths(len(piece.rows))[alive]
-        part = _Part(keys[alive], lengths, self._events(piece, alive))
-        _check_order(part, self._join.time, on, piece.where)
+        part = _Part(keys, lengths, self._events(piece, alive))
+        _check_order(part, self._join.time, on, piece.faults, piece.rows[alive])
+        if piece.faults.notes is not None:
+            for name in self._join.times:
+                _note_future(part, name, piece.faults, piece.rows[alive])
         return part if self._join.condition is None else self._chosen(part)
 
     def _events(self, piece: DecodedPiece, alive: np.ndarray) -> dict[str, np.ndarray]:
@@ -291,7 +298,7 @@ def _stored(files: SourceFiles, field: Field) -> np.dtype[Any]:
     default = files.source.defaults.get(field.name)
     if default is not None:
         kinds.append(np.min_scalar_type(int(default)))
-    found: np.dtype[Any] = np.result_type(*kinds)
+    found: np.dtype[Any] = np.result_type(*(kinds or [np.dtype(np.int64)]))
     return found if found in STORED_AS else np.dtype(np.int64)
 
 
@@ -301,24 +308,64 @@ def _integer(kind: pa.DataType) -> np.dtype[Any]:
     return np.dtype(str(kind)) if pa.types.is_integer(kind) else np.dtype(np.int64)
 
 
-def _check_keys(keys: np.ndarray, label: str, on: str) -> None:
+ONE_ROW = "has one row per key"
+MAKE_ONE = "`freescale histories` makes one of events"
+
+
+def keyed_rows(piece: DecodedPiece, on: str) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [n], the rows of a joined table that are not left out; int64 [n], their keys).
+
+    Raises:
+        DataError: a null key.
+    """
+    alive = piece.alive
+    keys, null = piece.arrays[Field(on, "join_key")]
+    lost = null[alive]
+    if lost.any():
+        what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
+        piece.faults.found("key", on, piece.rows[alive[lost]], what, todo=todo)
+    return alive[~lost], keys[alive[~lost]]
+
+
+def check_keys(keys: np.ndarray, faults: Faults, on: str, why: str) -> None:
+    """Keys of a joined table, ascending. Raises DataError where two are equal; `why` says what is wrong with that."""
     twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
     if len(twice):
         some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        raise DataError(
-            f"{label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); a table of histories "
-            "has one row per key. `freescale histories` makes one of events"
-        )
+        what = f"{len(twice)} values of the key {on!r} stand in more than one row ({some})"
+        faults.found("key", on, None, what, todo=f"; {why}")
 
 
-def _check_order(part: _Part, time: str, on: str, where: str) -> None:
+def _check_order(part: "_Part", time: str, on: str, faults: Faults, rows: np.ndarray) -> None:
+    """rows: numbers of the histories in the row group."""
     offsets = np.concatenate([[0], np.cumsum(part.lengths)])
     event = histories.find_unsorted(part.events[time], offsets)
     if event < 0:
         return
     row = int(np.searchsorted(offsets, event, side="right")) - 1
     earlier, later = part.events[time][event - 1 : event + 1].tolist()
-    raise DataError(
-        f"{where}: the history of {on} {part.keys[row]} is not ascending: {time} is {later} at position "
-        f"{event - offsets[row]} and {earlier} before it. Sort the lists, or make the table with `freescale histories`"
+    falls = np.flatnonzero(np.diff(part.events[time]) < 0) + 1
+    falls = falls[~np.isin(falls, offsets)]
+    faults.found(
+        "unsorted",
+        time,
+        rows[np.searchsorted(offsets, falls, side="right") - 1],
+        f"the history of {on} {part.keys[row]} is not ascending: {time} is {later} at position {event - offsets[row]} "
+        f"and {earlier} before it",
+        todo=f". Sort the lists: {MAKE_ONE}",
     )
+
+
+_UNITS = [10**places for places in (0, 3, 6, 9)]  # seconds to nanoseconds
+_EARLIEST_S = 100_000_000  # since 1970: smaller numbers count from no common epoch
+_AHEAD_S = 86_400  # clocks of other time zones are not in the future
+
+
+def _note_future(part: _Part, name: str, faults: Faults, rows: np.ndarray) -> None:
+    """Note histories with a time in the future; a loader takes them, as it cannot know what its clock is worth."""
+    times = part.events[name]
+    units = [unit for unit in _UNITS if len(times) and np.median(times) > unit * _EARLIEST_S]
+    late = np.flatnonzero(times > (time.time() + _AHEAD_S) * max(units)) if units else times[:0]
+    if len(late):
+        some = np.searchsorted(np.cumsum(part.lengths), late, side="right")
+        faults.found("future", name, rows[some], f"{name} holds a time in the future")

@@ -18,12 +18,12 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.block import Column, RowRefs
-from fsdata.decode.joins.history_table import Pile, versions
+from fsdata.decode.joins.history_table import ONE_ROW, Pile, check_keys, keyed_rows, own_copy, versions
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import DataError, SchemaError
+from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import Join, ParquetSource
 
@@ -98,12 +98,20 @@ class SideFiles:
     plans: tuple[PiecePlan, ...]
 
 
-def open_side(join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying) -> SideFiles:
+def open_side(
+    join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying, notes: list[Fault] | None = None
+) -> SideFiles:
     """Raises: as `SourceFiles`."""
     wanted = [field for field in fields_of(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
     files = SourceFiles(
-        join.source, [*wanted, Field(join.on, "join_key")], index=0, label=label, threads=threads, retry=retry
+        join.source,
+        [*wanted, Field(join.on, "join_key")],
+        index=0,
+        label=label,
+        threads=threads,
+        retry=retry,
+        notes=notes,
     )
     found = (each for kind in files.kinds for each in kind.bindings)
     list_labels = frozenset(each.field.name for each in found if each.field.kind == "label" and each.is_list)
@@ -124,12 +132,12 @@ def load_side_table(join: Join, opened: SideFiles, schema: Schema) -> SideTable:
 
     def read(scratch: Path | None) -> dict[str, np.ndarray]:
         pieces = (files.decode(opened.plans, group, 0, group.rows) for group in files.groups)
-        return _arrays((each for each in pieces if each is not None), join, files.label, layout, scratch)
+        return _arrays((each for each in pieces if each is not None), join, files.faults, layout, scratch)
 
     try:
         if join.bucketed is None:
             return SideTable(files, join, layout, read(None), identity)
-        contents = (_VERSION, identity, join.form, repr(schema), versions(files))
+        contents = (_VERSION, identity, join.form, repr(schema), versions(files), *own_copy(files.faults.notes))
         name = f"side{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
         return SideTable(files, join, layout, SharedArrays(name, read, files.label, on_disk=True), identity)
     finally:
@@ -149,31 +157,28 @@ def table_of(pieces: Iterable[DecodedPiece], like: SideTable) -> SideTable:
     """A side table of these rows. Raises as `load_side_table`."""
     join, files = like.join, like.files
     identity = fingerprint(join.source, files.catalog, (), files.version)
-    return SideTable(files, join, like.layout, _arrays(pieces, join, files.label, like.layout, None), identity)
+    return SideTable(files, join, like.layout, _arrays(pieces, join, files.faults, like.layout, None), identity)
 
 
 def _arrays(
-    pieces: Iterable[DecodedPiece], join: Join, label: str, layout: Layout, scratch: Path | None
+    pieces: Iterable[DecodedPiece], join: Join, faults: Faults, layout: Layout, scratch: Path | None
 ) -> dict[str, np.ndarray]:
     """See `SideTable`. scratch: where values lie until all are there, if not in memory."""
     piles = [Pile(np.dtype(field.dtype), scratch and scratch / str(slot)) for slot, field in enumerate(layout.fields)]
     heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    nulls = 0
     for piece in pieces:
-        alive = piece.alive
-        keys, null = piece.arrays[Field(join.on, "join_key")]
-        nulls += int(null[alive].sum())
+        alive, keys = keyed_rows(piece, join.on)
         length = np.empty((len(piles), len(alive)), np.int64)
         for slot, pile in enumerate(piles):
             column = piece.columns[slot]
             length[slot] = column.width if column.length is None else column.length[alive]
             pile.add(column.gathered(pile.kind, alive))
-        heads.append((keys[alive], length, piece.dense[alive]))
+        heads.append((keys, length, piece.dense[alive]))
     keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in heads)])
     lengths = np.concatenate([np.empty((len(piles), 0), np.int64), *(of for _, of, _ in heads)], axis=1)
     dense = np.concatenate([np.empty((0, len(layout.dense)), np.float32), *(of for _, _, of in heads)])
     order = np.argsort(keys, kind="stable")
-    _check_keys(keys[order], nulls, label, join.on)
+    check_keys(keys[order], faults, join.on, f"a side table {ONE_ROW}")
     found = {_KEYS: keys[order]}
     for number, name in enumerate(layout.dense):
         found[_DENSE + name] = dense[order, number]
@@ -184,19 +189,6 @@ def _arrays(
         found[_STARTS + field.name] = np.cumsum(some[order]) - some[order]
         found[_VALUES + field.name] = pile.gathered(starts[order], some[order])
     return found
-
-
-def _check_keys(keys: np.ndarray, nulls: int, label: str, on: str) -> None:
-    """keys: ascending."""
-    if nulls:
-        raise DataError(f"{label}: {nulls} rows have a null {on!r} and can never match; filter them out")
-    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    if len(twice):
-        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        raise DataError(
-            f"{label}: {len(twice)} values of the key {on!r} stand in more than one row ({some}); a side table has one "
-            "row per key"
-        )
 
 
 def attach(piece: DecodedPiece, side: SideTable) -> None:
@@ -214,13 +206,12 @@ def attach(piece: DecodedPiece, side: SideTable) -> None:
     lost = np.flatnonzero(~found & ~piece.drop)
     if len(lost):
         policies = {name: side.missing(name) for name in side.fields}
-        for name, policy in policies.items():
-            if policy == "error":
-                key = "null" if null[lost[0]] else int(keys[lost[0]])
-                raise DataError(
-                    f"{piece.at(lost[0])}: {on} {key} is not in the {side.files.label}, which "
-                    f"makes {name} null. Give that ParquetSource a default for it, or nulls={{{name!r}: 'drop'}}"
-                )
+        strict = [name for name, policy in policies.items() if policy == "error"]
+        if strict:
+            key = "null" if null[lost[0]] else int(keys[lost[0]])
+            what = f"{on} {key} is not in the {side.files.label}, which makes {', '.join(strict)} null"
+            todo = f". Give that ParquetSource a default for it, or nulls={{{strict[0]!r}: 'drop'}}"
+            piece.faults.found("no match", on, piece.rows[lost], what, todo=todo)
         if "drop" in policies.values():
             piece.drop[lost] = True
     for to, name in enumerate(layout.dense):
@@ -233,7 +224,7 @@ def attach(piece: DecodedPiece, side: SideTable) -> None:
         to = layout.slots[field.name]
         if layout.fields[to].is_list != field.is_list:
             raise SchemaError(
-                f"{piece.where}: {field.name} is a list in one source and a scalar in another; all must agree"
+                f"{piece.faults.where}: {field.name} is a list in one source and a scalar in another; all must agree"
             )
         piece.columns[to] = side.column(field.name, found, at)
 

@@ -97,7 +97,7 @@ def test_a_null_key_in_the_main_table_has_no_match(tmp_path):
     ("keys", "message"),
     [
         ([2, 3, 3], r"users\.parquet: 1 values of the key 'user' stand in more than one row \(3\)"),
-        ([2, None, 3], "1 rows have a null 'user'"),
+        ([2, None, 3], "row 1: the key 'user' is null and can never match"),
     ],
 )
 def test_keys_that_are_null_or_not_unique(main, tmp_path, keys, message):

@@ -7,12 +7,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from freescale_tools.check.schema_option import load
-from freescale_tools.check.source_check import SourceCheck, document, label_forms
+from freescale_tools.check.command import load
+from freescale_tools.check.findings import document
+from freescale_tools.check.source_check import SourceCheck, check_forms
+from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
-from fsdata import Join, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Follow, Join, ParquetSource, Schema, Sequence
+from fsdata.decode.opened_source import open_source
+from fsdata.errors import DataError
 
 COMMAND = "check"
 
@@ -50,7 +55,7 @@ def write(path, made, *, group=4):
 
 def find(*sources, schema=SCHEMA):
     checks = [SourceCheck(source, schema, index=index) for index, source in enumerate(sources)]
-    findings = label_forms(checks)
+    findings = check_forms(checks, schema)
     with Terminal().progress("checking") as progress:
         for check in checks:
             findings += check.run(progress)
@@ -70,7 +75,7 @@ def test_all_faults_of_all_rows_are_listed_at_once(tmp_path):
     made = columns(
         user={1: None, 3: None, 9: None},
         item={2: [7], 5: [1, None, 3], 8: None},
-        price={4: [NAN], 5: [1.0, 2.0, 3.0]},
+        price={4: [NAN], 5: [1.0, 2.0, 3.0], 7: [NAN]},
         action={5: [1, 1, 1]},
         age={6: None, 7: float("inf")},
     )
@@ -78,7 +83,7 @@ def test_all_faults_of_all_rows_are_listed_at_once(tmp_path):
     found = find(ParquetSource(str(tmp_path / "a.parquet")))
     assert sorted(places(found)) == [
         ("not finite", "age", "a.parquet", 1, [3]),
-        ("not finite", "price", "a.parquet", 1, [0]),
+        ("not finite", "price", "a.parquet", 1, [0, 3]),
         ("null", "age", "a.parquet", 1, [2]),
         ("null", "item", "a.parquet", 2, [0]),
         ("null", "user", "a.parquet", 0, [1, 3]),
@@ -88,9 +93,9 @@ def test_all_faults_of_all_rows_are_listed_at_once(tmp_path):
     ]
     ragged = next(one for one in found if one.kind == "ragged")
     assert "item 1, action 2, price 2" in ragged.what
-    assert "Sequence of its own" in ragged.todo
-    counts = {"null": 5, "ragged": 1, "null element": 1, "not finite": 2}
-    assert document(found, sources=[], schema="s")["counts"] == counts
+    answer = document(found, [None] * len(found), rows={}, schema="s")
+    assert answer["counts"] == {"null": 5, "ragged": 1, "null element": 1, "not finite": 3}
+    assert "Sequence of its own" in next(one["todo"] for one in answer["found"] if one["kind"] == "ragged")
 
 
 def test_ids_that_are_passed_through(tmp_path):
@@ -105,8 +110,8 @@ def test_ids_that_are_passed_through(tmp_path):
         ("not text", "id", "a.parquet", 1, [1]),
     ]
     mixed = find(*sources, schema=schema)[0]
-    assert (mixed.kind, mixed.source, mixed.field) == ("mismatch", f"source 0 ({sources[0].label})", "id")
-    assert "an integer here, text in another source" in mixed.what
+    assert (mixed.kind, mixed.label, mixed.field) == ("mismatch", f"source 1 ({sources[1].label})", "id")
+    assert "is text in source 1" in mixed.what
 
 
 def test_policies_and_filters_let_pass_what_the_loader_lets_pass(tmp_path):
@@ -135,6 +140,16 @@ def test_every_mismatch_is_listed_and_the_other_fields_still_checked(tmp_path):
     write(tmp_path / "a.parquet", columns(user={0: None}))
     found = find(ParquetSource(str(tmp_path), filter=pl.col("nope") > 1))
     assert [(one.kind, one.field) for one in found] == [("mismatch", "filter")], "it is unknown which rows count"
+
+
+@pytest.mark.parametrize("kind", ["text", "integers", "missing"])
+def test_a_passthrough_field_that_some_files_lack_hides_no_other_fault(tmp_path, kind):
+    write(tmp_path / "a.parquet", {"user": pa.array([1, None])})
+    ids = {"text": pa.array(["a", "b"]), "integers": pa.array([1, 2])}
+    write(tmp_path / "b.parquet", {"user": pa.array([None, 2])} | ({"id": ids[kind]} if kind in ids else {}))
+    found = find(ParquetSource(str(tmp_path)), schema=Schema(context=("user",), passthrough=("id",)))
+    nulls = [("null", "user", "a.parquet", 0, [1]), ("null", "user", "b.parquet", 0, [0])]
+    assert places(found) == [("mismatch", "id", None, None, None), *nulls]
 
 
 def test_damaged_files_and_row_groups_are_named(tmp_path):
@@ -171,7 +186,7 @@ def test_labels_of_candidates_and_along_a_sequence_are_checked_with_them(tmp_pat
     made = {"ad": [[1, 2], [3], [4]], "click": [[0.0, 1.0], [1.0], [1.0, 0.0]], "bought": [1.0, 0.0, 1.0]}
     write(tmp_path / "a.parquet", {**made, "at": pa.array([1, None, 3])})
     found = find(ParquetSource(str(tmp_path)), schema=schema)
-    assert places(found) == [("null", "at", "a.parquet", 0, [1]), ("ragged", "candidates", "a.parquet", 0, [2])]
+    assert sorted(places(found)) == [("null", "at", "a.parquet", 0, [1]), ("ragged", "candidates", "a.parquet", 0, [2])]
     labelled = replace(SCHEMA.sequences[0], labels=("watched",), id_labels=("next",))
     made = columns()
     made["watched"] = pa.array([[0.5, 1.5][: n % 3] if n != 5 else [0.5, None] for n in range(12)])
@@ -188,7 +203,7 @@ def test_labels_must_have_one_form_in_all_sources(tmp_path):
     write(tmp_path / "a" / "a.parquet", {"ad": [[1, 2]], "click": [[0.0, 1.0]]})
     write(tmp_path / "b" / "b.parquet", {"ad": [[1, 2]], "click": [1.0]})
     found = find(*(ParquetSource(str(tmp_path / name)) for name in "ab"), schema=schema)
-    assert [(one.kind, one.field, one.source[:8]) for one in found] == [("mismatch", "click", "source 1")]
+    assert [(one.kind, one.field, one.label[:8]) for one in found] == [("mismatch", "click", "source 1")]
 
 
 def test_joins(tmp_path):
@@ -208,6 +223,65 @@ def test_joins(tmp_path):
     write(tmp_path / "side.parquet", {"user": [5, 1, 7, 5, None], "country": [None, 10, 70, 1, 2]})
     found = find(source(), schema=schema)
     assert {(one.kind, one.field) for one in found} >= {("key", "user"), ("null", "country"), ("no match", "user")}
+
+
+def test_expressions_that_fail_are_told_with_the_rows_that_they_were_given(tmp_path):
+    made = columns() | {"code": pa.array([f"{n}" if n != 6 else "six" for n in range(12)]), "age": pa.array([1.0] * 12)}
+    write(tmp_path / "a.parquet", made)
+    schema = Schema(context=("user", "code"))
+    source = ParquetSource(tmp_path / "a.parquet", columns={"code": pl.col("code").cast(pl.Int64)})
+    found = find(source, schema=schema)
+    assert places(found) == [("expression", None, "a.parquet", 1, [0, 1, 2, 3])]
+    assert "six" in found[0].what
+    condition = pl.col("code").cast(pl.Int64) > 3
+    assert places(find(ParquetSource(tmp_path / "a.parquet", filter=condition), schema=Schema(context=("user",)))) == [
+        ("expression", None, "a.parquet", 1, [0, 1, 2, 3])
+    ]
+
+
+def test_times_that_no_nanoseconds_can_count(tmp_path):
+    late = pa.array([0, 10**12, 5, None], pa.int64()).cast(pa.timestamp("s"))
+    write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "at": late})
+    found = find(ParquetSource(tmp_path / "a.parquet"), schema=Schema(context=("user",), time="at"))
+    assert places(found) == [("range", "at", "a.parquet", 0, [1]), ("null", "at", "a.parquet", 0, [3])]
+    assert found[0].what.endswith("outside the years 1678 to 2261")
+
+
+def test_what_map_gives_is_checked_as_a_loader_does(tmp_path):
+    path = write(tmp_path / "a.parquet", columns())
+    schema = Schema(context=("user",))
+    found = find(ParquetSource(path, map=lambda batch: batch.slice(1)), schema=schema)
+    assert [(one.kind, one.row_group) for one in found] == [("data", 0), ("data", 1), ("data", 2)]
+    assert "gave 3 rows for 4" in found[0].what
+
+
+def test_followed_folders_and_catalogs_are_read_as_they_are_now(tmp_path):
+    path = write(tmp_path / "data" / "a.parquet", columns(user={1: None}))
+    write(tmp_path / "side" / "a.parquet", {"user": list(range(12)), "country": [None, *range(11)]})
+    schema, null = Schema(context=("user", "country")), ("null", "user", "a.parquet", 0, [1])
+    join = Join(ParquetSource(tmp_path / "side", follow=Follow(every="1s")), on="user", fields=["country"], wait="1s")
+    found = find(ParquetSource(tmp_path / "data", follow=Follow(every="1s"), join=join), schema=schema)
+    lost = ("no match", "user", "a.parquet", 0, [1])
+    assert places(found) == [("null", "country", "a.parquet", 0, [0]), null, lost]
+    catalog = tmp_path / "catalog"
+    assert CliRunner().invoke(app, ["catalog", path, "--out", str(catalog)]).exit_code == 0
+    assert places(find(ParquetSource(catalog=catalog), schema=Schema(context=("user",)))) == [null]
+
+
+def test_nobody_gets_the_tables_of_a_check(tmp_path):
+    """A loader on the same host would take them for those that it makes itself, and miss what is wrong with them."""
+    main = write(tmp_path / "main.parquet", {"user": [1], "at": [9]})
+    table = {"user": [1, 1], "item": [[1], [2]], "ts": [[1], [2]]}
+    write(tmp_path / "histories.parquet", table)
+    join = AsOf(
+        ParquetSource(tmp_path / "histories.parquet", on_error="skip"), on="user", at="at", time="ts", fields=("item",)
+    )
+    source = ParquetSource(main, join=join)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),))
+    check = SourceCheck(source, schema, index=0)
+    with pytest.raises(DataError, match="stand in more than one row"):
+        open_source(source, schema)
+    check.close()
 
 
 TOML = """

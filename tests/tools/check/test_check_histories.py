@@ -43,10 +43,10 @@ PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"ts": [[6, 5], [7], [], [8]]}, [("unsorted", "ts", [0])]),
+        ({"ts": [[6, 5], [1], [], [8]]}, [("unsorted", "ts", [0])]),
         ({"ts": [[5, 6], [7, 8], [], [8]]}, [("ragged", "histories", [1])]),
         ({"user": [0, 1, 1, 3]}, [("key", "user", None)]),
-        ({"user": [0, None, 2, 3]}, [("key", "user", None)]),
+        ({"user": [0, None, 2, 3]}, [("key", "user", [1])]),
         ({"item": [[1, None], [3], [], [4]]}, [("null element", "item", [0])]),
         ({"ts": [[PAST, FUTURE], [PAST], [], [PAST]]}, [("future", "ts", [0])]),
         ({"ts": [[1000 * PAST, 1000 * FUTURE], [1000 * PAST], [], [1000 * PAST]]}, [("future", "ts", [0])]),

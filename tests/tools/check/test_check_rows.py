@@ -1,15 +1,13 @@
-"""The scan that names every row against the loader, which stops at the first: row by row they must agree."""
+"""A check, which notes all faults, against the loader, which stops at the first: row by row they must agree."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale_tools.check.table_scan import Table
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.row_layout import layout_of
-from fsdata.errors import DataError
-from fsdata.schema import fields_of
+from fsdata.errors import DataError, Fault
 
 SCHEMA = Schema(
     sequences=(
@@ -46,7 +44,7 @@ def faulty(rng):
     return pa.table({name: pa.array(values, kinds.get(name)) for name, values in made.items()})
 
 
-def test_scan_and_loader_reject_the_same_rows(tmp_path):
+def test_a_check_and_a_loader_reject_the_same_rows(tmp_path):
     fields = SCHEMA.field_names
     rejected = passed = 0
     for seed in range(2):
@@ -55,20 +53,22 @@ def test_scan_and_loader_reject_the_same_rows(tmp_path):
         pq.write_table(faulty(rng), tmp_path / "a.parquet", row_group_size=1)
         defaults = {name: 5 for name in fields if policies[name] == "default"}
         source = ParquetSource(str(tmp_path / "a.parquet"), nulls=policies, defaults=defaults)
-        opened = open_source(source, SCHEMA)
+        notes: list[Fault] = []
+        checked, opened = open_source(source, SCHEMA, notes=notes), open_source(source, SCHEMA)
         layout = layout_of(SCHEMA, opened.list_labels)
-        groups = {"uih": SCHEMA.sequences[0].all_fields, "other": ("seen",), "candidates": ("ad", *SCHEMA.labels)}
-        table = Table(source, fields_of(SCHEMA), groups=groups, label="source 0")
-        for group in range(ROWS):
-            found = table.scan(0, group)
+        for group in opened.groups:
+            notes.clear()
+            checked.read(group, layout, 0, 1)
             try:
-                opened.read(opened.groups[group], layout, 0, 1)
-                stops = False
-            except DataError:
-                stops = True
-            assert bool(found) == stops, found
-            assert all(one.rows.tolist() == [0] for one in found)
-            rejected, passed = rejected + stops, passed + (not stops)
+                opened.read(group, layout, 0, 1)
+                told = None
+            except DataError as error:
+                told = str(error)
+            assert bool(notes) == bool(told), notes
+            assert told is None or any(one.what in told for one in notes)
+            assert all((one.row_group, one.rows.tolist()) == (group.index, [0]) for one in notes)
+            rejected, passed = rejected + bool(told), passed + (not told)
         opened.close()
+        checked.close()
     assert rejected > 20
     assert passed > 10

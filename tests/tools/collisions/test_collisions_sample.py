@@ -5,14 +5,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freescale_tools.collisions import ids_in_memory
-from freescale_tools.collisions.batch_order import Batches, by_time, in_file_order, streaks
+from freescale_tools.collisions import held as holding
+from freescale_tools.collisions.batch_order import WINDOW, Batches, Orders, by_time, streaks
 from freescale_tools.collisions.estimate import estimate
-from freescale_tools.collisions.ids_in_memory import Unit, hold, plan_runs
+from freescale_tools.collisions.held import Unit, hold, plan_runs
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan import columns
 from freescale_tools.scan.files import open_files
-from fsdata.order.deal import epoch_streams
+from fsdata import ParquetSource, Schema
+from fsdata.decode.opened_source import open_source
+from fsdata.nodes.dataset import Dataset
+from fsdata.order.progress import Progress
 
 SETTINGS = {"batch_size": 2, "ranks": 2, "max_length": None, "dim": 4, "orders": ("file", "shuffled")}
 
@@ -60,9 +62,20 @@ def test_what_is_held_of_a_sample_is_what_the_files_hold(tmp_path):
             row += 1
 
 
-def test_reading_ends_where_memory_does(tmp_path, monkeypatch):
+def test_times_of_several_units_have_one_order(tmp_path):
+    """Seconds in one file, nanoseconds and days in others."""
+    units = {"s": [86_400, 86_402], "ns": [86_401 * 10**9, 86_400 * 10**9 + 1], "day": [1, 2]}
+    for name, times in units.items():
+        days = pa.array(times, pa.int32()).cast(pa.date32()) if name == "day" else pa.array(times, pa.timestamp(name))
+        pq.write_table(pa.table({"ids": [1, 2], "when": days}), tmp_path / f"{name}.parquet")
+    files = open_files([str(tmp_path / f"{name}.parquet") for name in units])
+    held = hold(files, "ids", time="when", max_length=None, ranks=1, batch_size=1)
+    (order,) = by_time(held.time, held.known, [6])
+    assert order.tolist() == [0, 4, 3, 2, 1, 5]
+
+
+def test_reading_ends_where_memory_does(tmp_path):
     """Rows longer than their share of the ids: those that fit are held, and none behind them."""
-    monkeypatch.setattr(columns, "_BATCH_BYTES", 64)
     histories = [[n] * 30 for n in range(20)] + [[n] for n in range(20, 100)]
     path = write(tmp_path / "a.parquet", histories)
     held = hold(open_files([str(path)]), "ids", time=None, max_length=None, ranks=1, batch_size=1, most_ids=500)
@@ -105,7 +118,7 @@ def test_damaged_row_groups_and_files_with_other_columns_are_left_out_and_named(
     assert reasons == ["no column ids", "ids is list<element: string>"]
     assert (found["rows"], found["rows_read"]) == (48, 35)
     good = [*histories[:10], *histories[20:], *histories[:5]]
-    again = estimate(open_files([str(write(tmp_path / "e.parquet", good))]), "ids", **SETTINGS)
+    again = estimate(open_files([str(write(tmp_path / "e.parquet", good, group=10))]), "ids", **SETTINGS)
     shuffled = [[point for point in one["points"] if point["order"] == "shuffled"] for one in (found, again)]
     assert shuffled[0] == shuffled[1]
 
@@ -113,7 +126,7 @@ def test_damaged_row_groups_and_files_with_other_columns_are_left_out_and_named(
 def test_ids_outside_their_statistics_are_damage(tmp_path, monkeypatch):
     """They would be counted outside the memory that the statistics promise to be enough."""
     path = write(tmp_path / "a.parquet", [[n] for n in range(40)], group=10)
-    monkeypatch.setattr(ids_in_memory, "_range", lambda *_: (0, 25))
+    monkeypatch.setattr(holding, "_range", lambda *_: (0, 25))
     found = estimate(open_files([str(path)]), "ids", **SETTINGS)
     assert [one["row_group"] for one in found["skipped"]] == [2, 3]
     assert "outside the range" in found["skipped"][0]["reason"]
@@ -143,22 +156,28 @@ def test_order_by_time_is_that_of_every_run_alone():
     assert [rows.tolist() for rows in by_time(time, known, runs)] == expected
 
 
-def test_file_order_is_that_of_a_loader():
-    """Against the loader's own plan: which rows each rank reads at each step."""
-    rows = [5, 3, 8, 1, 1, 9, 2]
-    first = np.cumsum([0, *rows])
-    batches = in_file_order([rows], ranks=3, batch_size=2)
-    streams = epoch_streams(rows, world_size=3, shuffle=False, shuffle_window=1, seed=0, epoch=0)
-    expected = [
-        [
-            int(first[piece.unit]) + row
-            for window in stream
-            for piece in window.pieces
-            for row in range(piece.start, piece.stop)
-        ]
-        for stream in streams
-    ]
+@pytest.mark.parametrize("order", ["file", "shuffled"])
+def test_batches_are_those_of_a_loader(tmp_path, order):
+    """Of every step: the rows of all ranks, as loaders on so many ranks get them."""
+    units, ranks, size = [5, 3, 8, 1, 1, 9, 2], 3, 2
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("row", pa.int64())])) as writer:
+        for first, rows in zip(np.cumsum([0, *units]), units, strict=False):
+            writer.write_table(pa.table({"row": np.arange(first, first + rows)}))
+    schema = Schema(context=("row",))
+    source = open_source(ParquetSource(tmp_path / "a.parquet"), schema)
+    shuffle = order == "shuffled"
+    data = Dataset([source], schema, mix="sequential", shuffle=shuffle, shuffle_window=WINDOW, seed=5)
+    batches = Orders([units], np.empty(0), np.empty(0), seed=5).batches(order, ranks=ranks, batch_size=size)
+    expected = []
+    for stream in data.streams(Progress(epoch=0, step=0, history=(), positions=(0,) * ranks), ranks):
+        rows: list[int] = []
+        for window in data.windows(stream):
+            some = np.concatenate([data.read(piece, ()).rows.numbers(0, 1)[:, 0] for piece in window.pieces])
+            order_of = data.order_of(0)
+            some = some if order_of is None else some[order_of(window)]
+            rows += some[window.start : window.stop].tolist()
+        expected.append(rows)
     assert batches.steps == (4,)
     for step in range(4):
-        of_ranks = [stream[2 * step : 2 * step + 2] for stream in expected]
-        assert batches.rows(0, step).tolist() == [row for part in of_ranks for row in part]
+        of_ranks = [rows[size * step : size * (step + 1)] for rows in expected]
+        assert batches.rows(0, step).tolist() == [row for rows in of_ranks for row in rows]

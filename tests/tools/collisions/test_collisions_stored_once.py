@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from stored_once_data import OPTIONS, Samples, opened
 
 from freescale_tools.collisions.estimate import estimate
-from freescale_tools.collisions.ids_in_memory import renumbered
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import hold_stored_once, renumbered
 from freescale_tools.scan.files import open_files
 
 COMMAND = "collisions"

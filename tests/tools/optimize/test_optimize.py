@@ -9,7 +9,7 @@ import pytest
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
-from freescale_tools.scan.reading import reading_written
+from freescale_tools.scan.rows import written
 from freescale_tools.write.optimize import rewrite as rewriting
 from freescale_tools.write.optimize.compare import Difference, equal_rows, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
@@ -193,7 +193,7 @@ def test_what_was_written_is_compared_with_its_checksums(tmp_path):
     content = bytearray(path.read_bytes())
     content[pq.read_metadata(path).row_group(0).column(0).data_page_offset + 200] ^= 1  # a value, still a valid page
     path.write_bytes(content)
-    with reading_written(path) as reading, pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*CRC"):
+    with written(path) as reading, pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*CRC"):
         list(reading.batches())
 
 

@@ -9,7 +9,7 @@ from stored_once_data import OPTIONS, Samples, opened
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.profile.sharing import sharing
 

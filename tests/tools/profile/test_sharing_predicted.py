@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from stored_once_data import Samples, opened
 
-from freescale_tools.collisions.ids_stored_once import hold_stored_once
+from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import predict
 from freescale_tools.model.workload import workload

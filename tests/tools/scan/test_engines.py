@@ -13,12 +13,10 @@ from patience import PATIENCE_S
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
-from freescale_tools.scan.engines import threads
-from freescale_tools.scan.engines.choose import engine
-from freescale_tools.scan.engines.engine import Lost, ahead
-from freescale_tools.scan.engines.ray_cluster import AGAIN
-from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan import engines
+from freescale_tools.scan.engines import Lost, Threads, ahead
 from freescale_tools.scan.files import open_files
+from freescale_tools.scan.ray_cluster import AGAIN, cluster
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -30,8 +28,8 @@ def test_results_come_in_the_order_of_the_items():
         ended[item].set()
         return item * item
 
-    assert list(Local(4).run(work, range(20))) == [(n, n * n) for n in range(20)]
-    assert list(Local(2).run(work, [])) == []
+    assert list(Threads(4).run(work, range(20))) == [(n, n * n) for n in range(20)]
+    assert list(Threads(2).run(work, [])) == []
 
 
 def test_only_oserrors_lose_an_item():
@@ -42,7 +40,7 @@ def test_only_oserrors_lose_an_item():
             raise KeyError("a mistake")
         return item
 
-    run = Local(1).run(work, range(5))
+    run = Threads(1).run(work, range(5))
     assert [next(run) for _ in range(3)] == [(0, 0), (1, Lost(reason="link down")), (2, 2)]
     with pytest.raises(KeyError, match="a mistake"):
         next(run)
@@ -77,20 +75,16 @@ def test_stopping_early_cancels_what_has_not_begun(monkeypatch):
         assert not item or go.wait(PATIENCE_S)
         return item
 
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", Pool)
-    run = threads.Local(1).run(work, range(100))
+    monkeypatch.setattr(engines, "ThreadPoolExecutor", Pool)
+    run = Threads(1).run(work, range(100))
     assert next(run) == (0, 0)
     run.close()
     assert len(begun) <= 2
 
 
-def test_unknown_engines_and_a_missing_ray(monkeypatch):
-    with pytest.raises(ValueError, match="'local' or 'ray', not 'spark'"), engine("spark"):
-        pass
-    with engine("local", threads=3) as found:
-        assert found.workers == 3
+def test_a_missing_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'freescale\[ray\]'"), engine("ray"):
+    with pytest.raises(UsageError, match=r"pip install 'freescale\[ray\]'"), cluster():
         pass
 
 
@@ -103,7 +97,7 @@ def ray_engine():
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
-            with engine("ray") as found:
+            with cluster() as found:
                 yield found
             assert ray.is_initialized()  # it was not started by the engine
         finally:
@@ -123,7 +117,8 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     gone.unlink()
     columns = Columns(sequences=("items",), time="when")
     ours, theirs = (
-        {**full(files, columns, paths=["here"], engine=one).document, "created": None} for one in (Local(3), ray_engine)
+        {**full(files, columns, paths=["here"], engine=one).document, "created": None}
+        for one in (Threads(3), ray_engine)
     )
     assert theirs == ours
     assert [one["file"] for one in ours["skipped"]] == ["4.parquet", "3.parquet"]

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full, quick
-from freescale_tools.scan import columns as scan_columns
-from freescale_tools.scan import lengths as scan_lengths
-from freescale_tools.scan.engines.threads import Local
-from freescale_tools.scan.files import UnusableColumn, leaf, open_files
+from freescale_tools.scan import rows as scan_rows
+from freescale_tools.scan.columns import UnusableColumn, leaf
+from freescale_tools.scan.engines import Threads
+from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
+from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 
+readinto = RemoteFile.readinto
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]
 
 
@@ -180,7 +182,7 @@ def test_any_rows_in_any_row_groups(tmp_path_factory, files, group, threads):
     folder = tmp_path_factory.mktemp("any")
     paths = [write(folder / f"{n}.parquet", rows, group=group) for n, rows in enumerate(files)]
     rows = [row for file in files for row in file]
-    _, found = profiled(paths, way=functools.partial(full, engine=Local(threads)))
+    _, found = profiled(paths, way=functools.partial(full, engine=Threads(threads)))
     assert histogram(found) == counted(rows)
     assert found["null"] == sum(row is None for row in rows)
     assert found["empty"] == sum(row == [] for row in rows)
@@ -206,7 +208,7 @@ def test_many_row_groups_and_rows_and_large_chunks(tmp_path):
     items = pa.ListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int8))
     table = pa.table({"items": items, "when": np.arange(len(sizes))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=8300, compression="brotli")
-    _, found = profiled([tmp_path / "a.parquet"], time="when", way=functools.partial(full, engine=Local(1)))
+    _, found = profiled([tmp_path / "a.parquet"], time="when", way=functools.partial(full, engine=Threads(1)))
     assert histogram(found) == dict(enumerate(np.bincount(sizes).tolist()))
     assert [one["row"] for one in found["longest"]] == np.flatnonzero(sizes == 2)[:10].tolist()
     assert [one["mean"] for one in found["drift"]] == sizes.reshape(20, -1).mean(1).tolist()
@@ -310,8 +312,8 @@ def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
                 raise TimeoutError("no answer")
             return open_file(file)
 
-        monkeypatch.setattr(scan_columns, "open_file", flaky)
-        monkeypatch.setattr(scan_lengths, "Retrying", lambda: Retrying(sleep=lambda _: None))
+        monkeypatch.setattr(scan_rows, "open_file", flaky)
+        monkeypatch.setattr(scan_rows, "Retrying", lambda: Retrying(sleep=lambda _: None))
         document = full(files, Columns(sequences=("items",)), paths=[]).document
     finally:
         system.rm("/lengths", recursive=True)
@@ -325,7 +327,7 @@ def test_a_file_that_is_gone_is_lost(tmp_path):
     gone = write(tmp_path / "b.parquet", [[1]] * 20)
     files = open_files([str(tmp_path)])
     gone.unlink()
-    found = full(files, Columns(sequences=("items",)), paths=[], engine=Local(2)).document
+    found = full(files, Columns(sequences=("items",)), paths=[], engine=Threads(2)).document
     (skipped,) = found["skipped"]
     assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("b.parquet", None, 20)
     assert "no such file" in skipped["reason"]
@@ -340,3 +342,36 @@ def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
     document, _ = profiled([path])
     assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
     assert pa.default_memory_pool().max_memory() - before < 1 << 20
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path):
+    path = write(tmp_path / "a.parquet", [[1], [2, 3]])
+    files = open_files([str(path)])
+    write(path, [[1], [2, 3, 4]])
+    (skipped,) = full(files, Columns(sequences=("items",)), paths=[]).document["skipped"]
+    assert (skipped["file"], skipped["row_group"]) == ("a.parquet", 0)
+    assert "replaced while in use" in skipped["reason"]
+
+
+def test_of_a_large_remote_chunk_some_bytes_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    rows = [[n] * (n % 300) for n in range(3000)]
+    table = pa.table({"items": pa.array(rows, pa.list_(pa.int64()))})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=30_000)
+    asked = []
+
+    def counting(remote, memory):
+        asked.append(len(memory))
+        return readinto(remote, memory)
+
+    system = fsspec.filesystem("memory")
+    system.pipe("/large/a.parquet", path.read_bytes())
+    monkeypatch.setattr(scan_rows, "_REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(RemoteFile, "readinto", counting)
+    try:
+        document, found = profiled(["memory://large/a.parquet"])
+    finally:
+        system.rm("/large", recursive=True)
+    assert (document["skipped"], histogram(found)) == ([], counted(rows))
+    assert max(asked) < path.stat().st_size / 100
+    assert len(asked) < 400

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale_tools.profile.measure import Columns, full
-from freescale_tools.scan.columns import Lengths, Reader, lengths_of
-from freescale_tools.scan.files import leaf, open_files
-from freescale_tools.scan.levels import read_lengths
+from freescale_tools.scan.columns import leaf
+from freescale_tools.scan.files import open_files
+from freescale_tools.scan.levels import Lengths, read_lengths
+from freescale_tools.scan.rows import Rows, lengths_of
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 
@@ -71,12 +72,11 @@ def opened_bytes(path: Path, column: str = "items") -> tuple[Any, Any, bytes]:
 def reads(raw: bytes, counts: list[int] | None = None) -> Any:
     """How `read_lengths` reads a file of these bytes; `counts`: of what was read."""
 
-    def read(at: int, memory: np.ndarray) -> int:
-        part = raw[at : at + len(memory)]
-        memory[: len(part)] = np.frombuffer(part, np.uint8)
+    def read(count: int, at: int) -> bytes:
+        part = raw[at : at + count]
         if counts is not None:
             counts.append(len(part))
-        return len(part)
+        return part
 
     return read
 
@@ -87,7 +87,7 @@ def from_levels(path: Path, column: str = "items") -> tuple[list[int], int, int]
     place = leaf(footer, column)
     groups = [footer.metadata.row_group(group) for group in range(footer.metadata.num_row_groups)]
     read = reads(path.read_bytes())
-    return whole([read_lengths(group, place.index, place.levels, read, piece=1 << 17) for group in groups])
+    return whole([read_lengths(group, place.index, place.levels, read) for group in groups])
 
 
 def write(path: Path, items: pa.Array, rng: random.Random, codec: str, version: str, page: int) -> Path:
@@ -168,11 +168,11 @@ def test_what_is_left_to_pyarrow_has_the_same_lengths(tmp_path, why):
     group, place, raw = opened_bytes(path)
     if place.levels is not None:
         with pytest.raises(LeftToArrow):
-            read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
+            read_lengths(group, place.index, place.levels, reads(raw))
     (footer,) = open_files([str(path)]).footers
-    with Reader(footer) as reader:
-        parts = [part for _, part in reader.lengths(0, "items", place)]
-    assert whole(parts) == whole([lengths_of(LEFT[why])])
+    with Rows(footer) as reading:
+        found = reading.lengths(0, "items", place)
+    assert whole([found]) == whole([lengths_of(LEFT[why])])
 
 
 def test_a_page_index_and_a_long_header_do_no_harm(tmp_path):
@@ -270,9 +270,8 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
             changed = bytearray(raw)
             for _ in range(rng.choice([1, 1, 2, 20])):
                 changed[rng.randrange(begin, end)] = rng.choice([0, 255, rng.randrange(256)])
-            read, piece = reads(bytes(changed)), rng.choice([64, 4096, 1 << 20])
             try:
-                found = read_lengths(row_group, place.index, place.levels, read, piece=piece)
+                found = read_lengths(row_group, place.index, place.levels, reads(bytes(changed)))
             except (Damaged, LeftToArrow):
                 told += 1
             else:
@@ -283,7 +282,7 @@ def test_random_damage_is_told_or_gives_some_lengths(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "codec"), [("1.0", "none"), ("2.0", "none"), ("2.0", "zstd")])
-def test_values_are_not_read_where_levels_are_not_compressed_and_pieces_may_have_any_size(tmp_path, version, codec):
+def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, codec):
     rng = np.random.default_rng(0)
     rows = pa.array([rng.integers(0, 1 << 60, 1000) for _ in range(500)], pa.list_(pa.int64()))
     pq.write_table(
@@ -291,13 +290,12 @@ def test_values_are_not_read_where_levels_are_not_compressed_and_pieces_may_have
         use_dictionary=False,
     )  # fmt: skip
     group, place, raw = opened_bytes(tmp_path / "a.parquet")
-    for piece in (1000, 1 << 13, 1 << 20):
-        counts: list[int] = []
-        found = read_lengths(group, place.index, place.levels, reads(raw, counts), piece=piece)
-        assert whole([found]) == whole([lengths_of(rows)])
-        assert piece > 1 << 13 or sum(counts) < group.column(0).total_compressed_size / 20
+    counts: list[int] = []
+    found = read_lengths(group, place.index, place.levels, reads(raw, counts))
+    assert whole([found]) == whole([lengths_of(rows)])
+    assert sum(counts) < group.column(0).total_compressed_size / 20
     with pytest.raises(Damaged, match="the file ends too early"):
-        read_lengths(group, place.index, place.levels, reads(raw[:60]), piece=1 << 17)
+        read_lengths(group, place.index, place.levels, reads(raw[:60]))
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd", "gzip"])  # those that are read in parts
@@ -313,7 +311,7 @@ def test_values_that_are_damaged_are_noticed_by_their_checksum_only(tmp_path, co
         raw = raw[: end - 40] + b"\xff" * 40 + raw[end:]
         if checksums:
             with pytest.raises(Damaged, match="do not have the checksum"):
-                read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
+                read_lengths(group, place.index, place.levels, reads(raw))
         else:
-            found = read_lengths(group, place.index, place.levels, reads(raw), piece=1 << 17)
+            found = read_lengths(group, place.index, place.levels, reads(raw))
             assert whole([found]) == whole([lengths_of(rows)])

@@ -9,7 +9,7 @@ from stored_once_data import Samples, opened
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
-from freescale_tools.scan.engines.threads import Local
+from freescale_tools.scan.engines import Threads
 from freescale_tools.scan.files import open_files
 
 WINDOWS = {"seed": st.integers(0, 10**6), "files": st.integers(1, 3), "group": st.integers(1, 40)}
@@ -46,7 +46,7 @@ def test_lengths_are_those_of_the_same_samples_in_rows(tmp_path_factory, seed, f
     lists = ("item", "price", "when")
     with opened(folder, *lists) as requests:
         all_lists = Columns(sequences=lists, candidates="shown", time="at")
-        found = full(requests.files, all_lists, paths=["x"], engine=Local(threads), requests=requests).document
+        found = full(requests.files, all_lists, paths=["x"], engine=Threads(threads), requests=requests).document
     assert found["sequences"] == dict.fromkeys(lists, rows["sequences"]["item"])
     assert found["candidates"] == rows["candidates"]
     assert {key: found[key] for key in ("files", "rows", "row_groups", "skipped")} == {

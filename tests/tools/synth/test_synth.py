@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from freescale_tools.check.schema_option import load
+from freescale_tools.check.command import load
 from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal

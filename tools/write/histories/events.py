@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.reading import reading_source
+from freescale_tools.scan.rows import Rows
 from fsdata.catalog.footers import Footer
 from fsdata.errors import CorruptFileError
 
@@ -114,7 +114,7 @@ class Source:
 
     def _flat(self, footer: Footer, names: Sequence[str]) -> Generator[pa.RecordBatch]:
         schema = pa.schema([self.layout.flat.field(name) for name in names])
-        with reading_source(footer) as reading:
+        with Rows(footer) as reading:
             for batch in reading.batches(list(names)):
                 events = _exploded(batch, schema, self.layout) if self.lists else as_stored(batch, schema)
                 _refuse_surprising_nulls(events, footer, self.layout)
@@ -260,7 +260,7 @@ def _nulls(footer: Footer, name: str) -> int:
     known = footer.null_counts[:, leaf]
     total = int(known[known > 0].sum())
     if silent:
-        with reading_source(footer) as reading:
+        with Rows(footer) as reading:
             total += sum(batch.column(0).null_count for group in silent for batch in reading.group(group, [name]))
     return total
 

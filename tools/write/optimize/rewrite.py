@@ -21,7 +21,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.reading import reading_source, reading_written
+from freescale_tools.scan.rows import Rows, written
 from freescale_tools.write.optimize.compare import Difference, equal_rows, retyped
 from freescale_tools.write.optimize.layout import (
     Layout,
@@ -204,7 +204,7 @@ def write(footer: Footer, path: Path, layout: Layout, tell: Callable[[int], None
         "use_dictionary": list(layout.dictionary),
         "column_encoding": dict.fromkeys(layout.delta, "DELTA_BINARY_PACKED"),
     }
-    with reading_source(footer) as reading:
+    with Rows(footer) as reading:
         with _writing(path):
             writer = pq.ParquetWriter(path, layout.schema, **options)
         try:
@@ -225,7 +225,7 @@ def verify(footer: Footer, path: Path, layout: Layout, tell: Callable[[int], Non
 
     Raises UnfaithfulError at the first difference.
     """
-    with reading_source(footer) as before, reading_written(path) as after:
+    with Rows(footer) as before, written(path) as after:
         if after.schema != layout.schema:
             raise UnfaithfulError(f"{path} reads back as\n{after.schema}\nand was written as\n{layout.schema}")
         try:
@@ -261,7 +261,7 @@ def _nulls(footer: Footer) -> set[ColumnPath]:
     asked = [field.name for field in footer.schema if field.name not in known]
     found: set[ColumnPath] = set()
     if asked:
-        with reading_source(footer) as reading:
+        with Rows(footer) as reading:
             for batch in reading.batches(asked):
                 for name in asked:
                     note_nulls(batch.column(name), (name,), found)
@@ -269,7 +269,7 @@ def _nulls(footer: Footer) -> set[ColumnPath]:
 
 
 def _sample(footer: Footer, schema: pa.Schema, rows: int) -> pa.Table:
-    with reading_source(footer) as reading:
+    with Rows(footer) as reading:
         return pa.Table.from_batches([retyped(batch, schema) for batch in reading.batches(rows=rows)], schema)
 
 

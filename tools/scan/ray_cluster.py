@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.engines.engine import Item, Lost, Result, ahead
+from freescale_tools.scan.engines import Item, Lost, Result, ahead
 
 AGAIN = 3
 _AHEAD = 4  # tasks that wait or run per core of the cluster

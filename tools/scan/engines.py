@@ -1,13 +1,19 @@
-"""The interface of what runs work on many files, and how items are started ahead of their results."""
+"""Where work on many files runs: in threads of this process, or on a `ray_cluster` with the same results."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from fsranks.machine.cores import usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Handle = TypeVar("Handle")
+
+REMOTE_THREADS = 16  # reading remote files is mostly waiting
+_AHEAD = 3  # items that wait or run per thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,30 @@ class Engine(Protocol):
         If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
         through.
         """
+
+
+class Threads:
+    """Runs work in threads of this process."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.workers = threads or usable_cores()
+
+    def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
+        """See `Engine.run`."""
+
+        def one(item: Item) -> Result | Lost:
+            try:
+                return work(item)
+            except OSError as error:
+                return Lost(reason=str(error))
+
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="freescale-scan")
+        try:
+            begun = ahead(items, lambda item: pool.submit(one, item), count=self.workers * _AHEAD)
+            for item, future in begun:
+                yield item, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Handle], *, count: int) -> Iterator[tuple[Item, Handle]]:
