@@ -192,7 +192,7 @@ def call(*arguments):
     return done.stdout
 
 print(call("warm", "--json", "--fscomm"))
-of_commands = [kernels.take_rows, kernels.leave_mark, kernels.tally, kernels.tally_ranks, level_kernels.add_lengths]
+of_commands = [kernels.leave_mark, kernels.tally, kernels.tally_ranks, level_kernels.add_lengths]
 before = [kernel.signatures for kernel in of_commands]
 for path in sys.argv[1:]:
     call("profile", path, "--sequence", "items", "--ranks", "8", "--out", f"{path}.report")
