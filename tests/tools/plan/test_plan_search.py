@@ -10,8 +10,6 @@ from plan_examples import IDEAL, everywhere, row_wise, setting, table, whole
 from freescale_tools.plan.costs import by_rank, parts, rated
 from freescale_tools.plan.search import searched
 
-LATE = dataclasses.replace(IDEAL, exchange_latency=50.0)
-
 
 def some_tables(seed):
     rng = np.random.default_rng(seed)
@@ -26,9 +24,13 @@ def some_tables(seed):
 
 
 @pytest.mark.parametrize("way", ["plain", "prioritized"])
-def test_it_finds_what_trying_all_plans_finds(way):
-    """Nearly: a change of several tables at once can be better than any change of one."""
-    of, over_best = setting(hardware=LATE, ranks=3), []
+@pytest.mark.parametrize("latency", [5.0, 50.0])
+def test_it_finds_what_trying_all_plans_finds(way, latency):
+    """Nearly: a change of several tables at once can be better than any change of one.
+
+    latency: of an exchange, so that the tables that are cut by rows share what it costs.
+    """
+    of, over_best = setting(hardware=dataclasses.replace(IDEAL, exchange_latency=latency), ranks=3), []
 
     def rate(found):
         return rated(found, compute=0.02, collision=0.3, way=way)
@@ -43,7 +45,7 @@ def test_it_finds_what_trying_all_plans_finds(way):
         assert found <= rate(parts(start, of))
         over_best.append(found / best)
     assert min(over_best) >= 1 - 1e-9
-    assert np.median(over_best) == pytest.approx(1)
+    assert sum(over > 1 + 1e-9 for over in over_best) <= 3
     assert max(over_best) < 1.15
 
 
