@@ -7,6 +7,7 @@
 import json as text_form
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_ROLES = ("context", "dense", "labels", "passthrough")
 _LIST_ROLES = ("fields", "nested", "floats", "labels")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # of names in comments; those in strings are escaped by then
 _MEANS = {
     "context": "one id per sample",
     "dense": "one number per sample",
@@ -56,9 +58,12 @@ def init(
             raise UsageError(f"{error}. Check the address, the network, the credentials and the permissions") from error
         except (FreeScaleError, OSError) as error:
             raise UsageError(str(error)) from error
+        check = shlex.join(["freescale", "check", *paths, "--schema", str(out)])
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(out, "\n".join(_lines(guesses, paths, out)) + "\n")
+            write_whole(
+                out, "".join(f"{_CONTROL.sub(_escaped, line)}\n" for line in _lines(guesses, check, out, paths))
+            )
         except OSError as error:
             raise CommandFailed(f"cannot write {out}: {error}") from error
         terminal.table(
@@ -66,7 +71,7 @@ def init(
             ["column", "is", "of the sequence", "because"],
             [[each.column, each.role or "left out", each.group, _why(each)] for each in guesses.columns],
         )
-        terminal.say(f"Read the comments in {out}, then: freescale check {' '.join(paths)} --schema {out}")
+        terminal.say(f"Read the comments in {out}, then: {check}")
         terminal.result(_document(guesses, out))
 
 
@@ -86,11 +91,15 @@ def _document(guesses: "Guesses", out: Path) -> dict[str, object]:
     }
 
 
-def _lines(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
+
+
+def _lines(guesses: "Guesses", check: str, out: Path, paths: Sequence[str]) -> Iterator[str]:
     own = [each for each in guesses.columns if each.group is None]
     yield f"# Guessed by `freescale init` from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files."
     yield "# Move a name where a guess is wrong, and take out what your model does not read."
-    yield f"# Then `freescale check {' '.join(paths)} --schema {out}` reads all rows."
+    yield f"# Then `{check}` reads all rows."
     if any(each.gaps == "some files lack it" for each in guesses.columns):
         yield "# The files do not have the same columns. If they are several sources, make a schema file for one of"
         yield "# them, and add the others as [[sources]], with `columns` that name theirs."

@@ -155,6 +155,18 @@ def test_what_has_no_place_is_named(tmp_path):
     assert (document["rows"], document["out"]) == (ROWS, str(out))
 
 
+def test_names_with_ends_of_lines_and_spaces(tmp_path):
+    """They stand in comments, too, of which each has one line; the command that is named is that of a shell."""
+    columns = {"ids\nof it": HISTORY, "a\nb]": [b"x"] * ROWS, "\x7f\r": [{"a": 1}] * ROWS, "user": USERS}
+    write(tmp_path / "my data" / "day=a%0Ab", **columns)
+    schema, text = made(tmp_path / "my data")
+    assert schema.sequences[0].fields == ("ids\nof it",)
+    assert "#   a\\nb]: " in text
+    assert "#   \\x7f\\r: " in text
+    assert "#   day, such as a\\nb\n" in text
+    assert f"`freescale check '{tmp_path / 'my data'}' --schema {tmp_path / 'schema.toml'}`" in text
+
+
 def test_files_are_looked_at_all_over_the_folder(tmp_path):
     """The first lists are empty in all of its first files."""
     for number in range(20):
