@@ -17,31 +17,34 @@ REPORTS = Path("freescale-report")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it: an interrupted run leaves the old file or none."""
+    """Write a file under a temporary name, then rename it: an interrupted run leaves the old file or none.
+
+    Makes the folder if it is not there. Raises CommandFailed if the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandFailed(f"cannot write to {path}: {error}") from error
 
 
 def write_report(document: Mapping[str, Any], report: Report, out: Path | None, name: str) -> str:
     """Write `<name>.json` and the page `<name>.html` into `out`, and say so. Files of other commands in `out` stay.
 
     If `out` is None, the folder is REPORTS and no file is replaced: the name gets the first free number from 2 on.
-    Raises CommandFailed if the files cannot be written.
+    Raises CommandFailed as `write_whole`.
     """
     from freescale_tools.report.page import page
 
     if out is None:
         out, name = REPORTS, _free_name(REPORTS, name)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
-        write_whole(out / f"{name}.html", page(report))
-    except OSError as error:
-        raise CommandFailed(f"cannot write to {out}: {error}") from error
+    write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
+    write_whole(out / f"{name}.html", page(report))
     return f"written to {out / name}.html and {out / name}.json"
 
 

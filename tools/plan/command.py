@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header, write_whole
 from freescale_tools.console.options import BatchSize, CalibrationFile, HardwareName, MaxLength, ProfileFile
 from freescale_tools.console.terminal import Terminal
@@ -117,10 +117,7 @@ def plan(
             **document(plans, setting, load),
             "sharding": torchrec.as_document(plans["chosen"], setting),
         }
-        try:
-            write_whole(out, dumps(found["sharding"], indent=1) + "\n")
-        except OSError as error:
-            raise CommandFailed(f"{out} cannot be written: {error.strerror}") from error
+        write_whole(out, dumps(found["sharding"], indent=1) + "\n")
         terminal.show(plan_blocks(found))
         terminal.say(f"written: {out}")
         terminal.result(found)

@@ -36,7 +36,7 @@ def diff(
     """Compare two profiles, or two training runs: lengths, collisions, stragglers, costs.
 
     Shares change by points, amounts by percent, lengths by the largest distance of their distributions (0 to 1). Exit
-    status: 1 if a change is more than --fail-if allows, else 0.
+    status: 1 if a change is more than --fail-if allows or is not known, else 0.
     """
     with Terminal(json=json) as terminal:
         documents = [_read(path) for path in (before, after)]
@@ -49,7 +49,10 @@ def diff(
         terminal.table(f"From {before} to {after}", ["what", "before", "after", "unit", "change"], rows)
         for limit in limits:
             (quantity,) = (one for one in found if one.name == limit.name)
-            if limit.holds(quantity):
+            if quantity.change is None:
+                reason = "one of the two lacks it" if None in (quantity.before, quantity.after) else "it was 0 before"
+                terminal.finding(f"{limit.name}: how it changed is not known, {reason}: --fail-if '{limit.text}'")
+            elif limit.holds(quantity):
                 terminal.finding(f"{limit.name} changed by {_change(quantity)}: --fail-if '{limit.text}'")
         terminal.result({
             **header("diff"), "before": str(before), "after": str(after),

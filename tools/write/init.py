@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header, write_whole
 from freescale_tools.console.terminal import Terminal
 
@@ -59,13 +59,8 @@ def init(
         except (FreeScaleError, OSError) as error:
             raise UsageError(str(error)) from error
         check = shlex.join(["freescale", "check", *paths, "--schema", str(out)])
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(
-                out, "".join(f"{_CONTROL.sub(_escaped, line)}\n" for line in _lines(guesses, check, out, paths))
-            )
-        except OSError as error:
-            raise CommandFailed(f"cannot write {out}: {error}") from error
+        lines = _lines(guesses, check, out, paths)
+        write_whole(out, "".join(f"{_CONTROL.sub(_escaped, line)}\n" for line in lines))
         terminal.table(
             f"{out}: guesses from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files",
             ["column", "is", "of the sequence", "because"],

@@ -101,6 +101,24 @@ def test_the_command_fails_on_what_is_too_much(tmp_path, call):
     assert answer["kind"] == "diff"
 
 
+def test_the_command_fails_where_it_is_not_known_what_changed(tmp_path, call):
+    bare = profile([1]) | {"recommended": None}
+    even = profile([1], straggler=0.0)
+    even["recommended"]["events_cut"] = even["recommended"]["max_length"] = 0
+    for name, document in (("bare", bare), ("even", even), ("some", profile([1]))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").write_text(json.dumps(document))
+    limits = ("--fail-if", "straggler>50%", "--json")
+    for first, second in (("bare", "some"), ("some", "bare")):
+        done = call(tmp_path / first, tmp_path / second, *limits)
+        assert done.exit_code == 1
+        assert json.loads(done.stdout)["findings"] == [
+            "straggler: how it changed is not known, one of the two lacks it: --fail-if 'straggler>50%'"
+        ]
+    done = call(tmp_path / "even", tmp_path / "some", "--fail-if", "max length>900%", "--json")
+    assert "it was 0 before" in json.loads(done.stdout)["findings"][0]
+
+
 def test_two_runs_are_compared(tmp_path, call):
     first, second = run(tmp_path / "a.json"), run(tmp_path / "b.json", sizes=(1e5, 1e6, 2e7), seed=3)
     done = call(first, second, "--json")
