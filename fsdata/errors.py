@@ -52,7 +52,7 @@ class Fault:
 
     Attributes:
         kind: `mismatch`, `corrupt`, `null`, `null element`, `not finite`, `range`, `not text`, `expression`, `ragged`,
-            `no match`, `key` or `unsorted`.
+            `no match`, `key`, `unsorted`, `data` (see `what`), or `future`, which a loader takes.
         label: how messages call the table.
         what: the fault in words, that of the first of `rows`.
         file, row_group, field: where it is; None where it has no such place.

@@ -24,8 +24,8 @@ from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying
-from fsdata.errors import SchemaError
+from fsdata.catalog.retry import Retrying, unreachable
+from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.schema import Field, FieldKind, Schema
 from fsdata.schema import Sequence as Group
 
@@ -126,8 +126,8 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
         passed through, and lists of it are left out.
 
     Raises:
-        FileNotFoundError, PermissionError, ConnectionError; SchemaError: no rows, files whose columns do not fit
-            together, or no column that can be a field.
+        FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: a file that is no Parquet, or damaged;
+        SchemaError: no rows, files whose columns do not fit together, or no column that can be a field.
     """
     files = discover(paths, filesystem)
     some, rows = _some_rows(files, f"{paths[0]}")
@@ -203,9 +203,14 @@ def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
 
 def _first_rows(file: FileRef, most: int) -> pa.Table:
     with open_file(file) as handle:
-        parquet = pq.ParquetFile(handle)
-        batches = (batch for batch in parquet.iter_batches(most, use_threads=False) if batch.num_rows)
-        return pa.Table.from_batches([*islice(batches, 1)], parquet.schema_arrow)
+        try:
+            parquet = pq.ParquetFile(handle)
+            batches = (batch for batch in parquet.iter_batches(most, use_threads=False) if batch.num_rows)
+            return pa.Table.from_batches([*islice(batches, 1)], parquet.schema_arrow)
+        except (pa.ArrowException, OSError) as error:
+            if unreachable(error):
+                raise
+            raise CorruptFileError(f"{file.path}: cannot be read as Parquet: {error}") from error
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
@@ -232,7 +237,8 @@ def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text:
     if words & _LABEL and not words & {"id", "ids"} and (role == "dense" or different <= _MOST_LABELS):
         return Guess(column=name, role="labels", why="its name says so")
     if role == "dense" or words & _AMOUNT:
-        least, most = (float("nan") if each is None else float(each) for each in pc.min_max(column).as_py().values())
+        found = pc.min_max(column.cast(pa.float64(), safe=False)).as_py().values()
+        least, most = (float("nan") if each is None else each for each in found)
         return Guess(column=name, role="dense", why=f"numbers from {least:.6g} to {most:.6g}")
     if different == 2 and _is_zero_or_one(column):
         return Guess(column=name, role="labels", why=f"0 or 1{_OR_CONTEXT}")
@@ -345,7 +351,8 @@ def _times(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str | None:
     """From when to when; None if these are no times. Whole numbers count from 1970, in the unit in which nearly all of
     them lie in our time: some data have a few times that cannot be."""
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        least, most = pc.min_max(column).as_py().values()
+        spread = pc.min_max(column.cast(kind if pa.types.is_date(kind) else pa.timestamp("s"), safe=False))
+        least, most = (spread[name].cast(pa.string()).as_py() for name in ("min", "max"))
         return f"times from {least} to {most}"
     if not pa.types.is_integer(kind) or not _words(name) & _TIME:
         return None

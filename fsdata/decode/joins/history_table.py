@@ -344,7 +344,8 @@ def _check_order(part: "_Part", time: str, on: str, faults: Faults, rows: np.nda
         return
     row = int(np.searchsorted(offsets, event, side="right")) - 1
     earlier, later = part.events[time][event - 1 : event + 1].tolist()
-    falls = np.flatnonzero(np.diff(part.events[time]) < 0) + 1
+    times = part.events[time]
+    falls = np.flatnonzero(times[1:] < times[:-1]) + 1  # differences may have more than 64 bits
     falls = falls[~np.isin(falls, offsets)]
     faults.found(
         "unsorted",

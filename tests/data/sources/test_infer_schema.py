@@ -42,6 +42,24 @@ def table_of(**more):
     )
 
 
+@pytest.mark.parametrize(
+    ("column", "role"),
+    [
+        (pa.array([1.0, 2.0, None, 3.5], pa.float16()), "dense"),
+        (pa.array([1, 2, None, 3], pa.timestamp("ns")), None),
+        (pa.array([2**60, 1, 2, 3], pa.timestamp("us")), "time"),
+        (pa.array([1, 2, 3, 4], pa.timestamp("us", tz="Mars/Crater")), "time"),
+        (pa.array([None] * 4, pa.timestamp("us")), None),
+        (pa.array([1, 2, 3, 4], pa.date64()), "time"),
+    ],
+    ids=["float16", "nanoseconds", "after the year 9999", "an unknown zone", "no time at all", "days in milliseconds"],
+)
+def test_values_that_python_has_not(tmp_path, column, role):
+    pq.write_table(pa.table({"item": EVENTS, "x": column}), tmp_path / "a.parquet")
+    schema = Schema.infer(tmp_path)
+    assert {"dense": schema.dense == ("x",), "time": schema.time == "x", None: "x" not in schema.field_names}[role]
+
+
 def test_every_column_has_a_place(tmp_path, caplog):
     """And the schema reads the file that it was made of, where nulls have defaults."""
     pl.DataFrame({"row": []}).write_parquet(tmp_path / "a.parquet")
