@@ -40,6 +40,7 @@ def _run(terminal: Terminal, given: str, paths: list[str]) -> None:
     from freescale_tools.check.findings import document
     from freescale_tools.check.report import check_blocks
     from freescale_tools.check.source_check import SourceCheck, check_forms
+    from fsdata import AsOf
 
     schema, sources = load(given, paths)
     checks: list[SourceCheck] = []
@@ -58,8 +59,14 @@ def _run(terminal: Terminal, given: str, paths: list[str]) -> None:
     finally:
         for check in checks:
             check.close()
-    answer = document(found, columns, rows={check.label: check.rows for check in checks}, schema=given)
+    times = {join.at for source in sources for join in source.join if isinstance(join, AsOf)}
+    times |= {schema.time} if schema.time else set()
+    rows = {check.label: None if check.opened is None else check.rows for check in checks}
+    answer = document(found, columns, rows=rows, schema=given, times=times)
     terminal.show(check_blocks(answer))
+    for label, count in rows.items():
+        if count is None:
+            terminal.say(f"{label}: no row was read. Mend what is listed, then check again: rows may have faults, too")
     if not found:
         terminal.say(f"{answer['rows']:,} rows of {len(answer['sources'])} source(s) fit the schema")
     for kind, count in answer["counts"].items():

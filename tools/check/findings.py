@@ -1,7 +1,7 @@
 """What a check has found, as the JSON document: where each fault is, and what to do about it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,13 @@ REMEDIES = {
     "not text": "write the column as UTF-8, or leave the rows out with filter=...",
     "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
     "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",
-    "key": "a side table needs one row per key and no null key: filter or repair it",
+    "key": "a joined table needs one row per key and no null key: filter or repair it",
     "unsorted": "sort the lists, or make the table of histories with `freescale histories`",
     "future": "look whether the clock or the unit of the times is right",
     "expression": "mend the expression, or the rows that it fails on",
     "data": "see the message",
 }
+_OF_A_TIME = "leave such rows out with filter=..., or repair them: the time of a row has no default"
 
 
 def merged(notes: Iterable[Fault]) -> list[Fault]:
@@ -41,27 +42,34 @@ def merged(notes: Iterable[Fault]) -> list[Fault]:
 
 
 def document(
-    found: Sequence[Fault], columns: Sequence[str | None], *, rows: Mapping[str, int], schema: str
+    found: Sequence[Fault],
+    columns: Sequence[str | None],
+    *,
+    rows: Mapping[str, int | None],
+    schema: str,
+    times: Collection[str] = (),
 ) -> dict[str, Any]:
     """The JSON document: all faults with all rows, and counts by kind.
 
-    columns: of each fault, the column of the file that its field is read from. rows: of each source.
+    columns: of each fault, the column of the file that its field is read from. rows: of each source; None where its
+    tables are of no use before they are mended. times: fields that are times of rows.
     """
-    listed = [_entry(one, column) for one, column in zip(found, columns, strict=True)]
+    listed = [_entry(one, column, times) for one, column in zip(found, columns, strict=True)]
     counts: Counter[str] = Counter()
     for entry in listed:
         counts[entry["kind"]] += entry["count"]
     return {
         **header("check"),
         "schema": schema,
-        "sources": [{"source": label, "rows": count} for label, count in rows.items()],
-        "rows": sum(rows.values()),
+        "sources": [{"source": label, "rows": count or 0, "read": count is not None} for label, count in rows.items()],
+        "rows": sum(filter(None, rows.values())),
         "counts": dict(counts),
         "found": listed,
     }
 
 
-def _entry(one: Fault, column: str | None) -> dict[str, Any]:
+def _entry(one: Fault, column: str | None, times: Collection[str]) -> dict[str, Any]:
+    of_a_time = one.field in times and one.kind in ("null", "range")
     return {
         "kind": one.kind,
         "source": one.label,
@@ -72,5 +80,5 @@ def _entry(one: Fault, column: str | None) -> dict[str, Any]:
         "count": 1 if one.rows is None else len(one.rows),
         "rows": None if one.rows is None else one.rows.tolist(),
         "what": one.what,
-        "todo": REMEDIES[one.kind].format(field=one.field),
+        "todo": _OF_A_TIME if of_a_time else REMEDIES[one.kind].format(field=one.field),
     }

@@ -14,6 +14,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import out_of_reach
 from fsdata import ParquetSource, Schema
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
@@ -32,6 +33,7 @@ class SourceCheck:
     def __init__(self, source: ParquetSource, schema: Schema, *, index: int) -> None:
         self.label = f"source {index} ({source.label})"
         self._schema = schema
+        self._map = source.map
         self._tables = {self.label: source}
         for join in source.join:
             kind = "side table" if isinstance(join, Join) else "histories"
@@ -54,9 +56,17 @@ class SourceCheck:
                     if self._schema.time is not None:
                         self.opened.read_times(group)
                 except DataError as error:
-                    self.opened.opened.faults_of(group).found("data", None, None, str(error))
+                    self._note(group, str(error))
+                except Exception as error:
+                    if self._map is None or isinstance(error, OSError):
+                        raise
+                    self._note(group, f"map raised {type(error).__name__}: {error}")
                 progress.advance(rows=group.rows)
         return merged(self._notes)
+
+    def _note(self, group: RowGroup, what: str) -> None:
+        assert self.opened is not None
+        self.opened.opened.faults_of(group).found("data", None, None, what)
 
     def column(self, fault: Fault) -> str | None:
         """The column of the file that the field of a fault is read from; None if it is of no one column."""

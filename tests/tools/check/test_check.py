@@ -254,6 +254,13 @@ def test_what_map_gives_is_checked_as_a_loader_does(tmp_path):
     assert [(one.kind, one.row_group) for one in found] == [("data", 0), ("data", 1), ("data", 2)]
     assert "gave 3 rows for 4" in found[0].what
 
+    def fails(batch):
+        raise KeyError("boom")
+
+    found = find(ParquetSource(path, map=fails), schema=schema)
+    assert [(one.kind, one.row_group) for one in found] == [("data", 0), ("data", 1), ("data", 2)]
+    assert found[0].what == "map raised KeyError: 'boom'"
+
 
 def test_followed_folders_and_catalogs_are_read_as_they_are_now(tmp_path):
     path = write(tmp_path / "data" / "a.parquet", columns(user={1: None}))
@@ -319,6 +326,32 @@ def test_the_command(tmp_path, schema, call):
     write(tmp_path / "data" / "a.parquet", columns())
     done = call(tmp_path / "data", "--schema", schema)
     assert (done.exit_code, "12 rows of 1 source(s) fit the schema" in done.stdout) == (0, True)
+
+
+def test_it_says_whose_rows_were_not_read(tmp_path, schema, call):
+    """A loader begins with joined tables: with one that is of no use, it reads no row."""
+    write(tmp_path / "data" / "a.parquet", columns(user={1: None}))
+    (tmp_path / "side.parquet").write_bytes(b"no Parquet")
+    (tmp_path / "job.py").write_text(
+        "from fsdata import *\nside = Join(ParquetSource('side.parquet'), on='user', fields=['country'])\n"
+        "both = Schema(context=('user', 'country')), [ParquetSource('data', join=[side])]\n".replace(
+            "'side.parquet'", repr(str(tmp_path / "side.parquet"))
+        ).replace("'data'", repr(str(tmp_path / "data")))
+    )
+    done = call("--schema", f"{tmp_path / 'job.py'}:both")
+    assert done.exit_code == 1
+    assert "no row was read. Mend what is listed" in " ".join(done.stdout.split())
+    answer = json.loads(call("--schema", f"{tmp_path / 'job.py'}:both", "--json").stdout)
+    assert (answer["counts"], answer["rows"], answer["sources"][0]["read"]) == ({"corrupt": 1}, 0, False)
+
+
+def test_times_of_rows_have_no_default(tmp_path, call):
+    write(tmp_path / "a.parquet", {"user": pa.array([1, None]), "at": pa.array([None, 1], pa.timestamp("us"))})
+    (tmp_path / "schema.toml").write_text("[schema]\ncontext = ['user']\ntime = 'at'\n")
+    found = json.loads(call(tmp_path / "a.parquet", "--schema", tmp_path / "schema.toml", "--json").stdout)["found"]
+    todo = {one["field"]: one["todo"] for one in found}
+    assert todo["at"].startswith("leave such rows out with filter=")
+    assert "defaults={'user'" in todo["user"]
 
 
 def test_sources_of_the_schema_file(tmp_path, schema, call):

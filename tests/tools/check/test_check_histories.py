@@ -44,6 +44,7 @@ PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
     ("columns", "expected"),
     [
         ({"ts": [[6, 5], [1], [], [8]]}, [("unsorted", "ts", [0])]),
+        ({"ts": [[2**62, -(2**62) - 1], [1], [], [8]]}, [("unsorted", "ts", [0])]),
         ({"ts": [[5, 6], [7, 8], [], [8]]}, [("ragged", "histories", [1])]),
         ({"user": [0, 1, 1, 3]}, [("key", "user", None)]),
         ({"user": [0, None, 2, 3]}, [("key", "user", [1])]),
@@ -52,7 +53,17 @@ PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
         ({"ts": [[1000 * PAST, 1000 * FUTURE], [1000 * PAST], [], [1000 * PAST]]}, [("future", "ts", [0])]),
         ({"action": ["a", "b", "c", "d"]}, [("mismatch", "action", None)]),
     ],
-    ids=["unsorted", "ragged", "key twice", "null key", "null item", "future", "future in ms", "text"],
+    ids=[
+        "unsorted",
+        "unsorted and far apart",
+        "ragged",
+        "key twice",
+        "null key",
+        "null item",
+        "future",
+        "future in ms",
+        "text",
+    ],
 )
 def test_faults_of_histories(tmp_path: Path, columns: dict[str, Any], expected: list[Any]) -> None:
     listed = found(tmp_path, {"at": [1000 * PAST if "ms" in str(columns) else 10, 20, 30]}, **columns)
