@@ -252,9 +252,10 @@ def _too_few(held: Held, spot: Spot, column: str) -> str:
         f"two consecutive global batches of {spot.ranks} ranks x {spot.batch_size} samples are {2 * spot.rows:,} rows"
     )
     if held.rows_read == held.rows or held.skipped:
+        left_out = f"; the first that was left out: {held.skipped[0].reason}" if held.skipped else ""
         return (
             f"{what}, but only {held.rows_read:,} rows could be read ({spot.order} order): "
-            "lower the batch size or the number of ranks, or give more files"
+            f"lower the batch size or the number of ranks, or give more files{left_out}"
         )
     return (
         f"{what}; of {column}, {held.rows_read:,} of {held.rows:,} rows fit into memory at a mean of "

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import CommandFailed, UsageError, first_line
 from freescale_tools.scan import columns
-from freescale_tools.scan.columns import Leaf, bind, first_name, type_of
+from freescale_tools.scan.columns import Leaf, bind, inside_structs
 from freescale_tools.scan.files import FileSet
 from fsdata import ParquetSource, Schema
 from fsdata import Sequence as Group
@@ -51,31 +51,30 @@ class IdPart:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """How a file stores a column: `name` is that of the column, or of the struct around it.
+    """How a file stores a column: `names` lead to it, those before the last are of structs around it.
 
     `per_day`: into how many parts it cuts a day, 0 if it is no date and no timestamp.
     """
 
-    name: str
-    inside: str
+    names: tuple[str, ...]
     is_list: bool
     per_day: int
 
     @classmethod
     def of(cls, footer: Footer, column: str) -> "_Stored":
-        kind = type_of(footer.schema, column)
-        item = kind.value_type if is_list(kind) else kind
-        return cls(*first_name(footer.schema.names, column), is_list(kind), _per_day(item))
+        names, kind = inside_structs(footer.schema, column)
+        return cls(names, is_list(kind), _per_day(kind.value_type if is_list(kind) else kind))
 
     @property
     def source(self) -> "str | pl.Expr":
         """As `ParquetSource(columns=...)` takes it."""
-        if not self.inside:
-            return self.name
+        first, *inside = self.names
+        if not inside:
+            return first
         import polars as pl
 
-        found = pl.col(self.name)
-        for name in self.inside.split("."):
+        found = pl.col(first)
+        for name in inside:
             found = found.struct.field(name)
         return found
 
@@ -117,16 +116,23 @@ class IdRows:
             stored = tuple(_Stored.of(footer, name) for name in wanted.values())
             alike.setdefault((systems.index(footer.file.filesystem), stored), []).append(number)
         finest = max((stored[-1].per_day for _, stored in alike), default=0)
-        for (_, stored), numbers in alike.items():
-            some = [files.footers[number] for number in numbers]
-            source = _Source(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
-            self._sources.append(source)
-            self._place |= {number: (source, place) for place, number in enumerate(numbers)}
+        try:
+            for (_, stored), numbers in alike.items():
+                some = [files.footers[number] for number in numbers]
+                source = _Source(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
+                self._sources.append(source)
+                self._place |= {number: (source, place) for place, number in enumerate(numbers)}
+        except BaseException:
+            self._close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for source in self._sources:
             source.opened.close()
 

@@ -72,7 +72,7 @@ def ids(column: str, place: Leaf, kind: pa.DataType) -> None:
         raise UnusableColumn(
             f"{column} is {kind}; collisions are counted on integer ids. Name the column of row numbers that the "
             "embedding table is looked up with, or write one (strings: hash them, for example with polars' "
-            "pl.col(...).hash())"
+            "pl.col(...).hash() % 2**40)"
         )
 
 
@@ -196,12 +196,18 @@ def _same_leaves(footer: Footer, before: Footer, found: Iterable[Leaf | Unusable
 
 def type_of(schema: pa.Schema, column: str) -> pa.DataType:
     """The type of a column. A dotted name is followed into structs, but not into lists."""
+    return inside_structs(schema, column)[1]
+
+
+def inside_structs(schema: pa.Schema, column: str) -> tuple[tuple[str, ...], pa.DataType]:
+    """(names that lead to a column, the first that of the file's; its type), into structs, but not into lists."""
     name, rest = first_name(schema.names, column)
-    kind = plain(schema.field(name).type)
+    names, kind = [name], plain(schema.field(name).type)
     while rest and pa.types.is_struct(kind):
         name, rest = first_name([kind.field(index).name for index in range(kind.num_fields)], rest)
+        names.append(name)
         kind = plain(kind.field(name).type)
-    return kind
+    return tuple(names), kind
 
 
 def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> bool:

@@ -77,6 +77,7 @@ def kinds_of_ids():
     yield "unsigned", pa.array(HAND, pa.list_(pa.uint64())), "ids"
     yield "dictionary", pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words), "ids"
     yield "in a struct", pa.StructArray.from_arrays([lists, pa.array(range(6))], ["ids", "x"]), "user.ids"
+    yield "a leaf by its path", lists, "ids.list.element"
     yield "nulls", pa.array([[1, None, 2], [3], [1, 1, None, 1, 4], None, [4, 4, 5], [1, None]]), "ids"
 
 
@@ -210,6 +211,7 @@ def test_many_ranks_each_count_their_own_rows(tmp_path):
     ("column", "options", "message"),
     [
         ("ids", {"ranks": 2}, r"2 ranks x 2 samples are 8 rows, but only 6 rows could be read"),
+        ("far", {}, r"only 0 rows could be read .* or give more files; the first that was left out: .*int64"),
         ("words", {}, r"words is string; .* integer ids.*hash"),
         ("floats", {}, r"floats is list<.*double>; collisions"),
         ("item", {}, r"no file has a column 'item'; .*has ids, words"),
@@ -220,6 +222,7 @@ def test_many_ranks_each_count_their_own_rows(tmp_path):
     ],
 )
 def test_refused(tmp_path, column, options, message):
-    write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6)
+    far = pa.array([[2**63]] * 6, pa.list_(pa.uint64()))
+    write(tmp_path / "a.parquet", HAND, words=["a"] * 6, floats=[[1.0]] * 6, far=far)
     with pytest.raises(UsageError, match=message):
         estimate(open_files([str(tmp_path)]), column, **{**SETTINGS, **options})

@@ -167,6 +167,17 @@ def test_names_with_ends_of_lines_and_spaces(tmp_path):
     assert f"`freescale check '{tmp_path / 'my data'}' --schema {tmp_path / 'schema.toml'}`" in text
 
 
+def test_damaged_files_are_named(tmp_path):
+    write(tmp_path / "data", user=USERS, ids=HISTORY)
+    whole = (tmp_path / "data" / "a.parquet").read_bytes()
+    for bad in (b"no Parquet", whole[: len(whole) // 2], whole[:4] + b"\xff" * 200 + whole[204:]):
+        (tmp_path / "data" / "b.parquet").write_bytes(bad)
+        done = call("init", tmp_path / "data", "--out", tmp_path / "schema.toml")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "b.parquet: cannot be read as Parquet" in done.stderr
+        assert not (tmp_path / "schema.toml").exists()
+
+
 def test_files_are_looked_at_all_over_the_folder(tmp_path):
     """The first lists are empty in all of its first files."""
     for number in range(20):
