@@ -95,8 +95,7 @@ def predict(
     )
     if requests is not None and settings.share is not None:
         with bar("merging windows") as progress:
-            dim = _floats(settings.dims, columns.sequences)
-            document["sharing"] = _sharing(document, columns, requests, dim, progress)
+            document["sharing"] = _sharing(document, columns, settings, requests, progress)
     return notes
 
 
@@ -143,9 +142,11 @@ def _collisions(
 
 
 def _sharing(
-    document: dict[str, Any], columns: Columns, requests: Requests, dim: int, progress: Progress
+    document: dict[str, Any], columns: Columns, settings: Settings, requests: Requests, progress: Progress
 ) -> dict[str, Any]:
-    default = document["stragglers"]["default"]
+    default, dims = document["stragglers"]["default"], settings.dims
+    if dims is None and settings.calibration and settings.calibration.dim:
+        dims = round(settings.calibration.dim) or None
     held = hold_stored_once(
         requests,
         None,
@@ -159,8 +160,9 @@ def _sharing(
         load_hardware(HARDWARE),
         share=requests.stored.on,
         fields=sum(name not in requests.floats for name in columns.sequences),
-        dim=dim,
+        dim=_floats(dims, columns.sequences),
         orders=("file", "shuffled", "time"),
+        calibration=settings.calibration,
         progress=progress,
     )
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.collisions.batch_order import Batches, Orders
 from freescale_tools.collisions.held import Held
 from freescale_tools.console.terminal import Progress
 from freescale_tools.model.batches import enough_for, fitting
 from freescale_tools.model.durations import FLOAT, ID, step
-from freescale_tools.model.hardware import Hardware
+from freescale_tools.model.hardware import Hardware, calibrated
 from freescale_tools.model.step import PIPELINED
 from freescale_tools.model.workload import Workload, cost_model, workload
 from fsdata.balance.cost import CostModel
@@ -52,6 +53,7 @@ def sharing(
     fields: int,
     dim: int,
     orders: Sequence[str],
+    calibration: Calibration | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def sharing(
     """
     default, advice = profile["stragglers"]["default"], profile["recommended"]
     cost = cost_model(advice["cost_model"])
+    hardware = calibrated(hardware, calibration) if calibration else hardware
     ranks, usual = fitting(held.rows_read, default["ranks"], default["batch_size"])
     sizes = sorted({max(int(usual * _SMALLER), 1), usual})
     sizes += [usual * _LARGER] if enough_for(held.rows_read, ranks, usual * _LARGER) else []
@@ -75,7 +78,7 @@ def sharing(
     for order in orders:
         for batch_size in sizes:
             batches = in_order.batches(order, ranks=ranks, batch_size=batch_size)
-            load = workload(profile, batch_size=batch_size, dim=dim)
+            load = workload(profile, batch_size=batch_size, dim=dim, calibration=calibration)
             for balance in (None, Balance(advice["method"], cost=cost)):
                 found = _over_steps(held, batches, ranks, cost, balance)
                 if found is not None:
@@ -166,5 +169,6 @@ def _step_ms(
 ) -> float:
     """A step with so many events to read, move, look up, send and update; the model computes as many as before."""
     method, way = ("fbs+swap", "all") if balanced else ("none", PIPELINED)
-    changed = replace(load, events=events, stragglers={(ranks, method): straggler})
+    lookup, apply = (ms and ms * events / load.events for ms in (load.lookup_ms, load.apply_ms))
+    changed = replace(load, events=events, lookup_ms=lookup, apply_ms=apply, stragglers={(ranks, method): straggler})
     return float(step(hardware, changed, way, ranks=ranks)["step_ms"])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from stored_once_data import Samples, opened
 
+from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.collisions.held import hold_stored_once
-from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.hardware import calibrated, load_hardware
 from freescale_tools.model.simulation import predict
 from freescale_tools.model.workload import workload
 from freescale_tools.profile.sharing import dealt, sharing
@@ -40,11 +41,15 @@ def profile_of(held, *, ranks, batch_size, method="fbs+swap", max_length=1000):
     }
 
 
-def predicted(folder, *, ranks, batch_size, orders=("file", "shuffled", "time"), max_length=1000, fields=1, **options):
+def predicted(
+    folder, *, ranks, batch_size, orders=("file", "shuffled", "time"), max_length=1000, fields=1, calibration=None,
+    **options,
+):  # fmt: skip
     with opened(folder) as requests:
         held = hold_stored_once(requests, None, max_length=max_length, ranks=ranks, batch_size=batch_size)
     document = profile_of(held, ranks=ranks, batch_size=batch_size, max_length=max_length, **options)
-    return sharing(held, document, HARDWARE, share="user", fields=fields, dim=16, orders=orders), document, held
+    settings = {"share": "user", "fields": fields, "dim": 16, "orders": orders, "calibration": calibration}
+    return sharing(held, document, HARDWARE, **settings), document, held
 
 
 def test_by_hand_in_order_of_time(tmp_path):
@@ -111,6 +116,26 @@ def test_balanced_samples_of_a_history_stay_together():
     apart = pack(cost, 4).rank
     assert held_by_sets(place, length, rank) < held_by_sets(place, length, apart)
     assert max(before, after) < 0.05 < alone
+
+
+def test_steps_take_what_a_calibration_says(tmp_path):
+    """Look-ups and updates are those of the events that a batch holds."""
+    Samples.drawn(5, requests=400, users=6, longest=40).write(tmp_path)
+    measured = Calibration(
+        source="calibration: run.json, 120 rows", ranks=4, cost=COST, seconds_per_cost=1e-9, constant_s=0.02,
+        forward=0.25, lookup_s=1e-6, update_s=2e-6, dim=96.0, latency_s=1e-4, bytes_per_s=1e8,
+    )  # fmt: skip
+    usual, *_ = predicted(tmp_path, ranks=4, batch_size=8, orders=("file",))
+    found, document, _ = predicted(tmp_path, ranks=4, batch_size=8, orders=("file",), calibration=measured)
+    for point, before in zip(found["points"], usual["points"], strict=True):
+        assert point["step_ms"] > before["step_ms"] + 15
+        load = workload(document, batch_size=point["batch_size"], dim=16, calibration=measured)
+        way, method = ("all", "fbs+swap") if point["balanced"] else ("sparse dist", "none")
+        for key, ratio, share in (("step_ms", 1, "straggler"), ("step_ms_shared", point["ratio"], "straggler_shared")):
+            held = replace(load, events=load.events * ratio, stragglers={(4, method): point[share]})
+            held = replace(held, lookup_ms=1e-3 * held.events, apply_ms=2e-3 * held.events)
+            (step,) = predict(calibrated(HARDWARE, measured), held, ranks=[4], way_names=[way])
+            assert point[key] == pytest.approx(step["step_ms"])
 
 
 def test_bytes_and_steps(tmp_path):
