@@ -92,6 +92,8 @@ def moved(
     def by(source: str) -> float:
         if ALL_TO_ALLS in source and not source.endswith(f"{ALL_TO_ALLS} {ranks} ranks"):
             return within(FACTORS["assumed"])
+        if source.startswith("calibration:"):  # the name of a file follows, which may be any word
+            return within(FACTORS["calibration"])
         return within(next((factor for word, factor in FACTORS.items() if word in source), _OTHER))
 
     def changes(of: Hardware | Workload, names: Collection[str]) -> dict[str, Any]:

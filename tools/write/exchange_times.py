@@ -35,6 +35,8 @@ def measured(
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device, name = torch.device("cpu"), "CPU"
     if backend == "nccl":
+        if not torch.cuda.is_available():
+            raise ValueError("--backend nccl needs CUDA, and torch sees none here: give --backend gloo")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
         name = torch.cuda.get_device_name(device)

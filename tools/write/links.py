@@ -130,25 +130,28 @@ def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardwar
     import numpy as np
 
     from freescale_tools.calibrate.fits import line
+    from freescale_tools.model.hardware import ALL_TO_ALLS
 
-    where, ranks_per_host = measured["where"], measured["ranks_per_host"]
-    found, exchanges = fits(measured["points"]), f"measured: all-to-alls, {where}"
+    where, ranks_per_host, found = measured["where"], measured["ranks_per_host"], fits(measured["points"])
+
+    def exchanges(ranks: int) -> str:
+        return f"measured: {where}, {ALL_TO_ALLS} {ranks} ranks"
+
     given: dict[str, tuple[float, str]] = {
         link: (
             getattr(like, link) * like.exchange_efficiency,
-            f"{like.name}, times its exchange_efficiency: {like.sources[link]}",
+            f"{like.name}, times its exchange_efficiency: {like.sources[link]}; {like.sources['exchange_efficiency']}",
         )
         for link in ("nvlink", "pcie", "network")
     }
     fitted = [one for one in found if one["bytes_per_s"]]
     inside = [one for one in fitted if one["ranks"] <= ranks_per_host]
     across = [one for one in fitted if one["ranks"] > ranks_per_host]
-    ways = (("nvlink", inside, 1, "a host"), ("network", across, ranks_per_host, "several hosts"))
-    for link, of, stay, hosts in ways:
+    for link, of, stay in (("nvlink", inside, 1), ("network", across, ranks_per_host)):
         if of:
             ranks = of[-1]["ranks"]
             crossing = of[-1]["bytes_per_s"] * (ranks - stay) / ranks / 1e9
-            given[link] = crossing, f"{exchanges}, {ranks} ranks of {hosts}"
+            given[link] = crossing, exchanges(ranks)
     others = np.array([one["ranks"] - 1 for one in found], np.float64)
     first, each = line(others, np.array([one["latency_s"] for one in found])).tolist()
     within = "" if len(found) > 1 else "; one number of ranks: within exchange_latency"
@@ -159,9 +162,9 @@ def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardwar
     given |= {
         "gpus_per_host": (ranks_per_host, f"measured: {where}"),
         "gpus_per_nvlink": (ranks_per_host, f"measured: {where}"),
-        "exchange_efficiency": (1.0, exchanges),
-        "exchange_latency": (1e6 * first, exchanges),
-        "peer_latency": (1e6 * each, exchanges + within),
+        "exchange_efficiency": (1.0, f"measured: {where}, inside the bandwidths"),
+        "exchange_latency": (1e6 * first, exchanges(ranks)),
+        "peer_latency": (1e6 * each, exchanges(ranks) + within),
         "allreduce_efficiency": (
             float(np.clip(reached / speed, 0.01, 1.0)),
             f"measured: all-reduce of {reduced['bytes']:,} bytes, {where}",

@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from freescale_tools.model.durations import all_reduce, exchange
-from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.hardware import ALL_TO_ALLS, load_hardware
 from freescale_tools.write.links import as_toml, fits, measured_hardware
 
 COMMAND = "measure-links"
@@ -50,7 +50,9 @@ def test_what_was_not_measured_stays_and_says_so():
     hardware, _ = measured(worlds=(2,), per_host=2)
     assert hardware.network == pytest.approx(LIKE.network * LIKE.exchange_efficiency)
     assert hardware.sources["network"].startswith("h100-ib, times its exchange_efficiency: paper")
+    assert hardware.sources["network"].endswith(LIKE.sources["exchange_efficiency"])
     assert hardware.sources["nvlink"].startswith("measured")
+    assert hardware.sources["nvlink"].endswith(f"{ALL_TO_ALLS} 2 ranks"), "at others it is as good as assumed"
     assert (hardware.peak_flops, hardware.sources["peak_flops"]) == (LIKE.peak_flops, LIKE.sources["peak_flops"])
     assert hardware.sources["peer_latency"].endswith("within exchange_latency")
     assert exchange(hardware, 2**20, 2) == pytest.approx(1e3 * point(2, 2**20, 2)["seconds"])

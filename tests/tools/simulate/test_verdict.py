@@ -67,6 +67,17 @@ def test_links_that_other_ranks_have_shown_are_as_good_as_assumed():
     assert width(RANKS) < width(RANKS // 2)
 
 
+def test_the_name_of_a_calibration_says_nothing_of_its_numbers():
+    load = workload(EVEN)
+
+    def width(file):
+        return widths(
+            found(EVEN, sources=dict.fromkeys(("dim", "flops", *load.sources), f"calibration: {file}, 9 rows"))
+        )
+
+    assert width("run.json") == width("paper.json") == width("assumed.json")
+
+
 FAST = {**dict.fromkeys(("nvlink", "pcie", "network"), 1e6), "exchange_latency": 0.1, "peer_latency": 0}
 DEAR = {"own_cost": 20.0, "sources": {**HARDWARE.sources, "own_cost": "measured: here"}}
 
