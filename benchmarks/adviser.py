@@ -50,7 +50,7 @@ def main() -> None:
         [*notes, NOTE],
         reports,
         results=given.results,
-        data="figures of the paper and of other published runs, exposed.json, held_out.json",
+        data="figures of the paper and of other published runs, exposed.json, held_out.json, links.json",
     )
 
 

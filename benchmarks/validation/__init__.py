@@ -1,5 +1,6 @@
 """Whether the simulation predicts what was measured.
 
-`fit` finds the few unknown numbers from plain training; `against_paper` and `against_benchmark` compare the
-predictions, line by line as in `comparison`.
+`fit` finds the few unknown numbers from plain training. `against_paper`, `against_benchmark`, `held_out` (steps with
+fscomm have one fitted number of their own) and `published` (nothing is fitted) compare, line by line as in
+`comparison`.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import FLOAT, FORWARD, ID
-from freescale_tools.model.step import WAYS, Moves, Way, Work, timeline
+from freescale_tools.model.step import BY_NAME, Moves, Way, Work, timeline
 from validation.comparison import row
 from validation.fit import fit_line
 
@@ -91,7 +91,7 @@ def _rows(
         for mode in (PLAIN, *PREDICTED):
             if mode not in section.steps_ms:
                 continue
-            way = next(way for way in WAYS if way.name == PREDICTED.get(mode, mode))
+            way = BY_NAME[PREDICTED.get(mode, mode)]
             found = _predicted(section, way, own, efficiency)
             what = f"exposed, {section.name}, {TITLES.get(mode, 'plain loop')}"
             if mode == PLAIN and section in plain:

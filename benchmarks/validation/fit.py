@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from freescale_tools.model import durations
 from freescale_tools.model.batches import UNPACKED, rank_share
-from freescale_tools.model.durations import work
 from freescale_tools.model.hardware import Hardware
-from freescale_tools.model.step import WAYS, timeline
 from freescale_tools.model.workload import DENSE_PARAMETERS, METHODS, PAPER_COLLISION, Workload, flops
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial
@@ -130,8 +129,7 @@ def fit_dim(exposed_ms: float, load: Workload, hardware: Hardware, *, ranks: int
 
 def exposed(load: Workload, hardware: Hardware, name: str, *, ranks: int) -> float:
     """Milliseconds of exposed communication of one way."""
-    way = next(way for way in WAYS if way.name == name)
-    return timeline(work(hardware, load, way, ranks=ranks), way)["bubbles"]["exposed_ms"]
+    return durations.step(hardware, load, name, ranks=ranks)["bubbles"]["exposed_ms"]
 
 
 def fit_line(wire_ms: Sequence[float], exposed_ms: Sequence[float]) -> tuple[float, float]:

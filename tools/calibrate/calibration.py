@@ -152,11 +152,11 @@ def load_calibration(path: Path) -> Calibration:
     Raises UsageError for other files, and if lengths do not explain the seconds.
     """
     document = calibrated_run(path)
-    doubtful = doubt(document)
-    if doubtful is not None:
-        raise UsageError(f"{path}: {doubtful}")
-    run, exchange = document["run"], document["run"]["all_to_all"]
     try:
+        doubtful = doubt(document)
+        if doubtful is not None:
+            raise UsageError(f"{path}: {doubtful}")
+        run, exchange = document["run"], document["run"]["all_to_all"]
         return Calibration(
             source=f"calibration: {path.name}, {document['rows']:,} rows",
             ranks=document["ranks"],

@@ -4,7 +4,7 @@ import datetime
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,11 @@ def _free_name(folder: Path, name: str) -> str:
     return next(one for one in names if not any((folder / f"{one}.{kind}").exists() for kind in ("json", "html")))
 
 
-def read_document(path: Path, kind: str, *, make: str, version: int = 1) -> dict[str, Any]:
+def read_document(path: Path, kind: str, *, make: str, version: int = 1, needs: Collection[str] = ()) -> dict[str, Any]:
     """The document of a `kind` that begins with `header`. `make`: what to do to have one, for messages.
 
-    Raises UsageError for files that are not there, are no such document, or are of another version.
+    Raises UsageError for files that are not there, are no such document, are of another version, or lack a key of
+    those that it `needs`.
     """
     name = kind.replace("-", " ")
     try:
@@ -76,6 +77,8 @@ def read_document(path: Path, kind: str, *, make: str, version: int = 1) -> dict
         raise UsageError(f"{path} is no {name}: {make}")
     if document.get("version") != version:
         raise UsageError(f"{path} has version {document.get('version')!r}, this program reads {version}: {make}")
+    if lacking := sorted(set(needs) - document.keys()):
+        raise UsageError(f"{path} is no whole {name}, it lacks {', '.join(lacking)}: {make}")
     return document
 
 

@@ -4,5 +4,5 @@
 every number of both says where it comes from (`parameters`), and `clusters` has the hardware that is bundled.
 `durations` says how long each part of a step takes alone, `step` which part waits for which, and `lanes` when each part
 runs. `simulation` makes the document of it, with a `verdict` on every remedy; `command` reads options, and `report`
-says what is shown. All but `command` is pure.
+says what is shown. All but `command`, and `hardware`, which reads files, is pure.
 """

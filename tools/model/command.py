@@ -91,4 +91,5 @@ def _simulated(
 def read_profile(path: Path) -> dict[str, Any]:
     """The document of `freescale profile` at `path`, a file or its folder. Raises UsageError for other files."""
     file = path / "profile.json" if path.is_dir() else path
-    return read_document(file, "profile", make="write one with `freescale profile PATHS --sequence COL --out DIR`")
+    make = "write one with `freescale profile PATHS --sequence COL --out DIR`"
+    return read_document(file, "profile", make=make, needs=("sequences",))

@@ -51,9 +51,7 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
     """The milliseconds of one way at `ranks` ranks."""
     method = "fbs+swap" if way.balanced else "none"
     share = workload.straggler(ranks, method)
-    mean = workload.compute_ms
-    if mean is None:
-        mean = 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
+    mean = compute(hardware, workload)
     slowest = mean / (1 - share) + workload.fixed_ms
     straggler = 1 - (mean + workload.fixed_ms) / slowest
     forward = FORWARD if workload.forward is None else workload.forward
@@ -84,6 +82,13 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         memory_contention=hardware.memory_contention,
         own=own if ranks > 1 else 0.0,
     )  # fmt: skip
+
+
+def compute(hardware: Hardware, workload: Workload) -> float:
+    """Milliseconds of a mean rank's samples, forward and backward: as calibrated, else by the profile's operations."""
+    if workload.compute_ms is not None:
+        return workload.compute_ms
+    return 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
 
 
 def _moves(

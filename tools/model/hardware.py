@@ -102,16 +102,18 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
         path = Path(name_or_path)
         if not path.is_file():
             raise UsageError(f"no hardware {str(name_or_path)!r}: give {', '.join(known)}, or the path of a TOML file")
-        text = path.read_text(encoding="utf-8")
+        text = None
     try:
-        return _from_toml(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+        return _from_toml(tomllib.loads(path.read_text(encoding="utf-8") if text is None else text))
+    except (OSError, ValueError) as error:
         raise UsageError(f"hardware {name_or_path}: {error}") from error
 
 
 def _from_toml(document: Mapping[str, Any]) -> Hardware:
     fields = {field.name: field for field in numbers(Hardware)}
     if "like" in document:
+        if document["like"] not in bundled():
+            raise ValueError(f"like = {document['like']!r}: there are {', '.join(bundled())}")
         usual = load_hardware(document["like"])
         same = {one["name"]: {key: one[key] for key in GIVEN} for one in parameters(usual)}
         document = {**same, **{key: value for key, value in document.items() if key != "like"}}

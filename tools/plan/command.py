@@ -1,6 +1,7 @@
 """The command `freescale plan`: reads its options, plans, writes the sharding plan and shows what it brings."""
 
 import functools
+import math
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +71,8 @@ def plan(
         for name, value in numbers.items():
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value}")
+        if math.isinf(memory):
+            raise UsageError("--memory must be a number of GB, got inf")
         if way not in SHOWN:
             raise UsageError(f"--way {way!r}: there are {', '.join(SHOWN)}")
         if device not in ("cuda", "cpu"):

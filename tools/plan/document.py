@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from freescale_tools.model.durations import work
+from freescale_tools.model.durations import compute, work
 from freescale_tools.model.hardware import Hardware
-from freescale_tools.model.step import WAYS, Moves, Way, timeline
+from freescale_tools.model.step import BY_NAME, Moves, timeline
 from freescale_tools.model.workload import Workload
 from freescale_tools.plan.costs import PRIORITIZED, SHOWN, Parts, Placed, Setting, by_rank, parts, rated
-
-_WAYS: Mapping[str, Way] = {way.name: way for way in WAYS}
 
 
 def document(plans: Mapping[str, Sequence[Placed]], setting: Setting, workload: Workload) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def step_ms(parts: Parts, hardware: Hardware, workload: Workload, *, ranks: int,
     Shares of collisions, of rows that are used twice, and the dense part stay as `durations.work` has them. Collisions
     are shares of all events together: the profile counts them for one column.
     """
-    usual = work(hardware, workload, _WAYS[way], ranks=ranks)
+    usual = work(hardware, workload, BY_NAME[way], ranks=ranks)
     rate, back = workload.collision(ranks), workload.distinct
     colliding = min(rate * workload.colliding_distinct, back)
     planned = dataclasses.replace(
@@ -92,7 +90,7 @@ def step_ms(parts: Parts, hardware: Hardware, workload: Workload, *, ranks: int,
         collision=_moves(parts, colliding, rate),
         exclusive=_moves(parts, back - colliding, 1 - rate),
     )
-    return timeline(planned, _WAYS[way])
+    return timeline(planned, BY_NAME[way])
 
 
 def _moves(parts: Parts, rows: float, gradients: float) -> Moves:
@@ -103,7 +101,5 @@ def _moves(parts: Parts, rows: float, gradients: float) -> Moves:
 
 
 def compute_ms(hardware: Hardware, workload: Workload) -> float:
-    """Milliseconds of forward and backward of a mean rank, as calibrated, else from the operations of the profile."""
-    if workload.compute_ms is not None:
-        return workload.compute_ms + workload.fixed_ms
-    return 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency) + workload.fixed_ms
+    """Milliseconds of forward and backward of a mean rank, with what a step takes whatever its samples."""
+    return compute(hardware, workload) + workload.fixed_ms

@@ -43,7 +43,10 @@ def diff(
         kinds = [document["kind"] for document in documents]
         if kinds[0] != kinds[1]:
             raise UsageError(f"{before} is a {kinds[0]} and {after} a {kinds[1]}: compare two of one kind")
-        found = differences(*documents)
+        try:
+            found = differences(*documents)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{before} or {after} is not whole, {error} is missing: make it again") from error
         limits = conditions(fail_if or [], found)
         rows = [[one.name, _shown(one.before, one), _shown(one.after, one), _unit(one), _change(one)] for one in found]
         terminal.table(f"From {before} to {after}", ["what", "before", "after", "unit", "change"], rows)

@@ -67,6 +67,8 @@ def test_a_run_and_what_calibrate_wrote_of_it_are_the_same(tmp_path):
         ('{"kind": "calibrate", "version": 1}', "has version 1, this program reads 2"),
         ('{"kind": "profile"}', "not the run of a BubbleMeter"),
         ('{"kind": "calibrate", "version": 2, "r2": 0.95, "run": {"all_to_all": null}}', "is no whole calibration"),
+        ('{"kind": "calibrate", "version": 2, "r2": 0.95, "run": {}}', "is no whole calibration"),
+        ('{"kind": "calibrate", "version": 2}', "is no whole calibration"),
         ('{"kind": "calibrate", "version": 2, "r2": 0.85}', "R2 is 0.85, below 0.9"),
     ],
 )

@@ -128,6 +128,7 @@ def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(planned, fold
     [
         ("tables.toml", ("--ranks", 0), "--ranks must be above 0, got 0"),
         ("tables.toml", ("--memory", 0), "--memory must be above 0"),
+        ("tables.toml", ("--memory", "inf"), "--memory must be a number of GB, got inf"),
         ("tables.toml", ("--way", "fast"), "--way 'fast': there are plain, sparse dist, prioritized"),
         ("tables.toml", ("--device", "tpu"), "--device 'tpu': cuda or cpu is needed"),
         ("tables.toml", ("--out", "nowhere/plan.json"), "the folder nowhere is not there"),

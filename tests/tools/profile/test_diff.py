@@ -119,6 +119,14 @@ def test_the_command_fails_where_it_is_not_known_what_changed(tmp_path, call):
     assert "it was 0 before" in json.loads(done.stdout)["findings"][0]
 
 
+def test_documents_that_are_not_whole_are_refused(tmp_path, call):
+    for text in ('{"kind": "calibrate", "version": 2}', '{"kind": "profile", "version": 1}'):
+        (tmp_path / "a.json").write_text(text)
+        done = call(tmp_path / "a.json", tmp_path / "a.json")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "whole" in done.stderr
+
+
 def test_two_runs_are_compared(tmp_path, call):
     first, second = run(tmp_path / "a.json"), run(tmp_path / "b.json", sizes=(1e5, 1e6, 2e7), seed=3)
     done = call(first, second, "--json")

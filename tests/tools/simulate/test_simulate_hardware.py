@@ -38,6 +38,13 @@ def test_a_file_that_is_like_another_has_the_differences_only(tmp_path):
     )
     sources = {**H100.sources, "network": "measured: here"}
     assert load_hardware(path) == dataclasses.replace(H100, name="mine", network=12.5, sources=sources)
+    for other in (f'"{path}"', '["h100-ib"]'):
+        path.write_text(f'name = "mine"\nlike = {other}\n')
+        with pytest.raises(UsageError, match=r"like = .*: there are b200-ib, h100-ib"):
+            load_hardware(path)
+    path.write_bytes(b'name = "\xff"')
+    with pytest.raises(UsageError, match=r"mine\.toml: 'utf-8' codec can't decode"):
+        load_hardware(path)
 
 
 def test_a_file_by_its_path_is_read(tmp_path, text):
