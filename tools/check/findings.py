@@ -61,7 +61,7 @@ def document(
     return {
         **header("check"),
         "schema": schema,
-        "sources": [{"source": label, "rows": count or 0, "read": count is not None} for label, count in rows.items()],
+        "sources": [{"source": label, "rows": count} for label, count in rows.items()],
         "rows": sum(filter(None, rows.values())),
         "counts": dict(counts),
         "found": listed,

@@ -342,7 +342,7 @@ def test_it_says_whose_rows_were_not_read(tmp_path, schema, call):
     assert done.exit_code == 1
     assert "no row was read. Mend what is listed" in " ".join(done.stdout.split())
     answer = json.loads(call("--schema", f"{tmp_path / 'job.py'}:both", "--json").stdout)
-    assert (answer["counts"], answer["rows"], answer["sources"][0]["read"]) == ({"corrupt": 1}, 0, False)
+    assert (answer["counts"], answer["rows"], answer["sources"][0]["rows"]) == ({"corrupt": 1}, 0, None)
 
 
 def test_times_of_rows_have_no_default(tmp_path, call):
