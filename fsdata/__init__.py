@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Follow, Join, ParquetSource, Retry, sources_from_toml
+    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "FreeScaleError",
     "Jagged",
     "Join",
+    "Lookup",
     "MismatchError",
     "ParquetSource",
     "PeerError",
@@ -71,6 +72,7 @@ _WHERE = {
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",
     "Join": "fsdata.sources",
+    "Lookup": "fsdata.sources",
     "ParquetSource": "fsdata.sources",
     "Plan": "fsdata.balance.packing",
     "Polynomial": "fsdata.balance.cost",

@@ -29,6 +29,8 @@ class Column:
         length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
+        pools: the table that says which values a row has, see `fsdata.kernels.pools`; it begins behind its last one.
+        lookup: the table of what stands for the values, which are ids then, see `fsdata.kernels.lookups`.
         owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
     """
 
@@ -40,6 +42,8 @@ class Column:
     dictionary: int = 0
     stored: int = columns.SAME
     values: np.ndarray | None = None
+    pools: np.ndarray | None = None
+    lookup: np.ndarray | None = None
     owners: tuple[Any, ...] = ()
     bytes: int = 0
 
@@ -164,10 +168,13 @@ class Block:
                 each.step,
                 lengths.line(each.length),
                 each.width,
+                0 if each.pools is None else each.pools.ctypes.data,
+                0 if each.lookup is None else each.lookup.ctypes.data,
             )
         narrow = all(int(each.max(initial=0)) < _NARROW for each in starts.found)
         table = starts.table(rows, np.int32 if narrow else np.int64)
-        owners, size = [(each.runs, each.owners) for each in fields], sum(each.bytes for each in fields)
+        owners = [(each.runs, each.pools, each.lookup, each.owners) for each in fields]
+        size = sum(each.bytes for each in fields)
         return cls(numbers, table, lengths.table(rows, np.int32), source, owners, size)
 
 

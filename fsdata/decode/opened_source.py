@@ -1,7 +1,7 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
+from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
 from fsdata.decode.piece import align
 from fsdata.decode.piece_plan import PiecePlan
@@ -26,7 +27,7 @@ from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import AsOf, Join, ParquetSource
+from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource
 
 
 class OpenSource:
@@ -68,7 +69,8 @@ class OpenSource:
         self._sides = [each for each in sides if each.source.follow is None]
         self._late = {number: LateSide(each) for number, each in joins if each.source.follow is not None}
         tables = [each for each in joined if isinstance(each, HistoryTable)]
-        self.histories = Histories(tables, schema, index)
+        self._lookups = [each for each in joined if isinstance(each, LookupTable)]
+        self.histories = Histories(tables, self._lookups, schema, index)
         self.groups = self._files.groups
         defaults = dict(source.defaults)
         for side in sides:
@@ -82,7 +84,7 @@ class OpenSource:
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self.time_unit = self._files.time_unit
         self.may_drop = _may_drop(source, schema) or any(
-            side.source.policy(name) == "drop" for side in joined for name in side.fields
+            side.source.policy(name) == "drop" for side in joined for name in side.join.fields
         )
         self.may_drop |= any(side.join.missing == "drop" for side in sides)
         self.fingerprint = fingerprint(
@@ -102,10 +104,11 @@ class OpenSource:
         show: bool,
         hosts: Hosts | None,
         notes: list[Fault] | None,
-    ) -> tuple[SourceFiles, list[SideTable | HistoryTable]]:
+    ) -> tuple[SourceFiles, list[SideTable | HistoryTable | LookupTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in fields_of(schema) if field.name not in joined]
-        wanted += [Field(key, "join_key") for key in dict.fromkeys(join.on for join in source.join)]
+        keys = (join.on for join in source.join if not isinstance(join, Lookup))
+        wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
         wanted += [] if schema.time is None else [Field(schema.time, "time")]
         histories = [join for join in source.join if isinstance(join, AsOf)]
         wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
@@ -118,7 +121,7 @@ class OpenSource:
             ]
         )
         for side in sides:
-            if isinstance(side, HistoryTable):
+            if isinstance(side, HistoryTable) and not side.join.by_position:
                 _check_units(files, side)
         return files, sides
 
@@ -217,7 +220,14 @@ class OpenSource:
         if layout.dense:
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
             piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
+        for lookup in self._lookups:
+            for name in lookup.join.fields:
+                piece.columns.setdefault(layout.slots[name], piece.columns[layout.slots[lookup.join.on]])
         align(piece, self._defaults)
+        for lookup in self._lookups:
+            for name in lookup.join.fields:
+                ids = piece.columns[layout.slots[lookup.join.on]]
+                piece.columns[layout.slots[name]] = lookup.over(ids, name)
         if layout.exploded is not None:
             piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
         rows = RowRefs.of(piece.block(self.index))
@@ -364,8 +374,11 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             raise SchemaError(
                 f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
             )
+        if isinstance(join, Lookup):
+            _check_lookup(join, schema, label)
         if isinstance(join, AsOf):
-            _check_as_of(join, schema, label)
+            looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
+            _check_as_of(join, schema, label, looked_up)
             shared |= {
                 group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
             }
@@ -394,21 +407,50 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     return joined
 
 
-def _load(join: Join | AsOf, schema: Schema, **options: Any) -> SideTable | HistoryTable:
+def _load(join: Join | AsOf | Lookup, schema: Schema, **options: Any) -> SideTable | HistoryTable | LookupTable:
     if isinstance(join, AsOf):
         return load_histories(join, schema, **options)
+    if isinstance(join, Lookup):
+        return load_lookup(join, schema, **options)
     opened = open_side(join, schema, **options)
     return load_side_table(join, opened, schema)
 
 
-def _check_as_of(join: AsOf, schema: Schema, label: str) -> None:
-    """A history brings whole sequences: fields of one sequence have the same events."""
+def _check_lookup(join: Lookup, schema: Schema, label: str) -> None:
+    """What is found stands beside the ids that are looked up."""
+    of = {field.name: field for field in fields_of(schema)}
+    ids = of.get(join.on)
+    if ids is None or ids.kind not in ("context", "ids"):
+        raise SchemaError(
+            f"{label}: Lookup(on={join.on!r}) looks up ids of the schema: one of its context, or a field of a sequence "
+            "or of the candidates"
+        )
+    for name in join.fields:
+        field = of[name]
+        if field.group != ids.group or field.kind not in ("context", "ids", "floats", "id_label", "event_label"):
+            where = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
+            raise SchemaError(f"{label}: Lookup brings {name!r}, which has to stand beside {join.on!r}, in {where}")
+
+
+def _check_as_of(join: AsOf, schema: Schema, label: str, looked_up: Collection[str]) -> None:
+    """A history brings whole sequences: fields of one sequence have the same events. looked_up: what lookups bring."""
     for group in schema.groups:
-        missing = [name for name in group.all_fields if name not in join.fields]
-        if missing and len(missing) < len(group.all_fields):
+        missing = [name for name in group.all_fields if name not in join.fields and name not in looked_up]
+        if missing and any(name in join.fields for name in group.all_fields):
             raise SchemaError(
                 f"{label}: AsOf brings some fields of the sequence {group.name!r} and not {', '.join(missing)}: its "
                 "fields have the same events, so all of them come from one table"
+            )
+        brought = [name for name in group.all_fields if name in join.fields]
+        if brought and join.pools and group.share is not None:
+            raise SchemaError(
+                f"{label}: Sequence({group.name!r}, share=...) shares stretches of a history, and those of "
+                "AsOf(pools=...) have gaps: leave one of both out"
+            )
+        if brought and join.pools and group.keep == "first" and group.max_length is not None:
+            raise SchemaError(
+                f"{label}: Sequence({group.name!r}, keep='first') and AsOf(pools=...) do not go together: of pools, "
+                "the last events are kept"
             )
         nested = [name for name in group.nested if name in join.fields]
         if nested:

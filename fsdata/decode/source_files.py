@@ -56,11 +56,12 @@ class SourceFiles:
 
     Attributes:
         remote: the files that are not local.
+        wanted: the fields that are served.
         pruned: files that are not read, because `filter` leaves out all of their folder.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
-        wanted: the fields to serve.
+        wanted: the fields to serve, or what names them when the schemas of the files are known.
         index: the source's position in the loader.
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
@@ -75,7 +76,7 @@ class SourceFiles:
     def __init__(
         self,
         source: ParquetSource,
-        wanted: Sequence[Field],
+        wanted: Sequence[Field] | Callable[[Catalog], Sequence[Field]],
         *,
         index: int,
         label: str,
@@ -108,8 +109,8 @@ class SourceFiles:
         else:
             self.catalog = self._listed() if source.catalog is None else self._from_file()
         begin = time.perf_counter()
-        self._wanted = wanted
-        self.kinds, self._kind_of = bind(source, wanted, self.catalog, label, notes=notes)
+        self.wanted = wanted(self.catalog) if callable(wanted) else wanted
+        self.kinds, self._kind_of = bind(source, self.wanted, self.catalog, label, notes=notes)
         self.seconds["binding"] = time.perf_counter() - begin
         self._keep = may_have_rows(self.catalog, source)
         if source.follow is not None:
@@ -144,7 +145,7 @@ class SourceFiles:
                 raise CorruptFileError(
                     f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
                 )
-        kinds, kind_of = bind(self.source, self._wanted, catalog, self.label, self.kinds)
+        kinds, kind_of = bind(self.source, self.wanted, catalog, self.label, self.kinds)
         numbers = []
         for kind in kinds:
             if kind not in self.kinds:

@@ -14,11 +14,12 @@ from types import MappingProxyType
 import numpy as np
 from numba import carray
 
+from fsdata.kernels import lookups, pools
 from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
-# Of a column, int64 [8]. First where its values lie.
+# Of a column, int64 [10]. First where its values lie.
 RUNS = 0  # address of its runs
 COUNT = 1  # of them
 DICTIONARY = 2  # address of its values, as they are needed
@@ -29,7 +30,10 @@ START = 4  # line, -1 without one
 STEP = 5
 LENGTH = 6  # line, -1 without one
 WIDTH = 7
-NUMBERS = 8
+# Then what becomes of them, 0 without it.
+MERGED = 8  # address of `fsdata.kernels.pools`: a row has events of its pools, before the one at which it begins
+LOOKUP = 9  # address of `fsdata.kernels.lookups`: values are ids, and what stands for them there is wanted
+NUMBERS = 10
 
 # Of a block, int64 [4].
 STARTS_AT = 0  # address of its starts, [lines, rows]
@@ -238,6 +242,86 @@ def find_spans(
                 length[f, n] = carray(pointer(lines[b, LENGTHS_AT] + (line * rows + r) * 4), (1,), np.int32)[0]
 
 
+@kernel(inline="always")
+def _picked(to, of, events):
+    for i in range(len(to)):
+        to[i] = of[events[i]]
+
+
+@kernel
+def _pick(target, column, events, itemsize):
+    """The values at `events`, int64 [n], of a column whose values lie in one run in memory."""
+    run = carray(pointer(column[RUNS]), (COLUMNS,), np.int64)
+    count, at, most = len(events), run[AT], 1 << 62
+    stored = column[STORED] if run[FORM] == PLAIN else SAME
+    if itemsize == 4:
+        _picked(carray(pointer(target), (count,), np.int32), carray(pointer(at), (most,), np.int32), events)
+        return
+    to = carray(pointer(target), (count,), np.int64)
+    if stored == SAME:
+        _picked(to, carray(pointer(at), (most,), np.int64), events)
+    elif stored == INT32:
+        _picked(to, carray(pointer(at), (most,), np.int32), events)
+    elif stored == UINT32:
+        _picked(to, carray(pointer(at), (most,), np.uint32), events)
+    elif stored == INT16:
+        _picked(to, carray(pointer(at), (most,), np.int16), events)
+    elif stored == INT8:
+        _picked(to, carray(pointer(at), (most,), np.int8), events)
+    elif stored == UINT16:
+        _picked(to, carray(pointer(at), (most,), np.uint16), events)
+    else:
+        _picked(to, carray(pointer(at), (most,), np.uint8), events)
+
+
+@kernel
+def _is_plain(columns, f):
+    """Whether no block merges or looks up the values of a field."""
+    others = np.int64(0)
+    for b in range(len(columns)):
+        others |= columns[b, f, MERGED] | columns[b, f, LOOKUP]
+    return others == 0
+
+
+@kernel
+def _gather_others(columns, block, start, length, itemsize, target):
+    """`gather_fields` of the fields that some block merges or looks up: row after row, so that fields of one sequence
+    share what merging has found, and find the ids that they look up in the cache."""
+    fields = np.empty(len(target), np.int64)
+    number, longest = 0, np.int64(0)
+    for f in range(len(target)):
+        if target[f] and not _is_plain(columns, f):
+            fields[number] = f
+            number += 1
+            for n in range(len(block)):
+                longest = max(longest, length[f, n])
+    if number == 0:
+        return
+    to, near = target.copy(), np.zeros(len(target), np.int64)
+    events, ids = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    end, left = np.empty(64, np.int64), np.empty(64, np.int64)
+    for n in range(len(block)):
+        merged, begin, count = np.int64(0), np.int64(0), np.int64(0)
+        for i in range(number):
+            f = fields[i]
+            column, some = columns[block[n], f], length[f, n]
+            if some <= 0:
+                continue
+            at, size = (ids.ctypes.data, 8) if column[LOOKUP] else (to[f], itemsize[f])
+            if column[MERGED]:
+                if (merged, begin, count) != (column[MERGED], start[f, n], some):
+                    merged, begin, count = column[MERGED], start[f, n], some
+                    table = carray(pointer(merged), (1 << 10,), np.int64)
+                    pools.merge(table, begin, events[:count], end, left)
+                _pick(at, column, events[:some], size)
+            else:
+                near[f] = fetch(at, column, start[f, n], some, size, near[f])
+            if column[LOOKUP]:
+                table = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
+                lookups.look_up(to[f], ids[:some], table, itemsize[f])
+            to[f] += some * itemsize[f]
+
+
 @kernel
 def _in_memory(columns, f, at):
     """Whether the values of a field lie in memory as they are needed, in all blocks: where, in `at`, int64 [B]."""
@@ -273,10 +357,11 @@ def gather_fields(
     columns: int64 [B, F, NUMBERS]; block: int32 [N]; start, length: int64 [F, N]; itemsize: int64 [F], bytes of
     a value; target: int64 [F], addresses, 0 leaves a field out.
     """
+    _gather_others(columns, block, start, length, itemsize, target)
     at = np.empty(len(columns), np.int64)
     for f in range(len(target)):
         to, size = target[f], itemsize[f]
-        if to == 0:
+        if to == 0 or not _is_plain(columns, f):
             continue
         if _in_memory(columns, f, at):
             for n in range(len(block)):
@@ -312,10 +397,19 @@ def gather_samples(
     """Copy every field of some rows to a place of its own.
 
     The first five as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M], addresses, 0 leaves a field out.
+    Merged fields do not come here: in their place their references travel.
     """
     for f in range(len(target)):
-        near = np.int64(0)
+        near, ids = np.int64(0), np.empty(0, np.int64)
         for m in range(len(order)):
             n = order[m]
             if target[f, m] and length[f, n] > 0:
-                near = fetch(target[f, m], columns[block[n], f], start[f, n], length[f, n], itemsize[f], near)
+                column, some, size = columns[block[n], f], length[f, n], itemsize[f]
+                if column[LOOKUP] == 0:
+                    near = fetch(target[f, m], column, start[f, n], some, size, near)
+                    continue
+                if len(ids) < some:
+                    ids = np.empty(2 * some, np.int64)
+                near = fetch(ids.ctypes.data, column, start[f, n], some, np.int64(8), near)
+                table = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
+                lookups.look_up(target[f, m], ids[:some], table, size)

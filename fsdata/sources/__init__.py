@@ -6,7 +6,7 @@ by the hash of a column, and `follow` says how files grow.
 """
 
 from fsdata.sources.follow import Follow
-from fsdata.sources.source import AsOf, Join, ParquetSource, Retry
+from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource, Retry
 from fsdata.sources.toml_file import sources_from_toml
 
-__all__ = ["AsOf", "Follow", "Join", "ParquetSource", "Retry", "sources_from_toml"]
+__all__ = ["AsOf", "Follow", "Join", "Lookup", "ParquetSource", "Retry", "sources_from_toml"]

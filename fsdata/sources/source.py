@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 Policy = Literal["default", "drop", "error"]
+POSITION = "position"  # where a row stands in the history of its key
+MOST_POOLS = 8  # bits of a mask, which is kept as one byte for each event
 _DECODERS = ("pages", "pyarrow")
 POLICIES = ("error", "default", "drop")
 _TABLE = re.compile(r"(delta|iceberg):(.+?)(?:@([0-9]+))?")
@@ -68,7 +70,7 @@ class ParquetSource:
         nulls: field -> `default`, `drop` (leave the row out) or `error`. Unnamed: `default` if the field has a
             default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
             join keys have no policy: a null time is an error, a null key is a key without a match.
-        join: side tables, see `Join`, and histories that are stored once, see `AsOf`.
+        join: side tables, see `Join`, histories that are stored once, see `AsOf`, and dimension tables, see `Lookup`.
         follow: see `Follow`; `paths` is one folder or glob then.
         filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
         map: function(pyarrow.RecordBatch) -> pyarrow.RecordBatch, for what no expression says. It gets the columns that
@@ -103,7 +105,7 @@ class ParquetSource:
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
-    join: Sequence["Join | AsOf"] = ()
+    join: Sequence["Join | AsOf | Lookup"] = ()
     follow: Follow | None = None
     filter: "pl.Expr | expressions.Expression | None" = None
     map: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
@@ -292,8 +294,11 @@ class AsOf:
         source: the table of histories. Its rows must have different keys.
         on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
         at: the time of a row, a field or column of the main source. `time` counts the same unit: both are timestamps or
-            dates, or both are integers.
-        time: the times of the events, a list column of `source`, ascending in every row.
+            dates, or both are integers. `"position"`: rows are placed by their `position`, a column of integers that
+            says how many events of the history come before the row. Then ties in time do not matter, and the rows may
+            be the events themselves, see `anchors`.
+        time: the times of the events, a list column of `source`, ascending in every row. None, with
+            `at="position"`: events have no time, or none that is in order.
         fields: the schema's fields that come from the histories: all fields of one or several sequences. `time` and
             `known_at` may be among them; timestamps and dates are nanoseconds there, whatever the unit of the column.
         known_at: a second list of times, when each event became known. Those that became known at `at` or later do not
@@ -302,6 +307,15 @@ class AsOf:
             the names they have in the schema or the files), as if each event were a row. Only events for which it is
             true are kept.
         inclusive: events at the time of the row count, too. They may tell what the row is to predict.
+        scan: of the events before a row, only so many are looked at, the last ones; None: all.
+        pools: name -> polars expression over the lists' elements, as in `where`: several kinds of events in one
+            history. A row gets the last `cap` events of each pool, put back into the order of the history; events of no
+            pool are left out. At most 8. Their places are found once, so a row costs what it keeps, not what it looks
+            at.
+        cap: how many events of each pool, or pool -> how many; None: all, so that `Sequence(max_length=...)` keeps the
+            last events of any pool.
+        mask: a field of ids that says of each event which pools it is in: 1 for the first, 2 for the second, 4 for the
+            third, added up.
         bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), for tables that do not fit in
             memory. Inside a shuffle window rows then come in groups, one for each of so many buckets of histories, so
             that those of one bucket are in memory while they are used. Without shuffling rows keep their order.
@@ -314,31 +328,76 @@ class AsOf:
     _: KW_ONLY
     on: str
     at: str
-    time: str
+    time: str | None = None
     fields: Sequence[str]
     known_at: str | None = None
     where: "pl.Expr | expressions.Expression | None" = None
     inclusive: bool = False
+    scan: int | None = None
+    pools: "Mapping[str, pl.Expr | expressions.Expression]" = field(default_factory=dict)
+    cap: int | Mapping[str, int] | None = None
+    mask: str | None = None
     bucketed: int | None = None
 
     def __post_init__(self) -> None:
         if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
             raise SchemaError(f"AsOf(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
-        for option in ("at", "time", *(["known_at"] if self.known_at is not None else [])):
+        optional = (each for each in ("time", "known_at", "mask") if getattr(self, each) is not None)
+        for option in ("at", *optional):
             if not isinstance(getattr(self, option), str) or not getattr(self, option):
                 raise SchemaError(f"AsOf({option}=...) names one column, got {getattr(self, option)!r}")
+        if self.time is None and self.at != POSITION:
+            raise SchemaError("AsOf(time=...) names the times of the events; only at='position' does without")
+        if self.scan is not None and (type(self.scan) is not int or self.scan < 1):
+            raise SchemaError(f"AsOf(scan=...) is an integer of at least 1 or None, got {self.scan!r}")
+        self._check_pools()
         if not isinstance(self.inclusive, bool):
             raise SchemaError(f"AsOf(inclusive=...) is True or False, got {self.inclusive!r}")
         if self.where is not None:
             object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
         _check_join(self, columns=(self.on, *self.times, *self.only_read))
+        if self.mask is not None and self.mask not in self.fields:
+            object.__setattr__(self, "fields", (*self.fields, self.mask))
         if self.at in self.fields:
             raise SchemaError(f"AsOf(at={self.at!r}) is the time of a row, and one of the fields of its history, too")
 
+    def _check_pools(self) -> None:
+        pools = {
+            name: expressions.checked(each, f"AsOf(pools={{{name!r}: ...}})")
+            for name, each in _mapping("AsOf(pools=...)", self.pools).items()
+        }
+        object.__setattr__(self, "pools", pools)
+        if len(pools) > MOST_POOLS:
+            raise SchemaError(f"AsOf(pools=...) has {len(pools)} pools; at most {MOST_POOLS} can be told apart")
+        caps = self.cap.values() if isinstance(self.cap, Mapping) else [] if self.cap is None else [self.cap]
+        if not all(type(each) is int and each >= 1 for each in caps):
+            raise SchemaError(f"AsOf(cap=...) is an integer of at least 1, or one for pools by name, got {self.cap!r}")
+        unknown = set(self.cap) - set(pools) if isinstance(self.cap, Mapping) else set()
+        if unknown:
+            named = ", ".join(sorted(unknown))
+            raise SchemaError(f"AsOf(cap=...) names {named}: pools are {', '.join(pools) or 'none'}")
+        if not pools and (self.cap is not None or self.mask is not None):
+            raise SchemaError("AsOf(cap=..., mask=...) say something of pools: give AsOf(pools={name: expression})")
+        by_place = "pools" if pools else "at='position'" if self.at == POSITION else ""
+        if by_place and self.known_at is not None:
+            raise SchemaError(f"AsOf(known_at=...) and {by_place} do not go together: events count by their place")
+        if self.at == POSITION and self.where is not None:
+            raise SchemaError("AsOf(where=...) would move the places of events, which at='position' counts: use pools")
+
     @property
     def times(self) -> tuple[str, ...]:
-        """`time`, and `known_at` if it is another one."""
-        return tuple(dict.fromkeys((self.time, self.known_at or self.time)))
+        """`time` if there is one, and `known_at` if it is another one."""
+        return tuple(dict.fromkeys(each for each in (self.time, self.known_at) if each is not None))
+
+    @property
+    def by_position(self) -> bool:
+        return self.at == POSITION
+
+    @property
+    def caps(self) -> tuple[int | None, ...]:
+        """Of each pool."""
+        of = self.cap if isinstance(self.cap, Mapping) else dict.fromkeys(self.pools, self.cap)
+        return tuple(of.get(name) for name in self.pools)
 
     @property
     def condition(self) -> expressions.Expression | None:
@@ -351,13 +410,69 @@ class AsOf:
         times = f"{self.at} {self.time} {self.known_at} inclusive={self.inclusive}"
         where = None if self.condition is None else self.condition.form
         bucketed = f" bucketed={self.bucketed}" if self.bucketed else ""
-        return f"as of {self.on} {times} {' '.join(self.fields)} where {where}{bucketed}"
+        scan = f" scan={self.scan}" if self.scan else ""
+        pools = [f" pool {each.form} cap={cap}" for each, cap in zip(self.of_pools, self.caps, strict=True)]
+        mask = f" mask={self.mask}" if self.mask else ""
+        return f"as of {self.on} {times} {' '.join(self.fields)} where {where}{scan}{''.join(pools)}{mask}{bucketed}"
+
+    @property
+    def of_pools(self) -> tuple[expressions.Expression, ...]:
+        """`pools` as they were checked."""
+        return tuple(cast(expressions.Expression, each) for each in self.pools.values())
 
     @property
     def only_read(self) -> tuple[str, ...]:
-        """Lists that only `where` needs."""
-        read = () if self.condition is None else self.condition.columns
+        """Lists that only `where` and `pools` need."""
+        conditions = [*self.of_pools, *([] if self.condition is None else [self.condition])]
+        read = dict.fromkeys(name for each in conditions for name in each.columns)
         return tuple(name for name in read if name not in (*self.fields, *self.times))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Values of a dimension table for every id of a field: an item's artist and album.
+
+    The fields are as long as the one that is looked up: those of a sequence stand beside its events, those of the
+    candidates beside these, those of a context id are context. Values are found where ids are copied into a batch, so
+    nothing of them is stored with the rows. The table is held once per host: as an array by id where ids lie close
+    together, else as a hash table.
+
+    Args:
+        source: the dimension table. Its rows must have different keys.
+        on: the field whose ids are looked up, and the key column of the table, which `source.columns` may rename.
+        fields: the schema's fields that are found; their columns follow `source.columns`. Of numbers.
+        default: the value of ids that the table does not have, or field -> its value.
+
+    Raises:
+        SchemaError: options that contradict each other.
+    """
+
+    source: ParquetSource
+    _: KW_ONLY
+    on: str
+    fields: Sequence[str]
+    default: float | Mapping[str, float] = 0
+
+    def __post_init__(self) -> None:
+        _check_join(self, columns=(self.on,))
+        if self.on in self.fields:
+            raise SchemaError(f"Lookup(on={self.on!r}) looks up its own field: name what is found otherwise")
+        given = self.default if isinstance(self.default, Mapping) else dict.fromkeys(self.fields, self.default)
+        unknown = sorted(set(given) - set(self.fields))
+        if unknown:
+            raise SchemaError(f"Lookup(default=...) names {', '.join(unknown)}, not one of {', '.join(self.fields)}")
+        for name, value in given.items():
+            if not _is_number(value) or not math.isfinite(value):
+                raise SchemaError(f"Lookup(default=...) is a finite number, got {value!r} for {name!r}")
+
+    def default_of(self, name: str) -> float:
+        return self.default.get(name, 0) if isinstance(self.default, Mapping) else self.default
+
+    @property
+    def form(self) -> str:
+        """What it says, without its source; for fingerprints."""
+        found = " ".join(f"{name}:{self.default_of(name)!r}" for name in self.fields)
+        return f"lookup {self.on} {found}"
 
 
 def _part(source: ParquetSource) -> HashSplit:
@@ -382,8 +497,8 @@ def _check_follow(source: ParquetSource) -> None:
         raise SchemaError("a source that is followed has no skip and no limit: there is no whole to take a part of")
 
 
-def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
-    """Check what both kinds have, and make `fields` a tuple. columns: what `source.columns` may name beside those."""
+def _check_join(join: Join | AsOf | Lookup, columns: Iterable[str]) -> None:
+    """Check what all kinds have, and make `fields` a tuple. columns: what `source.columns` may name beside those."""
     kind = type(join).__name__
     if not isinstance(join.source, ParquetSource):
         raise SchemaError(f"{kind} takes a ParquetSource, got {join.source!r}")
@@ -396,15 +511,15 @@ def _check_join(join: Join | AsOf, columns: Iterable[str]) -> None:
         raise SchemaError(f"{kind}(fields=...) names at least one field of the schema, in order, got {join.fields!r}")
     if len(set(join.fields)) < len(join.fields):
         raise SchemaError(f"{kind}(fields=...) names a field twice: {join.fields!r}")
-    if join.source.map is not None and (isinstance(join, AsOf) or join.bucketed is not None):
+    if join.source.map is not None and (not isinstance(join, Join) or join.bucketed is not None):
         raise SchemaError(
             f"the source of this {kind} has no map: processes share the table, and cannot tell whether their functions "
             "are the same. Write the values into the table"
         )
     if join.source.join:
         raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
-    if join.source.follow is not None and kind == "AsOf":
-        raise SchemaError("the source of an AsOf is read once, when the loader is made: it cannot be followed")
+    if join.source.follow is not None and kind != "Join":
+        raise SchemaError(f"the source of this {kind} is read once, when the loader is made: it cannot be followed")
     if join.source.skip or join.source.limit is not None:
         raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):
@@ -455,10 +570,10 @@ def _mapping(option: str, value: Any) -> dict[str, Any]:
     return dict(mapping)
 
 
-def _joins(value: Any) -> tuple[Join | AsOf, ...]:
-    joins = _tuple_of(value, Join | AsOf)
-    if not all(isinstance(join, Join | AsOf) for join in joins):
-        raise SchemaError(f"join takes Join objects and AsOf objects, got {value!r}")
+def _joins(value: Any) -> tuple[Join | AsOf | Lookup, ...]:
+    joins = _tuple_of(value, Join | AsOf | Lookup)
+    if not all(isinstance(join, Join | AsOf | Lookup) for join in joins):
+        raise SchemaError(f"join takes Join objects, AsOf objects and Lookup objects, got {value!r}")
     fields = [name for join in joins for name in join.fields]
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:

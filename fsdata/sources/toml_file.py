@@ -31,9 +31,9 @@ from typing import Any
 from fsdata.errors import SchemaError
 from fsdata.schema import load_toml, table_of
 from fsdata.sources import expressions
-from fsdata.sources.source import AsOf, Join, ParquetSource, Retry
+from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource, Retry
 
-_IN_PYTHON = ("filter", "where", "map", "follow", "filesystem")
+_IN_PYTHON = ("filter", "where", "pools", "map", "follow", "filesystem")
 _WRITE_PYTHON = "is written in Python: make the schema and its sources in a file schema.py, and load that"
 
 
@@ -41,7 +41,7 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
     """The sources that the `[[sources]]` tables of a TOML file describe; nothing of them is opened.
 
     Raises:
-        SchemaError: not TOML, an option that does not exist, or what `ParquetSource`, `Join` and `AsOf` reject.
+        SchemaError: not TOML, an option that does not exist, or what `ParquetSource` and the joins reject.
     """
     tables = load_toml(path).get("sources")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -51,12 +51,12 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
 
 
 def _source(table: dict[str, Any], folder: Path, where: str) -> ParquetSource:
-    given = dict(_allowed(table, where, [*_options(ParquetSource), "as_of"]))
+    given = dict(_allowed(table, where, [*_options(ParquetSource), "as_of", "lookup"]))
     if not {"paths", "catalog", "table"} & given.keys():
         raise SchemaError(f"{where} needs paths, or a catalog of them, or a table")
     joins = [
         _join(kind, entry, folder, f"{where}.{option}[{number}]")
-        for option, kind in (("join", Join), ("as_of", AsOf))
+        for option, kind in (("join", Join), ("as_of", AsOf), ("lookup", Lookup))
         for number, entry in enumerate(_list(given.pop(option, []), f"{where}.{option}"))
     ]
     if isinstance(given.get("columns"), dict):
@@ -75,7 +75,7 @@ def _source(table: dict[str, Any], folder: Path, where: str) -> ParquetSource:
     return _made(ParquetSource, where, **given, join=joins)
 
 
-def _join(kind: type[Join | AsOf], table: Any, folder: Path, where: str) -> Join | AsOf:
+def _join(kind: type[Join | AsOf | Lookup], table: Any, folder: Path, where: str) -> Join | AsOf | Lookup:
     """Of a table that has the options of the join and those of its source."""
     own = _options(kind)
     _allowed(table, where, [*own, *_options(ParquetSource)])

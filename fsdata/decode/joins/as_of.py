@@ -13,10 +13,11 @@ import numpy as np
 
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
 from fsdata.decode.joins.history_table import HistoryTable
+from fsdata.decode.joins.lookup_table import LookupTable
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import REFERENCE, Layout
 from fsdata.errors import DataError
-from fsdata.kernels import histories
+from fsdata.kernels import histories, pools
 from fsdata.kernels.columns import SAME, STORED_AS
 from fsdata.kernels.pages import runs
 from fsdata.schema import Field, Schema
@@ -43,14 +44,17 @@ class Histories:
         groups: sequence -> the table that brings its fields.
     """
 
-    def __init__(self, tables: Sequence[HistoryTable], schema: Schema, source: int) -> None:
+    def __init__(
+        self, tables: Sequence[HistoryTable], lookups: Sequence[LookupTable], schema: Schema, source: int
+    ) -> None:
         self.groups: dict[str, HistoryTable] = {
             group.name: table
             for table in tables
             for group in schema.groups
-            if set(group.all_fields) & set(table.fields)
+            if set(group.all_fields) & set(table.join.fields)
         }
         self._tables = tables
+        self._lookups = {name: each for each in lookups for name in each.join.fields}
         self._source = source
         self._compared: set[int] = set()
 
@@ -75,7 +79,7 @@ class Histories:
             _, first, stop, before = np.ascontiguousarray(numbers.T)
             fields = _fields(layout, name)
             seen = _Windows(first, stop, before, columns[fields[0][0]].lengths(rows))
-            for to, column in _columns(self.groups[name], fields, seen).items():
+            for to, column in self._columns(self.groups[name], fields, seen).items():
                 columns[to] = column
 
     def _attach(self, table: HistoryTable, piece: DecodedPiece) -> None:
@@ -84,24 +88,60 @@ class Histories:
         before, no_time = piece.arrays[Field(join.at, "row_time")]
         if (no_time & ~piece.drop).any():
             rows = piece.rows[no_time & ~piece.drop]
-            what = f"{join.at} is null, and nothing is known as of no time"
+            what = f"{join.at} is null, and nothing is known as of no {'position' if join.by_position else 'time'}"
             piece.faults.found("null", join.at, rows, what, todo="; filter it out")
-        self._compare_units(table, before[~piece.drop], piece.faults.where)
+        if not join.by_position:
+            self._compare_units(table, before[~piece.drop], piece.faults.where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
         _apply_policies(table, piece, keys, found)
         before = before + 1 if join.inclusive else before.copy()
-        first, stop = np.empty_like(found), np.empty_like(found)
-        histories.find_windows(found, table.offsets, table.times, before, first, stop)
+        if join.by_position:
+            first, stop = _at_positions(table, piece, found, before)
+        else:
+            first, stop = np.empty_like(found), np.empty_like(found)
+            histories.find_windows(found, table.offsets, table.times, before, first, stop)
+        if join.scan is not None:
+            first = np.maximum(first, stop - join.scan)
         for name in (name for name, of in self.groups.items() if of is table):
             fields = _fields(layout, name)
             if not fields:
                 continue
-            seen = _cut(table, fields[0][1], _Windows(first.copy(), stop.copy(), before, np.empty_like(first)))
-            piece.columns |= _columns(table, fields, seen)
+            seen = _cut(table, fields[0][1], found, _Windows(first.copy(), stop.copy(), before, np.empty_like(first)))
+            piece.columns |= self._columns(table, fields, seen)
             if name in layout.references:
                 numbers = np.stack([np.full_like(found, self._source), seen.first, seen.stop, seen.before], axis=1)
                 piece.columns[layout.references[name]] = Column.of(numbers.reshape(-1), width=REFERENCE)
+
+    def _columns(self, table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Windows) -> dict[int, Column]:
+        """Slot -> the events of a field. Windows with events that do not count are copied without those; what rows see
+        of pools is found when it is copied."""
+        merged = table.pools is not None
+        holes = np.flatnonzero(seen.length < (seen.length if merged else seen.stop - seen.first))
+        events = np.empty(int(seen.length[holes].sum()), np.int64)
+        start = seen.stop if merged else seen.first
+        if len(holes):
+            histories.events_that_count(table.known, holes, seen.before, seen.first, seen.stop, events)
+            start = seen.first.copy()
+            start[holes] = table.events + np.cumsum(seen.length[holes]) - seen.length[holes]
+        found = {}
+        for slot, field in fields:
+            lookup = self._lookups.get(field.name)
+            values = table.values(field.name if lookup is None else lookup.join.on)
+            stored = STORED_AS[values.dtype]
+            form = runs.FINAL if stored == SAME else runs.PLAIN
+            column = Column(
+                run(values.ctypes.data, len(values), form),
+                start,
+                seen.length,
+                stored=stored,
+                pools=table.pools,
+                owners=(table.shared,),
+            )
+            if len(holes):
+                column = column.plus(values[events].astype(field.dtype if lookup is None else np.int64))
+            found[slot] = column if lookup is None else lookup.over(column, field.name)
+        return found
 
     def _compare_units(self, table: HistoryTable, before: np.ndarray, where: str) -> None:
         """Once per table: seconds beside milliseconds differ by a factor that no two real times differ by."""
@@ -155,7 +195,7 @@ def buckets_of(sources: Sequence[Histories], layout: Layout) -> Callable[[RowRef
     if name is None:
         return None
     buckets = np.array([of.bucketed(name) for of in sources])
-    events = np.array([max(len(of.groups[name].times), 1) for of in sources])
+    events = np.array([max(of.groups[name].events, 1) for of in sources])
 
     def bucket(rows: RowRefs) -> np.ndarray:
         source, first, _, _ = rows.numbers(layout.references[name], REFERENCE).T
@@ -170,31 +210,31 @@ def _fields(layout: Layout, group: str) -> list[tuple[int, Field]]:
     return [(row, field) for row, field in enumerate(layout.fields) if field.group == group]
 
 
-def _cut(table: HistoryTable, field: Field, seen: _Windows) -> _Windows:
+def _at_positions(
+    table: HistoryTable, piece: DecodedPiece, found: np.ndarray, before: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(first, stop), int64 [N], of the events before a position. found: int64 [N], the places of the keys, or -1."""
+    there = found >= 0
+    first = np.where(there, table.offsets[found], 0)
+    size = np.where(there, table.offsets[found + 1] - first, 0)
+    wrong = np.flatnonzero(there & ~piece.drop & ((before < 0) | (before > size)))
+    if len(wrong):
+        at, join = wrong[0], table.join
+        what = (
+            f"the row stands behind {before[at]} events, and the {table.label} has {size[at]} of {join.on} "
+            f"{table.keys[found[at]]}"
+        )
+        piece.faults.found("range", join.at, piece.rows[wrong], what, todo=": both must be of one log")
+    return first, first + np.clip(before, 0, size)
+
+
+def _cut(table: HistoryTable, field: Field, found: np.ndarray, seen: _Windows) -> _Windows:
     most = -1 if field.max_length is None else field.max_length
+    if table.pools is not None:
+        pools.merged_lengths(table.pools, found, most, seen.first, seen.stop, seen.length)
+        return seen
     histories.cut_windows(table.known, seen.before, most, field.keep_last, seen.first, seen.stop, seen.length)
     return seen
-
-
-def _columns(table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Windows) -> dict[int, Column]:
-    """Slot -> the events of a field. Windows with events that do not count are copied without those."""
-    holes = np.flatnonzero(seen.length < seen.stop - seen.first)
-    events = np.empty(int(seen.length[holes].sum()), np.int64)
-    start = seen.first
-    if len(holes):
-        histories.events_that_count(table.known, holes, seen.before, seen.first, seen.stop, events)
-        start = seen.first.copy()
-        start[holes] = len(table.times) + np.cumsum(seen.length[holes]) - seen.length[holes]
-    found = {}
-    for slot, field in fields:
-        values = table.fields[field.name]
-        stored = STORED_AS[values.dtype]
-        form = runs.FINAL if stored == SAME else runs.PLAIN
-        column = Column(
-            run(values.ctypes.data, len(values), form), start, seen.length, stored=stored, owners=(table.shared,)
-        )
-        found[slot] = column.plus(values[events].astype(field.dtype)) if len(holes) else column
-    return found
 
 
 def _apply_policies(table: HistoryTable, piece: DecodedPiece, keys: np.ndarray, found: np.ndarray) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
@@ -26,10 +27,11 @@ from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, Faults, SchemaError
-from fsdata.kernels import histories
+from fsdata.kernels import histories, pools
 from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
+from fsdata.sources.expressions import Expression
 from fsdata.sources.source import AsOf, ParquetSource
 
 
@@ -69,8 +71,9 @@ class Pile:
         return np.memmap(self._path.with_suffix(".gathered"), self.kind, "w+", shape=size)
 
 
-_KEYS, _OFFSETS = " keys", " offsets"  # no field is called so
-_VERSION = 1  # of the arrays that processes share
+_KEYS, _OFFSETS, _MASK, _PLACES, _BOUNDS = " keys", " offsets", " mask", " places ", " bounds "  # no field is called so
+_ALL = 1 << 62  # events
+_VERSION = 2  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,10 @@ class HistoryTable:
     Attributes:
         label: how messages call it.
         keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
-        times: int64 [E], ascending inside a key; known: int64 [E], or empty.
-        unit: of the times, see `time_unit`.
-        fields: name -> [E], of the type that the files have, or float32.
+        times: int64 [E], ascending inside a key, or empty; known: int64 [E], or empty.
+        unit: of the times, see `time_unit`; empty without times.
+        pools: see `fsdata.kernels.pools`; None without pools.
+        files: of the table.
     """
 
     join: AsOf
@@ -91,6 +95,8 @@ class HistoryTable:
     fingerprint: dict[str, str]
     unit: str
     shared: SharedArrays
+    pools: np.ndarray | None
+    files: Catalog
 
     @property
     def source(self) -> ParquetSource:
@@ -105,22 +111,40 @@ class HistoryTable:
         return self.shared[_OFFSETS]
 
     @property
+    def events(self) -> int:
+        """E."""
+        return int(self.offsets[-1])
+
+    @property
     def times(self) -> np.ndarray:
-        return self.shared[self.join.time]
+        return np.empty(0, np.int64) if self.join.time is None else self.shared[self.join.time]
 
     @property
     def known(self) -> np.ndarray:
-        return self.times[:0] if self.join.known_at is None else self.shared[self.join.known_at]
+        return np.empty(0, np.int64) if self.join.known_at is None else self.shared[self.join.known_at]
 
     @property
     def fields(self) -> Mapping[str, np.ndarray]:
-        return {name: self.shared[name] for name in self.join.fields}
+        return {name: self.values(name) for name in self.join.fields}
+
+    def values(self, name: str) -> np.ndarray:
+        """[E], of the type that the files have, or float32; of the mask of the pools, uint8."""
+        return self.shared[_MASK if name == self.join.mask else name]
 
 
 def load_histories(
-    join: AsOf, schema: Schema, *, label: str, threads: int | None, retry: Retrying, notes: list[Fault] | None = None
+    join: AsOf,
+    schema: Schema,
+    *,
+    label: str,
+    threads: int | None,
+    retry: Retrying,
+    notes: list[Fault] | None = None,
+    also: Sequence[str] = (),
 ) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
+
+    also: further lists that are kept, of numbers.
 
     Raises:
         SchemaError: the files cannot be read as these fields.
@@ -128,17 +152,37 @@ def load_histories(
             ascending time. With `notes` such rows are noted there, as are times in the future.
     """
     label = f"{label}, histories {join.source.label}"
-    wanted = _wanted(join, schema, label)
-    files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
+    files = SourceFiles(
+        join.source,
+        lambda catalog: _wanted(join, schema, label, also, catalog),
+        index=0,
+        label=label,
+        threads=threads,
+        retry=retry,
+        notes=notes,
+    )
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        contents = (_VERSION, identity, join.form, repr(schema), versions(files), *own_copy(notes))
+        contents = (_VERSION, identity, join.form, repr(schema), sorted(also), versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        reading = _Reading(files, join, wanted)
+        reading = _Reading(files, join, also)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
     finally:
         files.close()
-    return HistoryTable(join, label, files.skipped, identity, _event_unit(files, join), shared)
+    unit = _event_unit(files, join) if join.times else ""
+    table = _pool_table(join, shared) if join.pools else None
+    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog)
+
+
+def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
+    """See `fsdata.kernels.pools`."""
+    mask, of = shared[_MASK], []
+    for number, cap in enumerate(join.caps):
+        places, bounds = shared[_PLACES + str(number)], shared[_BOUNDS + str(number)]
+        of += [places.ctypes.data, bounds.ctypes.data, _ALL if cap is None else cap]
+    disjoint = not (mask & (mask - 1)).any()
+    head = [len(shared[_KEYS]), shared[_OFFSETS].ctypes.data, len(join.pools), disjoint, mask.ctypes.data]
+    return np.array([*head, *of], np.int64)
 
 
 def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
@@ -146,9 +190,9 @@ def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
     return () if notes is None else (secrets.token_hex(),)
 
 
-def _wanted(join: AsOf, schema: Schema, label: str) -> list[Field]:
+def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog: Catalog) -> list[Field]:
     """What is read of a table. Times that are fields, too, are read once, as times."""
-    fields = {field.name: field for field in fields_of(schema) if field.name in join.fields}
+    fields = {field.name: field for field in fields_of(schema) if field.name in join.fields and field.name != join.mask}
     for name in join.times:
         if name in fields and fields[name].number != "id":
             raise SchemaError(
@@ -158,9 +202,19 @@ def _wanted(join: AsOf, schema: Schema, label: str) -> list[Field]:
     return [
         *(field for name, field in fields.items() if name not in join.times),
         *(Field(name, "event_times") for name in join.times),
-        *(Field(name, "event_ids") for name in join.only_read),
+        *(
+            Field(name, "floats" if _holds_floats(catalog, join.source.columns.get(name, name)) else "event_ids")
+            for name in dict.fromkeys((*join.only_read, *also))
+            if name not in fields and name not in join.times
+        ),
         Field(join.on, "join_key"),
     ]
+
+
+def _holds_floats(catalog: Catalog, column: object) -> bool:
+    """Whether a column is a list of floats in some of the files."""
+    found = [schema.field(column).type for schema in catalog.schemas if column in schema.names]
+    return any(is_list(plain(each)) and pa.types.is_floating(plain(plain(each).value_type)) for each in found)
 
 
 def time_unit(kinds: set[pa.DataType | None]) -> str:
@@ -207,20 +261,24 @@ def _event_unit(files: SourceFiles, join: AsOf) -> str:
 class _Reading:
     """Row groups, one after another, to arrays."""
 
-    def __init__(self, files: SourceFiles, join: AsOf, wanted: Sequence[Field]) -> None:
-        lists = [field for field in wanted if field.shape == "list"]
+    def __init__(self, files: SourceFiles, join: AsOf, also: Sequence[str]) -> None:
+        lists = [field for field in files.wanted if field.shape == "list"]
         self._files = files
         self._join = join
+        self._also = also
         self._layout = Layout(
             tuple(Field(each.name, "floats" if each.number == "value" else "ids", "histories") for each in lists), 0
         )
-        self._stored = {each.name: _stored(files, each) for each in lists}
+        self._stored = {each.name: _stored(files, each) for each in lists} | {_MASK: np.dtype(np.uint8)}
         self._plans = files.plans(lambda field: True, self._layout, filtered=True)
 
     def arrays(self, scratch: Path | None) -> Arrays:
         """Everything by name, the events in the order of their keys. scratch: where events lie until then, if not in
         memory."""
-        kept = dict.fromkeys((*self._join.fields, *self._join.times))
+        kept = dict.fromkeys(
+            (*self._join.fields, *self._join.times, *self._also, *([_MASK] if self._join.pools else []))
+        )
+        kept.pop(self._join.mask or "", None)
         piles = {name: Pile(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
         heads = []
         for group in self._files.groups:
@@ -239,7 +297,22 @@ class _Reading:
         in_order = bool((order == np.arange(len(order))).all())
         for name, pile in piles.items():
             found[name] = pile.whole() if in_order else pile.gathered(starts[order], lengths[order])
+        for number in range(len(self._join.pools)):
+            found[_PLACES + str(number)], found[_BOUNDS + str(number)] = self._pool(number, found, scratch)
         return found
+
+    def _pool(self, number: int, found: Arrays, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
+        """Where the events of a pool are, see `fsdata.kernels.pools`."""
+        mask, offsets, bit = read_only(found[_MASK]), read_only(found[_OFFSETS]), np.uint8(1 << number)
+        bounds = np.empty(len(offsets), np.int64)
+        pools.count_pool(mask, bit, offsets, bounds)
+        size = int(bounds[-1])
+        if scratch is None or not size:
+            places = np.empty(size, np.uint32)
+        else:
+            places = np.memmap(scratch / f"pool {number}", np.uint32, "w+", shape=size)
+        pools.find_pool(mask, bit, offsets, places)
+        return places, bounds
 
     def _part(self, group: RowGroup) -> "_Part | None":
         piece = self._files.decode(self._plans, group, 0, group.rows)
@@ -250,11 +323,14 @@ class _Reading:
         alive, keys = keyed_rows(piece, on)
         lengths = piece.columns[0].lengths(len(piece.rows))[alive]
         part = _Part(keys, lengths, self._events(piece, alive))
-        _check_order(part, self._join.time, on, piece.faults, piece.rows[alive])
+        if self._join.time is not None:
+            _check_order(part, self._join.time, on, piece.faults, piece.rows[alive])
         if piece.faults.notes is not None:
             for name in self._join.times:
                 _note_future(part, name, piece.faults, piece.rows[alive])
-        return part if self._join.condition is None else self._chosen(part)
+        if self._join.condition is not None:
+            part = self._chosen(part, self._join.condition)
+        return self._with_mask(part) if self._join.pools else part
 
     def _events(self, piece: DecodedPiece, alive: np.ndarray) -> dict[str, np.ndarray]:
         """Of every field the values of the rows `alive`, one after another, as they are stored."""
@@ -263,14 +339,16 @@ class _Reading:
             for slot, field in enumerate(self._layout.fields)
         }
 
-    def _chosen(self, part: "_Part") -> "_Part":
+    def _with_mask(self, part: "_Part") -> "_Part":
+        """With the mask of the pools among the events."""
+        mask = np.zeros(len(next(iter(part.events.values()))), np.uint8)
+        for number, pool in enumerate(self._join.of_pools):
+            mask |= where(pool, part.events).astype(np.uint8) << np.uint8(number)
+        return replace(part, events={**part.events, _MASK: mask})
+
+    def _chosen(self, part: "_Part", condition: Expression) -> "_Part":
         """The events for which the condition is true."""
-        condition = self._join.condition
-        assert condition is not None
-        rows = pa.RecordBatch.from_arrays(
-            [pa.array(part.events[name]) for name in condition.columns], condition.columns
-        )
-        mask = expressions.evaluate([condition], [pa.bool_()], rows)[0].fill_null(False).to_numpy(zero_copy_only=False)
+        mask = where(condition, part.events)
         before = np.concatenate([[0], np.cumsum(mask)])
         ends = np.cumsum(part.lengths)
         return replace(
@@ -278,6 +356,22 @@ class _Reading:
             lengths=before[ends] - before[ends - part.lengths],
             events={name: values[mask] for name, values in part.events.items()},
         )
+
+
+def where(condition: Expression, events: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool [e]: for which events a condition is true; null is not. events: name -> [e]."""
+    names = condition.columns
+    rows = pa.RecordBatch.from_arrays([pa.array(events[name]) for name in names], list(names))
+    (found,) = expressions.evaluate([condition], [pa.bool_()], rows)
+    mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    """The same memory, as kernels take arrays that they only read."""
+    found = np.asarray(values).view()
+    found.flags.writeable = False
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""Several kinds of events of one history, put back into its order (numba, nogil, no Python objects).
+
+A *pool* is one kind of events. A mask says of every event which pools it is in, and for every pool the places of its
+events inside each history are kept, ascending. A row sees the last `cap` events of each pool that come before it. How
+many these are together follows from searches. Which they are is found backwards from the row: where a good part of the
+events are seen, event by event from the mask, else by merging the places of the pools. So a row costs what it keeps,
+however far back that lies.
+
+An event may be in several pools; it is seen once, if it is among the last of one of them.
+
+Letters: K keys, E events, P pools, N rows.
+"""
+
+import numpy as np
+from numba import carray
+
+from fsdata.kernels.memory import pointer
+from fsranks.libraries import kernel
+
+# The table of the pools of one history table, int64 [HEAD + 3 P]: addresses of live memory.
+KEYS = 0  # K
+OFFSETS = 1  # address of int64 [K + 1], the events of each key
+POOLS = 2  # P
+DISJOINT = 3  # 1: no event is in two pools
+MASK = 4  # address of uint8 [E]: bit p is set for events of pool p
+HEAD = 5
+# Then of each pool.
+PLACES = 0  # address of uint32, the places of its events inside their histories
+BOUNDS = 1  # address of int64 [K + 1], those of each key
+CAP = 2
+
+_DENSE = 4  # events looked at for each of those that pools have there, up to which the mask is read
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), uint8, Array(int64, 1, 'C', True), int64[::1]")
+def count_pool(mask: np.ndarray, bit: int, offsets: np.ndarray, bounds: np.ndarray) -> None:
+    """Written: bounds int64 [K + 1], where the events of each key begin among those of the pool. mask: uint8 [E]."""
+    bounds[0] = 0
+    for k in range(len(offsets) - 1):
+        number = 0
+        for e in range(offsets[k], offsets[k + 1]):
+            number += (mask[e] & bit) != 0
+        bounds[k + 1] = bounds[k] + number
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), uint8, Array(int64, 1, 'C', True), uint32[::1]")
+def find_pool(mask: np.ndarray, bit: int, offsets: np.ndarray, places: np.ndarray) -> None:
+    """Written: places uint32, of the events of a pool inside their histories, key after key."""
+    at = 0
+    for k in range(len(offsets) - 1):
+        for e in range(offsets[k], offsets[k + 1]):
+            if (mask[e] & bit) != 0:
+                places[at] = e - offsets[k]
+                at += 1
+
+
+@kernel
+def _below(places, low, high, limit):
+    """The first of places [low, high) that is not below `limit`."""
+    while low < high:
+        middle = (low + high) >> 1
+        if places[middle] < limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _ends(pools, k, first, stop, end, left):
+    """Of each pool, where its events of key k before place `stop` end (address), and how many of them a row may see:
+    those at place `first` or behind it, at most the cap."""
+    for p in range(pools[POOLS]):
+        of = HEAD + 3 * p
+        bounds = carray(pointer(pools[of + BOUNDS] + 8 * k), (2,), np.int64)
+        size = bounds[1] - bounds[0]
+        at = pools[of + PLACES] + 4 * bounds[0]
+        places = carray(pointer(at), (size,), np.uint32)
+        high = _below(places, np.int64(0), size, stop)
+        end[p] = at + 4 * high
+        left[p] = min(high - _below(places, max(high - pools[of + CAP], np.int64(0)), high, first), pools[of + CAP])
+
+
+@kernel
+def _before(address):
+    """The place that ends at an address."""
+    return np.int64(carray(pointer(address - 4), (1,), np.uint32)[0])
+
+
+@kernel
+def _latest(end, left, pools):
+    """The place of the latest event that is left in one of the pools, -1 without one; it is taken out of all."""
+    latest = np.int64(-1)
+    for p in range(pools):
+        if left[p] > 0:
+            latest = max(latest, _before(end[p]))
+    for p in range(pools):
+        if left[p] > 0 and _before(end[p]) == latest:
+            end[p] -= 4
+            left[p] -= 1
+    return latest
+
+
+@kernel(called_with="int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1]")
+def merged_lengths(
+    pools: np.ndarray, found: np.ndarray, most: int, first: np.ndarray, stop: np.ndarray, length: np.ndarray
+) -> None:
+    """Written: length int64 [N], how many events of all pools each row sees, at most `most` (-1: all).
+
+    found: int64 [N], the key of each row, -1 without one; first, stop: int64 [N], the events it looks at.
+    """
+    offsets = carray(pointer(pools[OFFSETS]), (pools[KEYS] + 1,), np.int64)
+    end, left = np.empty(pools[POOLS], np.int64), np.empty(pools[POOLS], np.int64)
+    for n in range(len(found)):
+        length[n] = 0
+        if found[n] < 0:
+            continue
+        _ends(pools, found[n], first[n] - offsets[found[n]], stop[n] - offsets[found[n]], end, left)
+        number = left.sum()
+        if not pools[DISJOINT]:
+            number = np.int64(0)
+            while _latest(end, left, pools[POOLS]) >= 0:
+                number += 1
+        length[n] = number if most < 0 else min(number, most)
+
+
+@kernel
+def merge(pools, stop, events, end, left):
+    """The last events before event `stop` that a row of its key sees, as many as `events` has room for.
+
+    Written: events int64, ascending. There are as many, see `merged_lengths`. end, left: int64 [P], to work with.
+    """
+    at = len(events)
+    offsets = carray(pointer(pools[OFFSETS]), (pools[KEYS] + 1,), np.int64)
+    k = _below(offsets, np.int64(0), pools[KEYS] + 1, stop) - 1  # at least one event of the key is before `stop`
+    begin, place = offsets[k], stop - offsets[k]
+    mask = carray(pointer(pools[MASK] + begin), (place,), np.uint8)
+    _ends(pools, k, np.int64(0), place, end, left)
+    while at > 0:
+        # Down to `low` the pools that are seen stay the same: then one of them has no event left.
+        low, seen, bits = np.int64(0), np.int64(0), 0
+        for p in range(pools[POOLS]):
+            if left[p] > 0:
+                low = max(low, _before(end[p] - 4 * (left[p] - 1)))
+                bits |= 1 << p
+        for p in range(pools[POOLS]):
+            if left[p] > 0:
+                size = left[p]
+                places = carray(pointer(end[p] - 4 * size), (size,), np.uint32)
+                here = size - _below(places, np.int64(0), size, low)
+                seen = max(seen, here)
+        if place - low > _DENSE * seen:
+            while at > 0:
+                place = _latest(end, left, pools[POOLS])
+                at -= 1
+                events[at] = begin + place
+                if place <= low:
+                    break
+            continue
+        while place > low and at > 0:
+            place -= 1
+            events[at - 1] = begin + place
+            at -= (mask[place] & bits) != 0
+        for p in range(pools[POOLS]):
+            size = left[p]
+            if size > 0:
+                places = carray(pointer(end[p] - 4 * size), (size,), np.uint32)
+                here = size - _below(places, np.int64(0), size, place)
+                end[p] -= 4 * here
+                left[p] -= here
