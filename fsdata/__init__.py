@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, sources_from_toml
+    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, cross, sources_from_toml
 
 __version__ = "0.1.0"
 
@@ -53,6 +53,7 @@ __all__ = [
     "Split",
     "StateError",
     "StepStats",
+    "cross",
     "expand",
     "fit",
     "global_mean",
@@ -84,6 +85,7 @@ _WHERE = {
     "Shared": "fsdata.batch.jagged",
     "Split": "fsdata.schema",
     "StepStats": "fsdata.batch.batch",
+    "cross": "fsdata.sources",
     "expand": "fsdata.batch.jagged",
     "fit": "fsdata.balance.cost",
     "global_mean": "fsdata.batch.batch",

@@ -66,7 +66,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         balance: deal every global batch out anew; None keeps samples where they were read. Needs torch.distributed.
         mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
-        shuffle_window: row groups that are held in memory, twice, to be shuffled together.
+        shuffle_window: row groups that are held in memory, twice, to be shuffled together. Or a share of the epoch,
+            such as 0.1: then row groups keep their order, and rows of each tenth of them are shuffled together.
         memory: bytes of decoded rows that this rank may hold, a number or a text like "2GB": no row group is decoded
             ahead that has no room in it. The rows that are shuffled together are held in any case. None: no limit but
             `shuffle_window`. Batches, side tables and histories come on top.
@@ -115,7 +116,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         seed: int = 0,
         balance: Balance | None = None,
         mix: Mix = "sequential",
-        shuffle_window: int = 4,
+        shuffle_window: int | float = 4,
         memory: int | str | None = None,
         num_threads: int | None = None,
         read_ahead: int | str = "256MB",
@@ -250,15 +251,15 @@ class FreeScaleDataLoader(Generic[BatchT]):
         raise TypeError("a FreeScaleDataLoader has threads and open files: make one in every process that needs one")
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, if no row drops out while reading and `max_tokens` leaves none for the next step.
+        """Steps of the next epoch, if no row drops out while reading and `max_tokens` leaves none for the next step.
 
         Rows that drop out make it fewer; every row left for the next step can make it more. TypeError where a source is
         followed.
         """
         if self._data.followed:
             raise TypeError("a source that is followed has no length: nobody knows what will come")
-        size = self._context.world_size * self._options.batch_size
-        return self._data.rows // size if self._options.drop_last else -(-self._data.rows // size)
+        size, rows = self._context.world_size * self._options.batch_size, self._data.rows_in(self._next_epoch)
+        return rows // size if self._options.drop_last else -(-rows // size)
 
     def __enter__(self) -> Self:
         return self
@@ -301,6 +302,23 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._end_epoch()
         self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
         self._root.forget()
+
+    @property
+    def windows(self) -> int | None:
+        """How many windows of time there are, each an epoch; None without `anchors(time_window=...)`."""
+        bounds = None if self._data.followed else self._data.time_windows
+        return None if bounds is None else len(bounds) - 1
+
+    @property
+    def share(self) -> float:
+        """Share of the data that all ranks have passed, 0 to 1: of all windows of time, else of the epoch."""
+        if self._data.followed:
+            raise TypeError("a source that is followed has no share: nobody knows what will come")
+        progress, bounds = self._progress, self._data.time_windows
+        passed = sum(map(sum, (*progress.history, progress.positions)))
+        if bounds is not None:
+            passed += int(bounds[min(progress.epoch, len(bounds) - 1)])
+        return passed / self._data.rows if self._data.rows else 1.0
 
     def report_step(self, compute_seconds: float) -> None:
         """Say how long this rank computed on the batch last yielded, *without* waiting for other ranks.
@@ -410,10 +428,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._end_epoch()
         if self._data.followed:
             return
+        of_windows = self.windows is not None  # some may be empty
         self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
-        elif not yielded and not self._warned:
+        elif not yielded and not self._warned and not of_windows:
             self._warned = True
             _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, self._why_none())
 

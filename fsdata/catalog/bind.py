@@ -118,6 +118,20 @@ def bind(
     return kinds, kind_of
 
 
+def bind_rows(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema, label: str) -> FileKind:
+    """How fields come out of rows that no file holds.
+
+    Raises:
+        SchemaError: all fields that cannot be served, in one message.
+    """
+    bindings, faults = _bind_kind(source, wanted, schema, {}, ())
+    if faults:
+        columns = ", ".join(f"{column.name}: {column.type}" for column in schema)
+        lines = [f"{label} cannot be read as this schema:", *(f"  {name}: {what}" for name, what in faults)]
+        raise SchemaError("\n".join([*lines, f"  columns of an event: {columns}"]))
+    return FileKind(schema, {}, tuple(bindings))
+
+
 def _without(kind: FileKind, wanted: Sequence[Field], misfits: Collection[str]) -> FileKind:
     """The kind with a default in place of some fields."""
     fit = {binding.field: binding for binding in kind.bindings if binding.field.name not in misfits}

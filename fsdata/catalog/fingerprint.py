@@ -54,6 +54,8 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield condition.form
     if condition is not None and condition.split is not None:
         yield condition.split.form
+    if source.events is not None:
+        yield source.events.form
     if source.map is not None:
         yield f"map {_name_of(source.map)}"
     yield from (join.form for join in source.join)

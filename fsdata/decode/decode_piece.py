@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from fsdata.catalog.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.lists import list_column, nested_columns, packed
-from fsdata.decode.arrow.record_batches import GroupRows, record_batches
+from fsdata.decode.arrow.record_batches import GroupRows, finished, record_batches
 from fsdata.decode.block import Column, joined, run
 from fsdata.decode.pages.page_decoder import PageDecoder
 from fsdata.decode.piece import DecodedPiece, Nulls
@@ -53,6 +53,18 @@ def decode(
     if builder is None or columns.keys() != served:
         builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
     builder.add_columns(columns, plan)
+    return builder.finish()
+
+
+def decode_batch(batch: pa.RecordBatch, wanted: GroupRows, plan: PiecePlan) -> DecodedPiece:
+    """Rows that are in memory: `batch` has the columns that the plan reads, of the rows that are wanted. Raises as
+    `decode`."""
+    builder = _Builder(plan, wanted, None)
+    if plan.batches.needs_none:
+        builder.skip(batch.num_rows)
+    else:
+        for rows, made in finished([(wanted.start, batch)], wanted, plan.batches):
+            builder.add(rows, made)
     return builder.finish()
 
 

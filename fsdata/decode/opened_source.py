@@ -14,6 +14,7 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
+from fsdata.decode.event_rows import EventRows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import Histories
@@ -27,7 +28,7 @@ from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource
+from fsdata.sources.source import POSITION, AsOf, Join, Lookup, ParquetSource
 
 
 class OpenSource:
@@ -104,7 +105,7 @@ class OpenSource:
         show: bool,
         hosts: Hosts | None,
         notes: list[Fault] | None,
-    ) -> tuple[SourceFiles, list[SideTable | HistoryTable | LookupTable]]:
+    ) -> tuple[SourceFiles | EventRows, list[SideTable | HistoryTable | LookupTable]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in fields_of(schema) if field.name not in joined]
         keys = (join.on for join in source.join if not isinstance(join, Lookup))
@@ -114,11 +115,15 @@ class OpenSource:
         wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry, "notes": notes}
         main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
+        loads = [partial(_load, join, schema, **options) for join in source.join]
+        if source.events is not None:
+            loads[0] = partial(loads[0], also=_lists_read(source, wanted))
+            sides = _all_or_errors(loads)
+            lookups = [each for each in sides if isinstance(each, LookupTable)]
+            files = EventRows(source, wanted, sides[0], lookups, index=self.index, label=self.label, notes=notes)
+            return files, sides
         files, *sides = _all_or_errors(
-            [
-                partial(SourceFiles, source, wanted, index=self.index, **main, **options),
-                *(partial(_load, join, schema, **options) for join in source.join),
-            ]
+            [partial(SourceFiles, source, wanted, index=self.index, **main, **options), *loads]
         )
         for side in sides:
             if isinstance(side, HistoryTable) and not side.join.by_position:
@@ -186,6 +191,14 @@ class OpenSource:
             table.enter({file: [side[1:] for side in of if side[0] == number] for file, of in sides.items()})
 
     @property
+    def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(int64 [T + 1], the row groups of each window of time; int64 [T + 1], its rows); None without windows."""
+        files = self._files
+        if not isinstance(files, EventRows) or files.source.events is None or files.source.events.time_window is None:
+            return None
+        return np.concatenate([[0], files.groups.ends]), files.windows
+
+    @property
     def remote(self) -> bool:
         """Whether some of the files are not local."""
         return any(not isinstance(folder.filesystem, LocalFileSystem) for folder in self.files.folders)
@@ -220,14 +233,12 @@ class OpenSource:
         if layout.dense:
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
             piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
-        for lookup in self._lookups:
-            for name in lookup.join.fields:
-                piece.columns.setdefault(layout.slots[name], piece.columns[layout.slots[lookup.join.on]])
+        looked_up = [(each, name) for each in self._lookups for name in each.join.fields if name in layout.slots]
+        for lookup, name in looked_up:  # they are as long as their ids
+            piece.columns.setdefault(layout.slots[name], piece.columns[layout.slots[lookup.join.on]])
         align(piece, self._defaults)
-        for lookup in self._lookups:
-            for name in lookup.join.fields:
-                ids = piece.columns[layout.slots[lookup.join.on]]
-                piece.columns[layout.slots[name]] = lookup.over(ids, name)
+        for lookup, name in looked_up:
+            piece.columns[layout.slots[name]] = lookup.over(piece.columns[layout.slots[lookup.join.on]], name)
         if layout.exploded is not None:
             piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
         rows = RowRefs.of(piece.block(self.index))
@@ -365,7 +376,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     joined: set[str] = set()
     shared: set[str] = set()
     for join in source.join:
-        unknown = [name for name in join.fields if name not in known]
+        of_events = source.events is not None and isinstance(join, Lookup)  # rows may be made of what it finds
+        unknown = [name for name in join.fields if name not in known and not of_events]
         kind = type(join).__name__
         if unknown:
             raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
@@ -382,7 +394,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             shared |= {
                 group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
             }
-        joined |= set(join.fields)
+        joined |= known.intersection(join.fields)
     for group in schema.groups:
         if group.share is not None and group.name not in shared and schema.explode is None:
             raise SchemaError(
@@ -416,20 +428,37 @@ def _load(join: Join | AsOf | Lookup, schema: Schema, **options: Any) -> SideTab
     return load_side_table(join, opened, schema)
 
 
+def _lists_read(source: ParquetSource, wanted: Sequence[Field]) -> tuple[str, ...]:
+    """The lists of the table that a source of events makes its rows of."""
+    events = source.events
+    assert events is not None
+    of_fields = [source.columns.get(field.name, field.name) for field in wanted if field.name not in source.defaults]
+    read = [each for each in of_fields if isinstance(each, str)]
+    made = [*source.computed.values(), *([] if events.condition is None else [events.condition])]
+    read += [name for each in made for name in each.columns]
+    looked_up = {name for join in source.join if isinstance(join, Lookup) for name in join.fields}
+    no_lists = {events.of.on, POSITION, *looked_up}
+    return tuple(sorted(name for name in set(read) if name not in no_lists))
+
+
 def _check_lookup(join: Lookup, schema: Schema, label: str) -> None:
     """What is found stands beside the ids that are looked up."""
     of = {field.name: field for field in fields_of(schema)}
+    found = [of[name] for name in join.fields if name in of]
+    if not found:
+        return
     ids = of.get(join.on)
     if ids is None or ids.kind not in ("context", "ids"):
         raise SchemaError(
             f"{label}: Lookup(on={join.on!r}) looks up ids of the schema: one of its context, or a field of a sequence "
             "or of the candidates"
         )
-    for name in join.fields:
-        field = of[name]
+    for field in found:
         if field.group != ids.group or field.kind not in ("context", "ids", "floats", "id_label", "event_label"):
             where = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
-            raise SchemaError(f"{label}: Lookup brings {name!r}, which has to stand beside {join.on!r}, in {where}")
+            raise SchemaError(
+                f"{label}: Lookup brings {field.name!r}, which has to stand beside {join.on!r}, in {where}"
+            )
 
 
 def _check_as_of(join: AsOf, schema: Schema, label: str, looked_up: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.node import Timing
-from fsdata.order.deal import epoch_streams, window_order
+from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Stream, Window
@@ -103,7 +103,7 @@ class Dataset:
         *,
         mix: Mix,
         shuffle: bool,
-        shuffle_window: int,
+        shuffle_window: int | float,
         seed: int,
         threads: int = 1,
     ) -> None:
@@ -124,10 +124,12 @@ class Dataset:
         self.timing = Timing()
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
-        self.window_units = shuffle_window if shuffle else 0
         self._seed = seed
         units, keys = _units(sources, schema, mix, threads)
         self._unit_rows = units.row_counts
+        self._time_windows = _time_windows(sources)
+        most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
+        self.window_units = window_units(shuffle_window, most) if shuffle else 0
         self.read = piece_reader(sources, self.layout, units, keys)
         self.fetches_of = fetch_planner(sources, self.layout, units)
         self.rows = int(self._unit_rows.sum())
@@ -150,10 +152,35 @@ class Dataset:
         """Rows that came from other ranks, with their histories; see `received`."""
         return received(columns, rows, self.layout, [source.histories for source in self.sources])
 
+    @property
+    def time_windows(self) -> np.ndarray | None:
+        """int64 [T + 1]: the rows of each window of time, of which each is an epoch; None without windows."""
+        return self._time_windows[1] if self._time_windows else None
+
+    def rows_in(self, epoch: int) -> int:
+        """Rows of an epoch; of none behind the last window of time."""
+        if self.time_windows is None:
+            return self.rows
+        return int(np.diff(self.time_windows[epoch : epoch + 2]).sum())
+
+    def _units_of(self, epoch: int) -> tuple[int, int]:
+        """The first unit of an epoch, and the one behind its last."""
+        if self._time_windows is None:
+            return 0, len(self._unit_rows)
+        bounds = self._time_windows[0]
+        begin, end = np.minimum([epoch, epoch + 1], len(bounds) - 1)
+        return int(bounds[begin]), int(bounds[end])
+
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the epoch."""
+        begin, end = 0, len(self._unit_rows)
+        if self._time_windows:
+            begin, end = (
+                int(self._time_windows[0][min(progress.epoch + n, len(self._time_windows[0]) - 1)]) for n in (0, 1)
+            )
         first = epoch_streams(
-            self._unit_rows,
+            self._unit_rows[begin:end],
+            first_unit=begin,
             world_size=progress.first_world_size,
             shuffle=self._shuffle,
             shuffle_window=self._shuffle_window,
@@ -173,6 +200,20 @@ class Dataset:
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
         """The permutation of the rows of a window; None to keep them in order."""
         return partial(window_order, seed=self._seed, epoch=epoch) if self._shuffle else None
+
+
+def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(int64 [T + 1], the units of each window of time; int64 [T + 1], its rows); None without windows."""
+    with_windows = [source for source in sources if source.time_windows is not None]
+    if not with_windows:
+        return None
+    if len(sources) > 1:
+        raise SchemaError(
+            f"{with_windows[0].label}: anchors(time_window=...) make epochs of windows, so they are the only source"
+        )
+    found = with_windows[0].time_windows
+    assert found is not None
+    return found
 
 
 def _begin_small(windows: Iterator[Window]) -> Iterator[Window]:

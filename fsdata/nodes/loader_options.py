@@ -21,7 +21,7 @@ class LoaderOptions:
 
     batch_size: int
     max_tokens: int | None
-    shuffle_window: int
+    shuffle_window: int | float
     num_threads: int
     read_ahead: int
     memory: int | None
@@ -49,8 +49,12 @@ class LoaderOptions:
         return {name: repr(getattr(self, name)) for name in ("batch_size", "max_tokens", "uneven", "drop_last")}
 
 
-def check_order(shuffle_window: int, seed: int, mix: str) -> None:
-    check_integers(shuffle_window=(shuffle_window, 1), seed=(seed, 0))
+def check_order(shuffle_window: int | float, seed: int, mix: str) -> None:
+    check_integers(seed=(seed, 0))
+    if not isinstance(shuffle_window, float):
+        check_integers(shuffle_window=(shuffle_window, 1))
+    elif not 0 < shuffle_window <= 1:
+        raise ValueError(f"shuffle_window as a share of the epoch is above 0 and at most 1.0, got {shuffle_window!r}")
     check_one_of("mix", mix, ("sequential", "weighted", "time"))
 
 

@@ -58,7 +58,7 @@ class Units(First[Window]):
         shuffle: bool = False,
         seed: int = 0,
         mix: Mix = "sequential",
-        shuffle_window: int = 4,
+        shuffle_window: int | float = 4,
         num_threads: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -120,13 +120,33 @@ def _with(hand: Hand, more: list[tuple[int, int, int]]) -> Hand:
 
 
 def epoch_streams(
-    unit_rows: Sequence[int] | np.ndarray, *, world_size: int, shuffle: bool, shuffle_window: int, seed: int, epoch: int
+    unit_rows: Sequence[int] | np.ndarray,
+    *,
+    world_size: int,
+    shuffle: bool,
+    shuffle_window: int | float,
+    seed: int,
+    epoch: int,
+    first_unit: int = 0,
 ) -> list[Stream]:
-    """Every rank's stream of one epoch."""
+    """Every rank's stream of one epoch, of the units from `first_unit` on.
+
+    shuffle_window: units that are shuffled together; or a share of the epoch: then units keep their order.
+    """
     rows = np.asarray(unit_rows, np.int64)
-    order = permutation(len(rows), seed, epoch, 0) if shuffle else np.arange(len(rows))
-    size = shuffle_window if shuffle else 1
-    return [grouped(order[hand.span], hand.start, hand.stop, size) for hand in deal(rows[order], world_size)]
+    in_order = not shuffle or isinstance(shuffle_window, float)
+    order = np.arange(len(rows)) if in_order else permutation(len(rows), seed, epoch, 0)
+    size = window_units(shuffle_window, -(-len(rows) // world_size)) if shuffle else 1
+    return [
+        grouped(first_unit + order[hand.span], hand.start, hand.stop, size) for hand in deal(rows[order], world_size)
+    ]
+
+
+def window_units(shuffle_window: int | float, units: int) -> int:
+    """How many of the units of a rank are shuffled together."""
+    if not isinstance(shuffle_window, float):
+        return shuffle_window
+    return max(round(shuffle_window * units), 1)
 
 
 def deal_again(streams: Sequence[Stream], positions: Sequence[int], world_size: int) -> list[Stream]:

@@ -5,8 +5,9 @@ evaluated batch by batch; `elementwise` says which polars functions are allowed.
 by the hash of a column, and `follow` says how files grow.
 """
 
+from fsdata.sources.expressions import cross
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource, Retry
 from fsdata.sources.toml_file import sources_from_toml
 
-__all__ = ["AsOf", "Follow", "Join", "Lookup", "ParquetSource", "Retry", "sources_from_toml"]
+__all__ = ["AsOf", "Follow", "Join", "Lookup", "ParquetSource", "Retry", "cross", "sources_from_toml"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,12 +29,51 @@ class Expression:
         form: what it says, the same for every version of polars; for fingerprints.
         columns: what it reads, each once.
         split: of a condition, what has to hold, too.
+        cross: the result is a hash of these values, see `cross`; `polars` is not there then.
+        listed: the result is a list of one value in every row.
     """
 
     polars: "pl.Expr | None"
     form: str
     columns: tuple[str, ...]
     split: HashSplit | None = None
+    cross: "Cross | None" = None
+    listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cross:
+    """An id of several values of a row."""
+
+    values: "tuple[Expression, ...]"
+    buckets: int
+    seed: int
+
+
+def cross(*values: "str | pl.Expr", buckets: int, seed: int = 0) -> Expression:
+    """A column of ids in [0, buckets) for `ParquetSource(columns=...)`: one id for several values of a row together,
+    such as a user and an artist.
+
+    The id is xxhash64, with this seed, of the values as little-endian int64 one after another, modulo `buckets`; null
+    where one of them is null.
+
+    Args:
+        values: names of columns of integers, or polars expressions that give integers.
+        seed: 0 to 2**64 - 1.
+
+    Raises:
+        SchemaError: no values, a number out of range, or an expression that cannot be used.
+    """
+    if not values or type(buckets) is not int or buckets < 1 or type(seed) is not int or not 0 <= seed < 2**64:
+        raise SchemaError(
+            f"cross takes values, buckets of at least 1 and a seed below 2**64, got {values!r}, {buckets!r}, {seed!r}"
+        )
+    import polars as pl
+
+    found = tuple(checked(pl.col(each) if isinstance(each, str) else each, "cross(...)") for each in values)
+    columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
+    form = f"xxhash64 seed {seed} modulo {buckets} of {', '.join(each.form for each in found)}"
+    return Expression(None, form, columns, cross=Cross(found, buckets, seed))
 
 
 def checked(value: Any, where: str) -> Expression:
@@ -147,14 +187,34 @@ def _frame(rows: pa.Table | pa.RecordBatch) -> "pl.DataFrame":
 def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
     import polars as pl
 
+    if expression.listed:
+        values = _run(replace(expression, listed=False), frame)
+        return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values)
     if expression.split is not None:
         return _both(expression, frame)
+    if expression.cross is not None:
+        return _crossed(expression.cross, frame)
     assert expression.polars is not None
     try:
         column = frame.select(expression.polars.alias("")).to_arrow().column(0)
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"expression failed: {error}") from error
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _crossed(cross: Cross, frame: "pl.DataFrame") -> pa.Array:
+    """int64, see `cross`."""
+    from xxhash import xxh64_intdigest
+
+    values = [_run(each, frame) for each in cross.values]
+    for each, of in zip(values, cross.values, strict=True):
+        if not (pa.types.is_integer(each.type) or pa.types.is_boolean(each.type)):
+            raise SchemaError(f"cross takes integers, and {', '.join(of.columns)} gives {each.type}")
+    null = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
+    numbers = [each.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False) for each in values]
+    raw, size = np.stack(numbers, axis=1).astype("<i8").tobytes(), 8 * len(values)
+    hashes = [xxh64_intdigest(raw[at : at + size], cross.seed) % cross.buckets for at in range(0, len(raw), size)]
+    return pa.array(np.array(hashes, np.int64), mask=null)
 
 
 def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:

@@ -61,6 +61,7 @@ class ParquetSource:
         table: a Delta Lake or Iceberg table, in the place of paths: `delta:PATH` or `iceberg:PATH`, the folder of the
             table (of Iceberg also a metadata file), and behind it `@VERSION` (of Iceberg the id of a snapshot) for
             another version than the newest. The table's metadata says which files there are, and their partitions.
+        events: made by `AsOf.anchors`, in the place of paths: rows are events of a table of histories.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
@@ -102,6 +103,7 @@ class ParquetSource:
     _: KW_ONLY
     catalog: str | Path | None = None
     table: str | None = None
+    events: "Events | None" = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class ParquetSource:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "paths", _paths(self.paths, self.catalog, self.table))
+        set_field(self, "paths", _paths(self.paths, self.catalog, self.table, self.events))
         if self.table is not None and self.filesystem is not None:
             raise SchemaError("a table is read by its own library: ParquetSource(table=...) takes no filesystem")
         for option in ("columns", "defaults", "nulls"):
@@ -145,7 +147,7 @@ class ParquetSource:
         if self.split is None and (self.keep not in ((0.0, 1.0), [0.0, 1.0]) or self.salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
         if self.split is not None:
-            _part(self)
+            _part(self.split, self.keep, self.salt)
         if self.map is not None and not callable(self.map):
             raise SchemaError(f"map takes a function of a pyarrow.RecordBatch, got {self.map!r}")
         for name, least in (("skip", 0), ("limit", 1)):
@@ -169,6 +171,8 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
+        if self.events is not None:
+            return f"events of {self.events.of.source.label}"
         paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
@@ -198,7 +202,7 @@ class ParquetSource:
     def condition(self) -> expressions.Expression | None:
         """`filter` as it was checked, and `split`."""
         given = cast("expressions.Expression | None", self.filter)
-        return expressions.with_split(given, None if self.split is None else _part(self))
+        return expressions.with_split(given, None if self.split is None else _part(self.split, self.keep, self.salt))
 
     @property
     def path_list(self) -> tuple[str, ...]:
@@ -399,6 +403,50 @@ class AsOf:
         of = self.cap if isinstance(self.cap, Mapping) else dict.fromkeys(self.pools, self.cap)
         return tuple(of.get(name) for name in self.pools)
 
+    def anchors(
+        self,
+        *,
+        where: "pl.Expr | expressions.Expression | None" = None,
+        min_history: int = 0,
+        order: Literal["user", "time"] = "user",
+        time_window: int | None = None,
+        split: str | None = None,
+        keep: tuple[float, float] = (0.0, 1.0),
+        salt: str | int = "",
+        **options: Any,
+    ) -> "ParquetSource":
+        """A source whose rows are events of the histories themselves: no second table is written.
+
+        A row is one event, with its `position` in the history of its key, the key, the values that the lists of the
+        table have for it, and what a `Lookup` finds for these: all as columns of one value, by their names. Fields of a
+        sequence or of the candidates that are made of them are lists of one element. Its history is what comes before.
+
+        Args:
+            where: polars expression over these columns, without looked-up ones; events for which it is true are rows.
+            min_history: so many events of the history come before a row at least.
+            order: of the rows: history after history, or by `time` (ties in the order of the histories).
+            time_window: cut time into windows so long, in the unit of `time`, from the first row's time on (whatever
+                `split` says). An epoch of a loader is then one window: epoch n the nth.
+            split, keep, salt: as of `ParquetSource`; of the key.
+            options: other options of `ParquetSource`: `columns`, `defaults`, `nulls`, `join`, `map`, `weight`.
+
+        Raises:
+            SchemaError: options that contradict each other.
+        """
+        condition = None if where is None else expressions.checked(where, "anchors(where=...)")
+        if split is not None and split != self.on:
+            raise SchemaError(f"anchors(split={split!r}): histories are split by their key, {self.on!r}")
+        part = None if split is None else _part(split, keep, salt)
+        if split is None and (tuple(keep) != (0.0, 1.0) or salt != ""):
+            raise SchemaError("keep=... and salt=... belong to split=..., the key whose hash they are asked of")
+        unknown = sorted(
+            {"paths", "catalog", "table", "events", "follow", "filter", "filesystem", "skip"} & set(options)
+        )
+        if unknown:
+            raise SchemaError(f"anchors has no option {', '.join(unknown)}: its rows are the events of the AsOf")
+        events = Events(self, condition, min_history, order, time_window, part)
+        return ParquetSource(events=events, join=(self, *_joins(options.pop("join", ()))), **options)
+
     @property
     def condition(self) -> expressions.Expression | None:
         """`where` as it was checked."""
@@ -426,6 +474,38 @@ class AsOf:
         conditions = [*self.of_pools, *([] if self.condition is None else [self.condition])]
         read = dict.fromkeys(name for each in conditions for name in each.columns)
         return tuple(name for name in read if name not in (*self.fields, *self.times))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Which events of a table of histories are rows, see `AsOf.anchors`, which makes it."""
+
+    of: AsOf
+    condition: expressions.Expression | None
+    min_history: int
+    order: Literal["user", "time"]
+    time_window: int | None
+    split: HashSplit | None
+
+    def __post_init__(self) -> None:
+        if type(self.min_history) is not int or self.min_history < 0:
+            raise SchemaError(f"anchors(min_history=...) is an integer of at least 0, got {self.min_history!r}")
+        if self.order not in ("user", "time"):
+            raise SchemaError(f"anchors(order=...) is 'user' or 'time', got {self.order!r}")
+        if self.time_window is not None and (type(self.time_window) is not int or self.time_window < 1):
+            raise SchemaError(f"anchors(time_window=...) is an integer of at least 1, got {self.time_window!r}")
+        if self.of.time is None and (self.order == "time" or self.time_window is not None):
+            raise SchemaError("anchors(order='time', time_window=...) need AsOf(time=...), the times of the events")
+        if not self.of.by_position:
+            raise SchemaError("anchors have a position and see what comes before it: give AsOf(at='position')")
+
+    @property
+    def form(self) -> str:
+        """What it says; for fingerprints."""
+        where = None if self.condition is None else self.condition.form
+        split = "" if self.split is None else f" {self.split.form}"
+        window = f" time_window={self.time_window}" if self.time_window else ""
+        return f"events where {where} min_history={self.min_history} order={self.order}{window}{split}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -475,13 +555,12 @@ class Lookup:
         return f"lookup {self.on} {found}"
 
 
-def _part(source: ParquetSource) -> HashSplit:
-    if not isinstance(source.keep, tuple | list) or len(source.keep) != 2 or not all(map(_is_number, source.keep)):
-        raise SchemaError(f"keep is (low, high), two numbers, got {source.keep!r}")
-    if not isinstance(source.salt, str | int):
-        raise SchemaError(f"salt is a text or an integer, got {source.salt!r}")
-    assert source.split is not None
-    return HashSplit(source.split, float(source.keep[0]), float(source.keep[1]), str(source.salt))
+def _part(split: str, keep: Sequence[float], salt: str | int) -> HashSplit:
+    if not isinstance(keep, tuple | list) or len(keep) != 2 or not all(map(_is_number, keep)):
+        raise SchemaError(f"keep is (low, high), two numbers, got {keep!r}")
+    if not isinstance(salt, str | int):
+        raise SchemaError(f"salt is a text or an integer, got {salt!r}")
+    return HashSplit(split, float(keep[0]), float(keep[1]), str(salt))
 
 
 def _check_follow(source: ParquetSource) -> None:
@@ -534,8 +613,12 @@ def _check_join(join: Join | AsOf | Lookup, columns: Iterable[str]) -> None:
         raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
 
 
-def _paths(value: Any, catalog: Any, table: Any) -> tuple[str, ...]:
+def _paths(value: Any, catalog: Any, table: Any, events: Any) -> tuple[str, ...]:
     paths = _tuple_of(value, str | Path)
+    if events is not None:
+        if paths or catalog is not None or table is not None or not isinstance(events, Events):
+            raise SchemaError("ParquetSource(events=...) is made by AsOf.anchors, and has no paths, catalog or table")
+        return ()
     if table is not None:
         if not isinstance(table, str) or not _TABLE.fullmatch(table):
             raise SchemaError(f"table is 'delta:PATH' or 'iceberg:PATH', with @VERSION if wanted, got {table!r}")

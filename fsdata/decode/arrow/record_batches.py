@@ -4,7 +4,7 @@ A row group is decoded in batches whose widest column has a few MiB: Arrow then 
 where one table per row group would touch fresh memory for every column.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -117,7 +117,14 @@ def record_batches(
         MapFailed: `map` raised.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    for first, batch in _decoded(file, wanted, plan.read):
+    yield from finished(_decoded(file, wanted, plan.read), wanted, plan)
+
+
+def finished(
+    batches: Iterable[tuple[int, pa.RecordBatch]], wanted: GroupRows, plan: ArrowPlan
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
+    """See `record_batches`. batches: (first row, batch), of the columns that the plan reads."""
+    for first, batch in batches:
         rows = np.arange(first, first + batch.num_rows)
         if plan.condition is not None:
             made = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.faults)

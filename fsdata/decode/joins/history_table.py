@@ -86,7 +86,8 @@ class HistoryTable:
         times: int64 [E], ascending inside a key, or empty; known: int64 [E], or empty.
         unit: of the times, see `time_unit`; empty without times.
         pools: see `fsdata.kernels.pools`; None without pools.
-        files: of the table.
+        files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
+            where they are equal.
     """
 
     join: AsOf
@@ -97,6 +98,8 @@ class HistoryTable:
     shared: SharedArrays
     pools: np.ndarray | None
     files: Catalog
+    lists: tuple[str, ...]
+    name: str
 
     @property
     def source(self) -> ParquetSource:
@@ -171,7 +174,8 @@ def load_histories(
         files.close()
     unit = _event_unit(files, join) if join.times else ""
     table = _pool_table(join, shared) if join.pools else None
-    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog)
+    lists = tuple(dict.fromkeys((*join.fields, *join.times, *also)))
+    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name)
 
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:

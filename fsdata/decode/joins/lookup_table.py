@@ -9,7 +9,9 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
@@ -33,7 +35,7 @@ class LookupTable:
     """The dimension table of one `Lookup`.
 
     Attributes:
-        tables: field -> what its values are found by, see `fsdata.kernels.lookups`.
+        tables: field -> what its values are found by, see `fsdata.kernels.lookups`. floats: fields that are float32.
     """
 
     join: Lookup
@@ -42,10 +44,15 @@ class LookupTable:
     fingerprint: dict[str, str]
     shared: SharedArrays
     tables: Mapping[str, np.ndarray]
+    floats: frozenset[str]
 
     @property
     def source(self) -> ParquetSource:
         return self.join.source
+
+    def is_float(self, name: str) -> bool:
+        """Whether a field is float32, and not int64."""
+        return name in self.floats
 
     def over(self, ids: Column, name: str) -> Column:
         """A field of the rows of a column of ids."""
@@ -62,10 +69,16 @@ def load_lookup(
         DataError: a null key, or a key that two rows share.
     """
     label = f"{label}, lookup table {join.source.label}"
-    kinds = {field.name: field for field in fields_of(schema)}
-    fields = [Field(name, "label" if kinds[name].number == "value" else "context") for name in join.fields]
-    wanted = [*fields, Field(join.on, "join_key")]
+    kinds = {field.name: field.number for field in fields_of(schema)}
+
+    def wanted(catalog: Catalog) -> list[Field]:
+        columns = {name: join.source.columns.get(name, name) for name in join.fields}
+        floats = {name for name, column in columns.items() if kinds.get(name, _number(catalog, column)) == "value"}
+        fields = (Field(name, "label" if name in floats else "context") for name in join.fields)
+        return [*fields, Field(join.on, "join_key")]
+
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
+    *fields, _ = files.wanted
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
         contents = (_VERSION, identity, join.form, repr(fields), versions(files), *own_copy(notes))
@@ -73,7 +86,14 @@ def load_lookup(
         shared = SharedArrays(name, lambda _: _arrays(files, fields, join), label)
     finally:
         files.close()
-    return LookupTable(join, label, files.skipped, identity, shared, _tables(join, fields, shared))
+    floats = frozenset(field.name for field in fields if field.number == "value")
+    return LookupTable(join, label, files.skipped, identity, shared, _tables(join, fields, shared), floats)
+
+
+def _number(catalog: Catalog, column: object) -> str:
+    """What a column that no field of the schema is made of becomes."""
+    found = [schema.field(column).type for schema in catalog.schemas if column in schema.names]
+    return "value" if any(map(pa.types.is_floating, found)) else "id"
 
 
 def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays:
