@@ -278,6 +278,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
+        if self.windows is not None and epoch >= self.windows:
+            raise ValueError(f"window {epoch} of time: there are {self.windows}, the first is 0")
         if self._data.followed or (self._loaded is not None and self._loaded.epoch == epoch):
             return
         self._loaded, self._next_epoch = None, epoch

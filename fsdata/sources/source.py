@@ -424,7 +424,7 @@ class AsOf:
         Args:
             where: polars expression over these columns, without looked-up ones; events for which it is true are rows.
             min_history: so many events of the history come before a row at least.
-            order: of the rows: history after history, or by `time` (ties in the order of the histories).
+            order: of the rows: history after history in the order of the keys, or by `time` (ties in that order).
             time_window: cut time into windows so long, in the unit of `time`, from the first row's time on (whatever
                 `split` says). An epoch of a loader is then one window: epoch n the nth.
             split, keep, salt: as of `ParquetSource`; of the key.
@@ -440,7 +440,7 @@ class AsOf:
         if split is None and (tuple(keep) != (0.0, 1.0) or salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the key whose hash they are asked of")
         unknown = sorted(
-            {"paths", "catalog", "table", "events", "follow", "filter", "filesystem", "skip"} & set(options)
+            {"paths", "catalog", "table", "events", "follow", "filter", "filesystem", "skip", "limit"} & set(options)
         )
         if unknown:
             raise SchemaError(f"anchors has no option {', '.join(unknown)}: its rows are the events of the AsOf")

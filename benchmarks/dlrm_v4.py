@@ -1,0 +1,202 @@
+"""A recommender's log, MLPerf DLRMv4's in shape, made into samples: by FreeScale, and one by one with numpy.
+
+1. `--events N`: a synthetic log (see `eventlog.log`). `freescale histories` makes the table, a loader opens it on disk.
+   Seconds and peak memory (without pages of mapped files, which the system takes back when it needs them) of both.
+2. `--check`: every sample of the log is compared with that of `eventlog.per_sample`, for both pool strategies and
+   several caps.
+3. Processor time for 1,000 samples, of FreeScale and of numpy, over the same samples.
+4. Straggler share at 64 simulated ranks, dealt in the order of time and balanced.
+
+Run: python benchmarks/dlrm_v4.py --events 1000000 --check
+     python benchmarks/dlrm_v4.py --events 10000000 --events 100000000
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common.table import add_results_option, emit
+from eventlog import fast, log
+from eventlog.per_sample import CROSSES, Log, Rules, collate
+
+from fsdata import FreeScaleDataLoader, Polynomial, pack
+
+COLUMNS = ["events", "what", "FreeScale", "numpy, one by one", "unit"]
+RULES = Rules(scan=20_000, cap=682, most=2048)
+CHECKED = (Rules(), Rules(cap=1, most=4086), Rules(cap=4086, most=4086), Rules(cap=None, most=300), Rules(scan=50))
+SAMPLES, BATCH = 20_000, 250
+RANKS, PER_RANK = 64, 128
+MEASURED = """
+import resource, sys, threading, time
+peak, over = [0], threading.Event()
+def watch():
+    while not over.wait(0.02):
+        own = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
+        peak[0] = max(peak[0], int(own[0].split()[1]))
+threading.Thread(target=watch, daemon=True).start()
+begin = time.perf_counter()
+{work}
+over.set()
+print(time.perf_counter() - begin, peak[0] / 1000, file=sys.stderr)
+"""
+HISTORIES = """from freescale_tools.cli import app
+app(sys.argv[1:], standalone_mode=False)"""
+OPEN = """sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from eventlog import fast
+from eventlog.per_sample import Rules
+from fsdata import FreeScaleDataLoader
+source = fast.source(Path(sys.argv[2]), Rules(), on_disk=True, time_window=86400)
+FreeScaleDataLoader(source, fast.schema(Rules()), batch_size=8).close()"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, action="append", default=[], metavar="N")
+    parser.add_argument("--check", action="store_true", help="compare every sample; of 1,000,000 events some minutes")
+    parser.add_argument("--buckets", type=int, default=0, help="of the table; by default one for 12 million events")
+    add_results_option(parser)
+    arguments = parser.parse_args()
+    rows: list[list[Any]] = []
+    for events in arguments.events or [1_000_000]:
+        with tempfile.TemporaryDirectory(prefix="freescale-dlrm-v4-") as name:
+            folder = Path(name)
+            made = log.write(folder, events)
+            rows += built(folder, made["events"], arguments.buckets or -(-events // 12_000_000))
+            rows += samples(folder, made["events"])
+            rows += stragglers(folder, made["events"])
+            if arguments.check:
+                rows += checked(folder, made["events"])
+    emit(
+        "dlrm_v4",
+        "Samples of an event log: pools merged, two look-ups, four crosses",
+        COLUMNS,
+        rows,
+        notes=[
+            "One by one: flat arrays in memory, a Dataset's numpy code in one process, without workers and tensors.",
+            "Memory: without pages of mapped files.",
+        ],
+        results=arguments.results,
+        data="synthetic log in the shape of Yambda's",
+    )
+
+
+def built(folder: Path, events: int, buckets: int) -> list[list[Any]]:
+    options = ["--by", "uid", "--time", "ts", "--out", folder / "histories", "--buckets", buckets, "--json"]
+    table_s, table_mb = measured(HISTORIES, "histories", folder / "log", *options)
+    open_s, open_mb = measured(OPEN, Path(__file__).parent, folder)
+    begin = time.perf_counter()
+    Log(folder).anchors(RULES)
+    return [
+        [events, "table of histories", table_s, None, "s"],
+        [events, "opening it, with pools and anchors by day", open_s, time.perf_counter() - begin, "s"],
+        [events, "peak memory of the table", table_mb, None, "MB"],
+        [events, "peak memory of opening it", open_mb, None, "MB"],
+    ]
+
+
+def measured(work: str, *arguments: Any) -> tuple[float, float]:
+    """(seconds, peak memory in MB) of a new Python process that does `work`."""
+    command = [sys.executable, "-c", MEASURED.format(work=work), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{arguments}: {done.stderr}")
+    seconds, peak = done.stderr.splitlines()[-1].split()
+    return float(seconds), float(peak)
+
+
+def samples(folder: Path, events: int) -> list[list[Any]]:
+    """Processor time for 1,000 samples, shuffled. Of numpy: a hundredth of them."""
+    flat = Log(folder)
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_threads": 1, "prefetch": 0}
+    with FreeScaleDataLoader(fast.source(folder, RULES), fast.schema(RULES), **options) as loader:
+        next(iter(loader))  # imports
+        for _ in range(2):
+            number, of_events, begin = 0, 0, time.process_time()
+            for batch in loader:
+                number, of_events = number + BATCH, of_events + batch.features["item"].values().numel()
+                if number >= SAMPLES:
+                    break
+            ours = 1e6 * (time.process_time() - begin) / number
+    anchors = np.random.default_rng(0).choice(flat.anchors(RULES), min(SAMPLES // 10, number), replace=False)
+    begin = time.process_time()
+    for first in range(0, len(anchors), BATCH):
+        collate([flat.sample(anchor, RULES) for anchor in anchors[first : first + BATCH].tolist()])
+    theirs = 1e6 * (time.process_time() - begin) / len(anchors)
+    return [
+        [events, f"processor time of 1,000 samples of {of_events / number:,.0f} events in the mean", ours, theirs, "ms"]
+    ]
+
+
+def stragglers(folder: Path, events: int) -> list[list[Any]]:
+    """Straggler share at 64 ranks of 128 samples, in the order of time: dealt as they come, and balanced."""
+    rules, cost = RULES, Polynomial()
+    lengths: list[int] = []
+    source, size = fast.source(folder, rules, order="time"), RANKS * PER_RANK
+    with FreeScaleDataLoader(source, fast.schema(rules), batch_size=1024, num_threads=1) as loader:
+        for batch in loader:
+            lengths += batch.features["item"].lengths().tolist()
+            if len(lengths) >= 8 * size:
+                break
+    shares = []
+    for step in range(len(lengths) // size):
+        of_samples = cost({"uih": np.array(lengths[step * size : (step + 1) * size])})
+        dealt = of_samples.reshape(-1, RANKS).sum(axis=0)
+        plan = pack(of_samples, RANKS, method="fbs+swap", home=np.repeat(np.arange(RANKS), PER_RANK))
+        balanced = np.bincount(plan.rank, weights=of_samples, minlength=RANKS)
+        shares.append([1 - load.mean() / load.max() for load in (balanced, dealt)])
+    if not shares:
+        return []
+    ours, theirs = (100 * float(np.mean(of)) for of in zip(*shares, strict=True))
+    return [
+        [
+            events,
+            f"straggler share at {RANKS} ranks of {PER_RANK} samples, balanced and dealt round robin",
+            ours,
+            theirs,
+            "%",
+        ]
+    ]
+
+
+def checked(folder: Path, events: int) -> list[list[Any]]:
+    flat, rows = Log(folder), []
+    for rules in CHECKED:
+        equal = sum(_equal(flat, rules, got) for got in _samples(folder, rules))
+        wanted = len(flat.anchors(rules))
+        if equal != wanted:
+            raise SystemExit(f"{rules}: {equal:,} of {wanted:,} samples are equal")
+        rows.append([events, f"samples that are equal, {rules}", equal, wanted, ""])
+    return rows
+
+
+def _samples(folder: Path, rules: Rules) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """(event, field -> values) of every sample of FreeScale, in order."""
+    anchors = iter(Log(folder).anchors(rules).tolist())
+    with FreeScaleDataLoader(fast.source(folder, rules), fast.schema(rules), batch_size=512, num_threads=1) as loader:
+        for batch in loader:
+            names = (*fast.HISTORY, *fast.CANDIDATE, "user", *CROSSES)
+            values = {name: batch.features[name].values().numpy() for name in names}
+            ends = batch.features["item"].lengths().cumsum(0).tolist()
+            labels = batch.labels["label"]
+            for number, (end, length) in enumerate(zip(ends, batch.features["item"].lengths().tolist(), strict=True)):
+                found = {name: values[name][end - length : end] for name in fast.HISTORY}
+                found |= {name: values[name][number : number + 1] for name in (*fast.CANDIDATE, "user", *CROSSES)}
+                found["label"] = labels[number : number + 1].numpy()
+                yield next(anchors), found
+
+
+def _equal(flat: Log, rules: Rules, got: tuple[int, dict[str, np.ndarray]]) -> bool:
+    anchor, found = got
+    expected = flat.sample(anchor, rules)
+    return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+if __name__ == "__main__":
+    main()

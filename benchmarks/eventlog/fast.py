@@ -1,0 +1,62 @@
+"""The same samples from FreeScale: a description of the log."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from eventlog.log import LIKE, LISTEN
+from eventlog.per_sample import CROSSES, Rules
+
+from fsdata import AsOf, Lookup, ParquetSource, Schema, Sequence, cross
+
+_LISTEN, _HOUR = pl.col("type") == LISTEN, pl.col("ts") // 3600 % 24
+_PLAYED = _LISTEN & (pl.col("ratio") >= 50)
+POOLS = {"listen_plus": _PLAYED, "like": pl.col("type") == LIKE, "skip": _LISTEN & (pl.col("ratio") < 50)}
+HISTORY = ("item", "artist", "album", "ts", "pools")
+CANDIDATE = ("candidate", "candidate_artist", "candidate_album")
+
+
+def source(folder: Path, rules: Rules, *, on_disk: bool = False, **given: Any) -> ParquetSource:
+    """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet."""
+    histories = AsOf(
+        ParquetSource(folder / "histories", columns={"item": "item_id"}),
+        on="uid",
+        at="position",
+        time="ts",
+        fields=("item", "ts"),
+        scan=rules.scan,
+        pools=POOLS,
+        cap=rules.cap,
+        mask="pools",
+        bucketed=1 if on_disk else None,
+    )
+    columns = {"item": "item_id", "artist": "artist_id", "album": "album_id"}
+    items = Lookup(ParquetSource(folder / "items.parquet", columns=columns), on="item", fields=("artist", "album"))
+    hour = {"hour": _HOUR}
+    crosses = {
+        name: cross(*(hour.get(each, each) for each in values), buckets=buckets, seed=seed)
+        for name, (values, buckets, seed) in CROSSES.items()
+    }
+    return histories.anchors(
+        where=_LISTEN,
+        min_history=rules.min_history,
+        join=items,
+        columns={
+            "candidate": "item",
+            "candidate_artist": "artist",
+            "candidate_album": "album",
+            "user": "uid",
+            "label": _PLAYED,
+            **crosses,
+        },
+        **given,
+    )
+
+
+def schema(rules: Rules) -> Schema:
+    return Schema(
+        sequences=(Sequence("uih", fields=HISTORY, max_length=rules.most),),
+        candidates=Sequence("candidates", fields=CANDIDATE),
+        context=("user", *CROSSES),
+        labels=("label",),
+    )

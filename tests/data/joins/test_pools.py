@@ -1,0 +1,176 @@
+"""Several kinds of events of one history, capped one by one and put back into its order: against plain Python."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from event_log import OVERLAPPING, POOLS, UIH, Log, as_of, histories_of, lookup
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata.errors import DataError, SchemaError
+from fsdata.kernels import pools
+
+EVERY_ROW = Schema(sequences=(UIH,), context=("row", "uid"))
+
+
+def write_requests(log: Log, folder: Path, *, seed: int) -> list[tuple[int, int]]:
+    """(uid, position) of some rows, all users among them and one that has no history."""
+    random = np.random.default_rng(seed)
+    rows = [
+        (uid, int(random.integers(0, len(log.events[uid]["item"]) + 1)) if uid in log.events else 3)
+        for uid in [*log.events, 1000, *random.choice(list(log.events), 30).tolist()]
+    ]
+    columns = {"row": range(len(rows)), "uid": [uid for uid, _ in rows], "position": [place for _, place in rows]}
+    times = [[*log.events.get(uid, {"ts": []})["ts"], 10**6] for uid in columns["uid"]]
+    columns["at"] = [of[min(place, len(of) - 1)] for of, place in zip(times, columns["position"], strict=True)]
+    pq.write_table(
+        pa.table({name: list(of) for name, of in columns.items()}), folder / "rows.parquet", row_group_size=9
+    )
+    return rows
+
+
+def read(folder: Path, join: AsOf, schema: Schema = EVERY_ROW) -> dict[int, list[dict[str, Any]]]:
+    source = ParquetSource(folder / "rows.parquet", join=[join, lookup(folder)])
+    found: dict[int, list[dict[str, Any]]] = {}
+    with FreeScaleDataLoader(source, schema, batch_size=7, num_threads=1) as loader:
+        for batch in loader:
+            found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
+    return found
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    scan=st.sampled_from([None, 1, 5, 20]),
+    cap=st.sampled_from([None, 1, 3, 4086]),
+    overlapping=st.booleans(),
+    sparse=st.booleans(),
+    longest=st.sampled_from([40, 400]),
+    bucketed=st.sampled_from([None, 3]),
+)
+def test_rows_see_the_last_events_of_every_pool(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, scan: int | None, cap: int | None, overlapping: bool,
+    sparse: bool, longest: int, bucketed: int | None,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("pools")
+    log = Log.drawn(seed, longest=longest, sparse=sparse)
+    log.write(folder)
+    rows = write_requests(log, folder, seed=seed)
+    found = read(
+        folder, as_of(folder, scan=scan, cap=cap, pools=OVERLAPPING if overlapping else POOLS, bucketed=bucketed)
+    )
+    for row, place in enumerate(rows):
+        assert found[row] == log.history(*place, scan=scan, cap=cap, overlapping=overlapping), place
+
+
+def test_a_pool_that_is_rare_reaches_far_back(tmp_path: Path) -> None:
+    """Where few of the events are seen, they are found in the places of their pools and not one by one."""
+    size = 3000
+    of = {"item": [*range(size)], "ts": [*range(size)], "type": [2] * size, "ratio": [0] * size, "organic": [0] * size}
+    for place in (1, 2, 700, 2990, 2994):
+        of["type"][place] = 1
+    for place in (3, 1500, 2991, 2993, 2995, 2998):
+        of["type"][place] = 0
+    log = Log(events={0: of}, items={1: (1, 0.5)})
+    log.write(tmp_path)
+    for cap in (1, 3, 4, None):
+        for most in (1, 4, 9, None):
+            pq.write_table(pa.table({"row": [0], "uid": [0], "position": [size]}), tmp_path / "rows.parquet")
+            uih = Sequence("uih", fields=UIH.fields, floats=UIH.floats, max_length=most)
+            found = read(tmp_path, as_of(tmp_path, cap=cap), Schema(sequences=(uih,), context=("row",)))
+            assert found[0] == log.history(0, size, cap=cap, most=most)
+
+
+def test_pools_as_of_a_time_and_caps_by_name(tmp_path: Path) -> None:
+    log = Log.drawn(4)
+    log.write(tmp_path)
+    rows = write_requests(log, tmp_path, seed=4)
+    at = pq.read_table(tmp_path / "rows.parquet")["at"].to_pylist()
+    found = read(tmp_path, as_of(tmp_path, at="at", cap={"like": 2, "skip": 1}))
+    for row, (uid, _) in enumerate(rows):
+        position = sum(ts < at[row] for ts in log.events.get(uid, {"ts": []})["ts"])
+        masks = {place: log.in_pools(uid, place, overlapping=False) for place in range(position)}
+        seen = set()
+        for pool, cap in enumerate((0, 2, 1)):
+            seen |= set([place for place in range(position) if masks[place][pool]][-cap:])
+        expected = [log.events[uid]["item"][place] for place in sorted(seen)][-9:]
+        assert [event["item"] for event in found[row]] == expected
+
+
+@pytest.mark.parametrize("scan", [None, 4])
+def test_positions_without_pools(tmp_path: Path, scan: int | None) -> None:
+    log = Log.drawn(8)
+    log.write(tmp_path)
+    rows = write_requests(log, tmp_path, seed=8)
+    uih = Sequence("uih", fields=("item", "artist", "ts"), floats=("price",), max_length=9)
+    source = ParquetSource(tmp_path / "histories.parquet")
+    join = AsOf(source, on="uid", at="position", time="ts", fields=("item", "ts"), scan=scan)
+    found = read(tmp_path, join, Schema(sequences=(uih,), context=("row",)))
+    for row, place in enumerate(rows):
+        expected = log.history(*place, scan=scan, pools=False)
+        assert found[row] == [{name: of for name, of in event.items() if name != "pools"} for event in expected]
+
+
+def test_a_position_behind_the_history_is_an_error(tmp_path: Path) -> None:
+    log = Log.drawn(8)
+    log.write(tmp_path)
+    pq.write_table(pa.table({"row": [0], "uid": [0], "position": [10**6]}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"row 0: the row stands behind 1000000 events, .* has \d+ of uid 0"):
+        read(tmp_path, as_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cap": 3}, "say something of pools"),
+        ({"mask": "pools"}, "say something of pools"),
+        ({"pools": {"a": "type"}}, "takes a column name or a polars expression"),
+        ({"pools": {str(n): pl.col("type") == n for n in range(9)}}, "at most 8"),
+        ({"pools": POOLS, "cap": 0}, "integer of at least 1"),
+        ({"pools": POOLS, "cap": {"other": 1}}, "names other: pools are listen_plus, like, skip"),
+        ({"pools": POOLS, "known_at": "ts"}, "do not go together"),
+        ({"at": "position", "where": pl.col("type") == 0}, "would move the places"),
+        ({"scan": 0}, "integer of at least 1"),
+        ({"time": None}, "only at='position' does without"),
+    ],
+)
+def test_options_that_contradict_each_other(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        AsOf(ParquetSource("x"), **{"on": "uid", "at": "at", "time": "ts", "fields": ("item",), **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [({"share": "uid"}, "have gaps"), ({"keep": "first"}, "the last events")]
+)
+def test_sequences_that_pools_cannot_make(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    log = Log.drawn(8)
+    log.write(tmp_path)
+    write_requests(log, tmp_path, seed=8)
+    uih = Sequence("uih", fields=UIH.fields, floats=UIH.floats, max_length=9, **given)
+    with pytest.raises(SchemaError, match=message):
+        read(tmp_path, as_of(tmp_path), Schema(sequences=(uih,), context=("row",)))
+
+
+@pytest.mark.parametrize("first", [2**31, 2**32, 2**33])
+def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
+    """The file of the mask reaches that far, and the system keeps of it what is written only."""
+    file = tmp_path / "mask"
+    with open(file, "wb") as made:
+        made.truncate(first + 40)
+    mask = np.memmap(file, np.uint8, "r+")
+    mask[first - 20 :] = np.arange(60) % 3
+    offsets = np.array([0, first - 20, first + 40])
+    of = [(np.arange(bit, 60, 3, dtype=np.uint32), np.array([0, 0, 20]), 5) for bit in (1, 2)]
+    table = [2, offsets.ctypes.data, 2, 1, mask.ctypes.data]
+    table += [number for places, ends, cap in of for number in (places.ctypes.data, ends.ctypes.data, cap)]
+    length, scratch = np.empty(1, np.int64), np.empty((2, 8), np.int64)
+    pools.merged_lengths(np.array(table), np.array([1]), -1, np.array([first - 20]), np.array([first + 33]), length)
+    seen = np.empty(10, np.int64)
+    pools.merge(np.array(table), first + 33, seen, *scratch)
+    assert length[0] == 10
+    assert seen.tolist() == [first - 20 + place for place in range(53) if place % 3][-10:]

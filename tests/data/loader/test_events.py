@@ -1,0 +1,264 @@
+"""Rows that are events of the histories: every sample against plain Python. Windows of time, held-out users, states."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from event_log import LISTEN, SCHEMA, Log, anchors, as_of, lookup, samples_of
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import PATIENCE_S
+from rank_loaders import read_and_go_on
+from worlds import shared_world
+
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, cross
+from fsdata.errors import SchemaError, StateError
+
+WIDTH = 170
+PLACES = list[tuple[int, int]]
+
+
+def places_of(loader: FreeScaleDataLoader) -> PLACES:
+    """(uid, position) of the samples of the next epoch, in order."""
+    return [place for batch in loader for place in samples_of(batch)]
+
+
+def opened(source: ParquetSource, **given: Any) -> FreeScaleDataLoader:
+    options = {"batch_size": 5, "num_threads": 1, "timeout_s": PATIENCE_S, **given}
+    return FreeScaleDataLoader(source, SCHEMA, **options)
+
+
+def windows_of(log: Log, places: PLACES) -> dict[int, PLACES]:
+    """Window of time -> the anchors in it, in order."""
+    times = [log.events[uid]["ts"][position] for uid, position in places]
+    found: dict[int, PLACES] = {}
+    for place, time in zip(places, times, strict=True):
+        found.setdefault((time - min(times)) // WIDTH, []).append(place)
+    return found
+
+
+def in_time(log: Log, places: PLACES) -> PLACES:
+    return sorted(places, key=lambda place: log.events[place[0]]["ts"][place[1]])
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    scan=st.sampled_from([None, 6]),
+    cap=st.sampled_from([None, 1, 4]),
+    min_history=st.integers(0, 4),
+    sparse=st.booleans(),
+    bucketed=st.sampled_from([None, 2]),
+    shuffle=st.booleans(),
+)
+def test_every_sample_is_that_of_plain_python(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, scan: int | None, cap: int | None, min_history: int,
+    sparse: bool, bucketed: int | None, shuffle: bool,
+) -> None:  # fmt: skip
+    folder, log = tmp_path_factory.mktemp("events"), Log.drawn(seed, sparse=sparse)
+    log.write(folder)
+    source = anchors(folder, min_history=min_history, as_of_given={"scan": scan, "cap": cap, "bucketed": bucketed})
+    found = {}
+    with opened(source, shuffle=shuffle) as loader:
+        assert len(loader) == -(-len(log.anchors(min_history)) // 5)
+        for batch in loader:
+            found |= samples_of(batch)
+    assert found == {place: log.sample(*place, scan=scan, cap=cap) for place in log.anchors(min_history)}
+    if not shuffle:
+        assert list(found) == log.anchors(min_history)
+
+
+@pytest.mark.parametrize("order", ["user", "time"])
+@pytest.mark.parametrize("shuffle_window", [None, 2, 0.5])
+def test_epochs_are_windows_of_time(tmp_path: Path, order: str, shuffle_window: int | float | None) -> None:
+    log = Log.drawn(3, users=20)
+    log.write(tmp_path)
+    expected = windows_of(log, log.anchors(2))
+    given = {} if shuffle_window is None else {"shuffle": True, "shuffle_window": shuffle_window}
+    with opened(anchors(tmp_path, min_history=2, order=order, time_window=WIDTH), **given) as loader:
+        assert loader.windows == max(expected) + 1
+        passed = 0
+        for window in range(loader.windows):
+            some = expected.get(window, [])
+            assert len(loader) == -(-len(some) // 5)
+            found = places_of(loader)
+            if shuffle_window is None:
+                assert found == (some if order == "user" else in_time(log, some))
+            else:
+                assert sorted(found) == sorted(some)
+                assert found != some
+                loader.set_epoch(window)
+                assert places_of(loader) == found, "the order is a function of seed and window"
+            passed += len(some)
+            assert loader.share == passed / len(log.anchors(2))
+        assert places_of(loader) == [], "nothing is behind the last window"
+        with pytest.raises(ValueError, match=rf"window 99 of time: there are {loader.windows}"):
+            loader.set_epoch(99)
+
+
+def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) -> None:
+    log = Log.drawn(3, users=30)
+    log.write(tmp_path)
+    places = log.anchors(0)
+    of_parts = []
+    for keep in ((0, 0.7), (0.7, 1)):
+        source = anchors(tmp_path, time_window=WIDTH, split="uid", keep=keep, salt="test")
+        found: dict[int, PLACES] = {}
+        with opened(source) as loader:
+            for window in range(loader.windows or 0):
+                loader.set_epoch(window)
+                found[window] = places_of(loader)
+        of_parts.append(found)
+    train, held_out = of_parts
+    assert not {uid for of in train.values() for uid, _ in of} & {uid for of in held_out.values() for uid, _ in of}
+    for window, expected in windows_of(log, places).items():
+        assert sorted(train.get(window, []) + held_out.get(window, [])) == sorted(expected)
+
+
+def test_all_in_order_of_time(tmp_path: Path) -> None:
+    log = Log.drawn(5, users=30)
+    log.write(tmp_path)
+    with opened(anchors(tmp_path, order="time")) as loader:
+        assert places_of(loader) == in_time(log, log.anchors(0))
+
+
+def test_order_of_time_of_more_than_is_sorted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log.drawn(5, users=30)
+    log.write(tmp_path)
+    monkeypatch.setattr("fsdata.decode.event_rows._SORTED", 16)
+    monkeypatch.setattr("fsdata.decode.event_rows._CHUNK", 32)
+    for bucketed in (None, 2):
+        with opened(anchors(tmp_path, order="time", as_of_given={"bucketed": bucketed})) as loader:
+            assert places_of(loader) == in_time(log, log.anchors(0))
+
+
+def read(rank: int, size: int, folder: Path, window: int | None = None, **given: Any) -> dict[Any, Any]:
+    """The samples of this rank, of one window of time or of all; from every third place another loader goes on."""
+    window_given = {} if window is None else {"time_window": WIDTH}
+    found = {}
+
+    def make() -> FreeScaleDataLoader:
+        source = anchors(folder, min_history=1, as_of_given={"cap": 3}, **window_given)
+        loader = opened(source, batch_size=3, **given)
+        if window is not None:
+            loader.set_epoch(window)
+        return loader
+
+    for batch in read_and_go_on(make, every=3)[0]:
+        found |= samples_of(batch)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_ranks_that_balance_compute_the_same_samples(tmp_path: Path, window: int | None) -> None:
+    log = Log.drawn(7, users=30)
+    log.write(tmp_path)
+    places = log.anchors(1)
+    expected = places if window is None else windows_of(log, places)[window]
+    given = {"shuffle": True, "shuffle_window": 0.5, "balance": Balance()}
+    found: dict[Any, Any] = {}
+    for of_rank in shared_world(3).run(partial(read, **given), tmp_path, window):
+        assert not found.keys() & of_rank.keys()
+        found |= of_rank
+    assert found == {place: log.sample(*place, cap=3) for place in expected}
+
+
+def some_steps(rank: int, size: int, folder: Path, state: dict[str, Any] | None, steps: int) -> tuple[PLACES, Any]:
+    """What this rank reads of window 1 in so many steps, from a state on; and the state then."""
+    found: PLACES = []
+    with opened(anchors(folder, time_window=WIDTH), batch_size=2, shuffle=True, shuffle_window=0.3) as loader:
+        if state is None:
+            loader.set_epoch(1)
+        else:
+            loader.load_state_dict(state)
+        for step, batch in enumerate(loader, start=1):
+            found += samples_of(batch)
+            if step == steps:
+                break
+        return found, loader.state_dict()
+
+
+def test_the_rest_of_a_window_on_another_number_of_ranks(tmp_path: Path) -> None:
+    log = Log.drawn(7, users=30)
+    log.write(tmp_path)
+    first = shared_world(3).run(some_steps, tmp_path, None, 3)
+    state = first[0][1]
+    assert state["epoch"] == 1
+    rest = shared_world(2).run(some_steps, tmp_path, state, 10**6)
+    found = [place for places, _ in (*first, *rest) for place in places]
+    assert sorted(found) == sorted(windows_of(log, log.anchors(0))[1])
+
+
+def test_a_state_of_the_end_of_a_window_goes_on_with_the_next(tmp_path: Path) -> None:
+    log = Log.drawn(3, users=20)
+    log.write(tmp_path)
+    source = anchors(tmp_path, time_window=WIDTH)
+    with opened(source) as loader:
+        for _ in loader:
+            state = loader.state_dict()
+    with opened(source) as loader:
+        loader.load_state_dict(state)
+        assert places_of(loader) == windows_of(log, log.anchors(0))[1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"min_history": 1}, {"order": "time"}, {"time_window": 99}, {"split": "uid", "keep": (0, 0.9)}]
+)
+def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path, other: dict[str, Any]) -> None:
+    Log.drawn(3).write(tmp_path)
+    with opened(anchors(tmp_path)) as loader:
+        state = loader.state_dict()
+    with opened(anchors(tmp_path, **other)) as loader, pytest.raises(StateError, match="arguments"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"min_history": -1}, "at least 0"),
+        ({"order": "random"}, "'user' or 'time'"),
+        ({"time_window": 0}, "at least 1"),
+        ({"split": "item"}, "split by their key, 'uid'"),
+        ({"salt": "x"}, "belong to split"),
+        ({"filter": LISTEN}, "no option filter"),
+        ({"limit": 5}, "no option limit"),
+    ],
+)
+def test_options_of_anchors_that_cannot_be(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        as_of(tmp_path).anchors(**given)
+
+
+def test_anchors_see_what_is_before_their_position() -> None:
+    histories = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item",))
+    with pytest.raises(SchemaError, match="at='position'"):
+        histories.anchors()
+
+
+def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
+    Log.drawn(3).write(tmp_path)
+    with pytest.raises(SchemaError, match="the only source"):
+        opened([anchors(tmp_path, time_window=WIDTH), anchors(tmp_path)])  # type: ignore[arg-type]
+
+
+def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
+    Log.drawn(3).write(tmp_path)
+    source = as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")})
+    with pytest.raises(SchemaError, match="rating"):
+        opened(source)
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "message"),
+    [
+        ((), {"buckets": 3}, "takes values"),
+        (("uid",), {"buckets": 0}, "buckets of at least 1"),
+        (("uid",), {"buckets": 3, "seed": -1}, "seed"),
+        ((np.array([1]),), {"buckets": 3}, "polars expression"),
+    ],
+)
+def test_crosses_that_cannot_be(values: tuple[Any, ...], given: dict[str, int], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        cross(*values, **given)
