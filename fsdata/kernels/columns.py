@@ -298,28 +298,39 @@ def _gather_others(columns, block, start, length, itemsize, target):
     if number == 0:
         return
     to, near = target.copy(), np.zeros(len(target), np.int64)
-    events, ids = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    events, ids, places = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
     end, left = np.empty(64, np.int64), np.empty(64, np.int64)
     for n in range(len(block)):
-        merged, begin, count = np.int64(0), np.int64(0), np.int64(0)
+        # Found last for this row: events by these pools, where the ids of these runs are, their places in this table.
+        merged, runs, ids_at, table = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        begin, count = np.int64(0), np.int64(0)
         for i in range(number):
             f = fields[i]
-            column, some = columns[block[n], f], length[f, n]
+            column, some, size = columns[block[n], f], length[f, n], itemsize[f]
             if some <= 0:
                 continue
-            at, size = (ids.ctypes.data, 8) if column[LOOKUP] else (to[f], itemsize[f])
-            if column[MERGED]:
-                if (merged, begin, count) != (column[MERGED], start[f, n], some):
-                    merged, begin, count = column[MERGED], start[f, n], some
-                    table = carray(pointer(merged), (1 << 10,), np.int64)
-                    pools.merge(table, begin, events[:count], end, left)
-                _pick(at, column, events[:some], size)
-            else:
-                near[f] = fetch(at, column, start[f, n], some, size, near[f])
-            if column[LOOKUP]:
-                table = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                lookups.look_up(to[f], ids[:some], table, itemsize[f])
-            to[f] += some * itemsize[f]
+            if (start[f, n], some) != (begin, count):
+                merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
+                begin, count = start[f, n], some
+            if column[MERGED] and column[MERGED] != merged:
+                merged = column[MERGED]
+                pools.merge(carray(pointer(merged), (1 << 10,), np.int64), begin, events[:count], end, left)
+            looked_up = column[LOOKUP] != 0
+            if not looked_up or column[RUNS] != runs:
+                at, width = (ids.ctypes.data, np.int64(8)) if looked_up else (to[f], size)
+                if column[MERGED]:
+                    _pick(at, column, events[:some], width)
+                else:
+                    near[f] = fetch(at, column, begin, some, width, near[f])
+                if width == 8:
+                    runs, ids_at, table = column[RUNS], at, np.int64(0)
+            if looked_up:
+                lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
+                if lookup[lookups.TABLE] != table:
+                    table = lookup[lookups.TABLE]
+                    lookups.find_places(carray(pointer(ids_at), (some,), np.int64), lookup, places)
+                lookups.take(to[f], places[:some], lookup, size)
+            to[f] += some * size
 
 
 @kernel
@@ -411,5 +422,6 @@ def gather_samples(
                 if len(ids) < some:
                     ids = np.empty(2 * some, np.int64)
                 near = fetch(ids.ctypes.data, column, start[f, n], some, np.int64(8), near)
-                table = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                lookups.look_up(target[f, m], ids[:some], table, size)
+                lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
+                lookups.find_places(ids[:some], lookup, ids)
+                lookups.take(target[f, m], ids[:some], lookup, size)

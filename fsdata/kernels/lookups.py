@@ -19,10 +19,11 @@ VALUES = 3  # address of the first value
 WIDTH = 4  # bytes of each; values of 4 bytes become int64 if those of the field have 8
 STRIDE = 5  # bytes from one value to the next
 DEFAULT = 6  # bits of the value of ids that are not there
-NUMBERS = 7
+TABLE = 7  # address of the rows of the table: the columns of one table find an id at one place
+NUMBERS = 8
 
 EMPTY = -(2**63)  # no id
-_AHEAD = 16  # ids whose values are asked for before they are needed
+_AHEAD = 16  # places that are asked for before they are needed
 
 
 @kernel(inline="always")
@@ -44,47 +45,40 @@ def fill_places(ids: np.ndarray, at: np.ndarray, places: np.ndarray) -> None:
 
 
 @kernel
-def _find(lookup, id):
-    """The place of the value of an id, -1 if it is not there."""
+def find_places(ids, lookup, places):
+    """Written: places int64 [n], the place of the values of each of `ids`, int64 [n], -1 where they are not there. Both
+    may be one array."""
+    size = lookup[SIZE]
     if lookup[IDS] == 0:
-        place = id - lookup[LOW]
-        return place if 0 <= place < lookup[SIZE] else np.int64(-1)
-    if id == EMPTY:
-        return np.int64(-1)
-    places = carray(pointer(lookup[IDS]), (lookup[SIZE],), np.int64)
-    place = _place(id, lookup[SIZE])
-    while places[place] != id:
-        if places[place] == EMPTY:
-            return np.int64(-1)
-        place = (place + 1) & (lookup[SIZE] - 1)
-    return place
-
-
-@kernel
-def _ask(lookup, id):
-    """Let the processor bring closer what belongs to an id."""
-    if lookup[IDS]:
-        ask_for(lookup[IDS] + 8 * _place(id, lookup[SIZE]))
+        low = lookup[LOW]
+        for i in range(len(ids)):
+            place = ids[i] - low  # of ids far apart it wraps around, and is not inside
+            places[i] = place if 0 <= place < size else np.int64(-1)
         return
-    place = id - lookup[LOW]
-    if 0 <= place < lookup[SIZE]:
-        ask_for(lookup[VALUES] + place * lookup[STRIDE])
+    known = carray(pointer(lookup[IDS]), (size,), np.int64)
+    for i in range(len(ids)):
+        if i + _AHEAD < len(ids):
+            ask_for(lookup[IDS] + 8 * _place(ids[i + _AHEAD], size))
+        id = ids[i]
+        place = _place(id, size)
+        while known[place] != id and known[place] != EMPTY:
+            place = (place + 1) & (size - 1)
+        places[i] = np.int64(-1) if known[place] == EMPTY else place
 
 
 @kernel
-def look_up(target, ids, lookup, itemsize):
-    """The values of `ids`, int64 [n], to `target`: of 8 bytes, int64; of 4 bytes, float32."""
-    first, width, stride, count = lookup[VALUES], lookup[WIDTH], lookup[STRIDE], len(ids)
+def take(target, places, lookup, itemsize):
+    """The values at `places`, int64 [n], to `target`: of 8 bytes, int64; of 4 bytes, float32."""
+    first, stride, count = lookup[VALUES], lookup[STRIDE], len(places)
     wide, narrow = carray(pointer(target), (count,), np.int64), carray(pointer(target), (count,), np.int32)
     for i in range(count):
         if i + _AHEAD < count:
-            _ask(lookup, ids[i + _AHEAD])
-        place = _find(lookup, ids[i])
-        at = first + place * stride
-        if width == 8:
-            wide[i] = lookup[DEFAULT] if place < 0 else carray(pointer(at), (1,), np.int64)[0]
+            ask_for(first + max(places[i + _AHEAD], 0) * stride)
+        at = first + places[i] * stride
+        if lookup[WIDTH] == 8:
+            wide[i] = lookup[DEFAULT] if places[i] < 0 else carray(pointer(at), (1,), np.int64)[0]
         else:
-            value = np.int32(lookup[DEFAULT]) if place < 0 else carray(pointer(at), (1,), np.int32)[0]
+            value = np.int32(lookup[DEFAULT]) if places[i] < 0 else carray(pointer(at), (1,), np.int32)[0]
             if itemsize == 8:
                 wide[i] = value
             else:

@@ -124,23 +124,19 @@ class Histories:
             histories.events_that_count(table.known, holes, seen.before, seen.first, seen.stop, events)
             start = seen.first.copy()
             start[holes] = table.events + np.cumsum(seen.length[holes]) - seen.length[holes]
-        found = {}
+        found, made = {}, dict[str, Column]()  # what is looked up shares the column of its ids
         for slot, field in fields:
             lookup = self._lookups.get(field.name)
-            values = table.values(field.name if lookup is None else lookup.join.on)
-            stored = STORED_AS[values.dtype]
-            form = runs.FINAL if stored == SAME else runs.PLAIN
-            column = Column(
-                run(values.ctypes.data, len(values), form),
-                start,
-                seen.length,
-                stored=stored,
-                pools=table.pools,
-                owners=(table.shared,),
-            )
-            if len(holes):
-                column = column.plus(values[events].astype(field.dtype if lookup is None else np.int64))
-            found[slot] = column if lookup is None else lookup.over(column, field.name)
+            name = field.name if lookup is None else lookup.join.on
+            if name not in made:
+                values = table.values(name)
+                stored = STORED_AS[values.dtype]
+                where = run(values.ctypes.data, len(values), runs.FINAL if stored == SAME else runs.PLAIN)
+                made[name] = Column(where, start, seen.length, stored=stored, pools=table.pools, owners=(table.shared,))
+                if len(holes):
+                    kind = np.float32 if values.dtype.kind == "f" else np.int64
+                    made[name] = made[name].plus(values[events].astype(kind))
+            found[slot] = made[name] if lookup is None else lookup.over(made[name], field.name)
         return found
 
     def _compare_units(self, table: HistoryTable, before: np.ndarray, where: str) -> None:

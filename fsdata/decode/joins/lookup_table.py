@@ -156,6 +156,7 @@ def _tables(join: Lookup, fields: Sequence[Field], shared: SharedArrays) -> dict
     for field, place, width in zip(fields, form, form[len(fields) :], strict=False):
         default = np.array([join.default_of(field.name)], field.dtype)
         bits = int(default.view(np.int32)[0] if field.dtype is np.float32 else default[0])
-        numbers = [low, len(rows) // stride, places, rows.ctypes.data + place, width, stride, bits]
+        at = rows.ctypes.data
+        numbers = [low, len(rows) // stride, places, at + place, width, stride, bits, at]
         found[field.name] = np.array(numbers, np.int64)
     return found
