@@ -11,7 +11,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -77,17 +77,9 @@ def write_data(folder: Path, users: int) -> None:
 
 def source(folder: Path, keep: tuple[float, float]) -> ParquetSource:
     """The samples of a part of the users."""
-    histories = AsOf(
-        ParquetSource(folder / "histories.parquet"),
-        on="uid",
-        at="position",
-        time="ts",
-        fields=("item", "ts"),
-        scan=20_000,
-        pools=POOLS,
-        cap=32,
-        mask="pools",
-    )
+    table, items = (ParquetSource(folder / f"{name}.parquet") for name in ("histories", "items"))
+    pools = {"pools": POOLS, "cap": 32, "mask": "pools"}
+    histories = AsOf(table, on="uid", at="position", time="ts", fields=("item", "ts"), scan=20_000, **pools)
     own = {"candidate": "item", "candidate_artist": "artist", "candidate_album": "album"}
     return histories.anchors(
         where=LISTEN,
@@ -95,7 +87,7 @@ def source(folder: Path, keep: tuple[float, float]) -> ParquetSource:
         time_window=DAY,
         split="uid",
         keep=keep,
-        join=Lookup(ParquetSource(folder / "items.parquet"), on="item", fields=("artist", "album")),
+        join=Lookup(items, on="item", fields=("artist", "album")),
         columns={**own, "user": "uid", "played": PLAYED, **CROSSES},
     )
 
@@ -155,6 +147,15 @@ def sharded(model: Dlrm) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     return parallel, CombinedOptimizer([("tables", parallel.fused_optimizer), ("dense", clipped)])
 
 
+def trained(pipeline: TrainPipelineBase | TrainPipelineFreeScale, batches: Iterator[Batch]) -> None:
+    with closing(pipeline) if isinstance(pipeline, TrainPipelineFreeScale) else nullcontext():
+        while True:
+            try:
+                pipeline.progress(batches)
+            except StopIteration:
+                return
+
+
 def evaluated(model: nn.Module, batches: Iterator[Batch]) -> float:
     """The mean loss of all samples of all ranks."""
     model.eval()
@@ -177,8 +178,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model, optimizer = sharded(Dlrm())
-    here, lines = torch.device("cpu"), []
-    make = TrainPipelineBase if options.plain else TrainPipelineFreeScale
+    make, lines = TrainPipelineBase if options.plain else TrainPipelineFreeScale, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder, options.users)  # every rank writes the same files of its own
@@ -187,14 +187,7 @@ def main() -> None:
         with train, FreeScaleDataLoader(source(folder, (0.9, 1)), SCHEMA, **given) as held_out:
             for day in range(DAYS - 1):
                 train.set_epoch(day)
-                pipeline = make(model, optimizer, here)
-                with closing(pipeline) if isinstance(pipeline, TrainPipelineFreeScale) else closing(train):
-                    batches = iter(train)
-                    try:
-                        while True:
-                            pipeline.progress(batches)
-                    except StopIteration:
-                        pass
+                trained(make(model, optimizer, torch.device("cpu")), iter(train))
                 held_out.set_epoch(day + 1)
                 loss = evaluated(model, iter(held_out))
                 lines.append(f"loss of day {day + 1}, held-out users, {train.share:.0%} trained: {loss:.6f}")

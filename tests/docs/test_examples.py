@@ -174,7 +174,7 @@ def test_coming_from_hf_datasets(here):
 
 def test_sources_and_schema(here, capsys):
     page = python("docs/sources-and-schema.md")
-    declared, inferred, labelled, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
+    declared, inferred, labelled, looked_up, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -190,6 +190,12 @@ def test_sources_and_schema(here, capsys):
     assert scope["batch"].labels["next_item"].values.dtype == torch.int64
     assert scope["per_event"].item() > 0
     assert scope["per_weight"].item() == pytest.approx(scope["per_event"].item())  # all weights are 1
+    items = {"item_id": range(50), "artist": range(1, 51), "price": [0.5] * 50}
+    pl.DataFrame(items).write_parquet(here / "items.parquet")
+    source = scope["source"]
+    exec(looked_up, scope)
+    assert set(scope["artists"].values().tolist()) <= {0, *range(1, 51)}
+    scope |= {"source": source, "uih": None}
     exec(nested, scope)
     assert scope["pooled"].shape == (len(scope["history"].values()), 16)
     exec(passed, scope)
@@ -216,7 +222,7 @@ def test_sources_and_schema(here, capsys):
 
 
 def test_histories(here):
-    once, shared, exploded, parts = python("docs/histories.md")
+    once, pools, of_events, by_day, shared, exploded, parts = python("docs/histories.md")
     rng = np.random.default_rng(0)
     for folder in ("histories", "requests"):
         (here / folder).mkdir()
@@ -227,8 +233,10 @@ def test_histories(here):
             "item_id": [rng.integers(0, 999, n).tolist() for n in lengths],
             "action": [rng.integers(0, 5, n).tolist() for n in lengths],
             "event_ts": [sorted(rng.integers(0, 1000, n).tolist()) for n in lengths],
+            "percent": [rng.integers(0, 101, n).tolist() for n in lengths],
         }
     ).write_parquet(here / "histories" / "a.parquet")
+    pl.DataFrame({"item_id": range(999), "artist": range(1, 1000)}).write_parquet(here / "items.parquet")
     rows = {"user_id": rng.integers(0, 30, 200), "request_ts": rng.integers(0, 1000, 200), "click": [1] * 200}
     rows |= {"candidate_id": [[7, 8, 9]] * 200, "clicks": [[0.0, 1.0, 0.0]] * 200}
     pl.DataFrame(rows).write_parquet(here / "requests" / "a.parquet")
@@ -236,6 +244,18 @@ def test_histories(here):
     exec(once, scope)
     assert scope["history"].values().max() > 900
     plain = scope["history"].values()
+    requests = {"requests": scope["requests"]}
+    exec(pools, scope)
+    joined = fsdata.ParquetSource("requests/*.parquet", join=scope["histories"])
+    with fsdata.FreeScaleDataLoader(joined, fsdata.Schema(sequences=[scope["uih"]]), batch_size=200) as loader:
+        (batch,) = loader
+    assert set(batch.features["pools"].values().tolist()) == {1, 2, 4}
+    exec(of_events, scope)
+    found, artists = (scope["batch"].features[name].values() for name in ("item_id", "artist"))
+    assert torch.equal(artists, found + 1)
+    exec(by_day, scope)
+    assert scope["training"].windows == 1
+    scope |= requests
     exec(shared, scope)
     assert torch.equal(scope["events"], plain)
     assert len(scope["merged"]) < len(scope["events"])
