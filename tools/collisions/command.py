@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import check_folder, header, write_report
+from freescale_tools.console.files import check_folder, header
 from freescale_tools.console.options import EventTime, Histories, On, ReportFolder, StoredHistories, stored_histories
 from freescale_tools.console.terminal import Terminal
 
@@ -74,11 +74,7 @@ def collisions(
         }
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
         document = _counted(terminal, paths, ids, settings, stored)
-        report = collisions_report(document)
-        written = write_report(document, report, out, "collisions")
-        terminal.report(report)
-        terminal.say(written)
-        terminal.result(document)
+        terminal.finish(document, collisions_report(document), out, "collisions")
 
 
 def _counted(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from freescale_tools.console.files import check_folder, header, read_document, write_report
+from freescale_tools.console.files import check_folder, header, read_document
 from freescale_tools.console.options import (
     RANKS,
     BatchSize,
@@ -53,11 +53,7 @@ def simulate(
         check_folder(out)
         chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": floats(dim)}
         document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, calibration, extrapolate)
-        report = simulation_report(document)
-        written = write_report(document, report, out, "simulation")
-        terminal.report(report)
-        terminal.say(written)
-        terminal.result(document)
+        terminal.finish(document, simulation_report(document), out, "simulation")
 
 
 def _simulated(
