@@ -22,7 +22,9 @@ def lognormal(median=4000, sigma=0.55, longest=21_000, rows=200_000):
 
 @pytest.fixture(scope="module")
 def small_grid(few_samples):
-    return straggler_grid(lognormal(median=600, longest=5000), ranks=(2, 8), batch_sizes=(8,), batch_size=16, seed=3)
+    samples = Samples(histogram=lognormal(median=600, longest=5000), seed=3)
+    default = Setting(max_length=5000, ranks=64, batch_size=16)
+    return straggler_grid(samples, default, ranks=(2, 8), batch_sizes=(8,))
 
 
 def test_equal_histories_wait_for_nothing():
@@ -93,8 +95,8 @@ def test_ranks_that_fill_no_node():
 def test_refused_and_lengths_to_cut_at():
     for histogram in (LengthHistogram.of(np.empty(0)), LengthHistogram.of(np.zeros(3))):
         with pytest.raises(UsageError, match=rf"no events in {histogram.rows} rows"):
-            straggler_grid(histogram)
+            Samples(histogram=histogram)
     with pytest.raises(UsageError, match="batch_size must be at least 1, got 0"):
-        straggler_grid(lognormal(), batch_size=0)
+        Setting(max_length=9, ranks=2, batch_size=0)
     assert max_lengths(LengthHistogram.of(np.array([2000]))) == [1000, 2000]
     assert max_lengths(LengthHistogram.of(np.array([7]))) == [7]

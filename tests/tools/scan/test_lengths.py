@@ -314,7 +314,7 @@ def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
 
         monkeypatch.setattr(scan_rows, "open_file", flaky)
         monkeypatch.setattr(scan_rows, "Retrying", lambda: Retrying(sleep=lambda _: None))
-        document = full(files, Columns(sequences=("items",)), paths=[]).document
+        document = full(files, Columns(sequences=("items",)), paths=[])
     finally:
         system.rm("/lengths", recursive=True)
     assert (document["sequences"]["items"]["rows"], document["sequences"]["items"]["events"]) == (2, 3)
@@ -327,7 +327,7 @@ def test_a_file_that_is_gone_is_lost(tmp_path):
     gone = write(tmp_path / "b.parquet", [[1]] * 20)
     files = open_files([str(tmp_path)])
     gone.unlink()
-    found = full(files, Columns(sequences=("items",)), paths=[], engine=Threads(2)).document
+    found = full(files, Columns(sequences=("items",)), paths=[], engine=Threads(2))
     (skipped,) = found["skipped"]
     assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("b.parquet", None, 20)
     assert "no such file" in skipped["reason"]
@@ -348,7 +348,7 @@ def test_a_file_that_was_replaced_is_named(tmp_path):
     path = write(tmp_path / "a.parquet", [[1], [2, 3]])
     files = open_files([str(path)])
     write(path, [[1], [2, 3, 4]])
-    (skipped,) = full(files, Columns(sequences=("items",)), paths=[]).document["skipped"]
+    (skipped,) = full(files, Columns(sequences=("items",)), paths=[])["skipped"]
     assert (skipped["file"], skipped["row_group"]) == ("a.parquet", 0)
     assert "replaced while in use" in skipped["reason"]
 
