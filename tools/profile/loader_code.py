@@ -33,8 +33,8 @@ def loader_code(
     """Code that trains with the `recommended` settings of a full profile; only the training step is missing.
 
     It reads the first sequence, the sequences whose rows have the same lengths as further fields of its events, and
-    the candidates. `chosen`: the settings that the recommendation is for. `requests`: the files, if their histories are
-    stored once; with `share`, samples of a batch share them.
+    the candidates, if a file has them beside its events. `chosen`: the settings that the recommendation is for.
+    `requests`: the files, if their histories are stored once; with `share`, samples of a batch share them.
     """
     advice, stored = document["recommended"], requests.stored if requests else None
     lists = {**document["sequences"], **document["candidates"]}
@@ -49,6 +49,8 @@ def loader_code(
     in_rows = columns if requests is None else columns[1:]
     bound = bind(files, in_rows)
     usable = [footer for footer, leaves in zip(files.footers, bound.leaves, strict=True) if len(leaves) == len(in_rows)]
+    if not usable:  # no file has both events and candidates: a loader can read the events alone
+        return loader_code(files, {**document, "candidates": {}}, chosen, requests=requests, share=share)
     floats = {name for name in in_rows if any(holds(one, name, pa.types.is_floating) for one in usable)}
     floats |= {column} & requests.floats if requests else set()
 

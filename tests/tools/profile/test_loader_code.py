@@ -94,6 +94,13 @@ def test_the_code_reads_what_was_profiled_of_a_mixed_folder(tmp_path):
     assert ran(paths, columns)["samples"] == 64 + 32 + 2
 
 
+def test_candidates_that_no_file_has_beside_its_events_are_left_out(tmp_path):
+    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"shown": histories(40)}), tmp_path / "b.parquet")
+    scope = ran([str(tmp_path)], Columns(sequences=("items",), candidates="shown"))
+    assert (scope["samples"], scope["schema"].candidates) == (64, None)
+
+
 def test_a_path_that_cannot_be_read_whole_stays_as_it_was_given(tmp_path):
     pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
