@@ -14,9 +14,8 @@ from freescale_tools.report.blocks import (
     Section,
     Table,
     Tile,
-    Tiles,
 )
-from freescale_tools.report.closing import closed
+from freescale_tools.report.closing import closed, in_short
 from freescale_tools.report.numbers import (
     BYTES,
     COUNT,
@@ -57,7 +56,6 @@ def collisions_report(document: Document) -> Report:
     """The report of a document of kind `collisions`."""
     found = document["collisions"]
     tiles = tuple(tile for tile in (collision_tile(found), _bytes_tile(found)) if tile)
-    summary = Section(id="summary", title="In short", blocks=(Tiles(tiles=tiles),))
     return closed(
         document,
         title="Collisions between consecutive batches",
@@ -65,7 +63,7 @@ def collisions_report(document: Document) -> Report:
             ("IDs", short(found["column"])),
             ("Rows read", f"{count(found['rows_read'])} ({percent(found['read_share'])})"),
         ],
-        sections=[summary, collision_section(found)],
+        sections=[in_short(tiles), collision_section(found)],
         assumptions=[ASSUMPTION],
         skipped=found.get("skipped") or (),
     )
@@ -156,7 +154,7 @@ def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_te
         f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
         f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
         f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}.",
-        figure=plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
+        figure=plots.lines(points, table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
         table=table,
         height=380,
         half=True,

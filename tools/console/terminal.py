@@ -70,8 +70,7 @@ class Terminal:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        statuses = ((UsageError, USAGE), (CommandFailed, FOUND), (KeyboardInterrupt, INTERRUPTED))
-        for ends, status in statuses:
+        for ends, status in ((UsageError, USAGE), (CommandFailed, FOUND), (KeyboardInterrupt, INTERRUPTED)):
             if isinstance(error, ends):
                 said = "interrupted: nothing half-written is left" if status == INTERRUPTED else str(error)
                 self._err.print(f"error: {said}", markup=False, soft_wrap=True)
@@ -85,13 +84,7 @@ class Terminal:
             self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
 
     def finish(
-        self,
-        document: Mapping[str, Any],
-        report: Report,
-        out: Path | None,
-        name: str,
-        *,
-        notes: Sequence[str] = (),
+        self, document: Mapping[str, Any], report: Report, out: Path | None, name: str, *, notes: Sequence[str] = ()
     ) -> None:
         """Write the document and its page as `write_report`; show the report, the notes and where it is written.
 

@@ -191,8 +191,7 @@ def _steps_plot(simulation: Document) -> Block:
         f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
         figure=plots.lines(
             sorted({ranks for ranks, _ in steps}),
-            Column("ranks", COUNT, lambda ranks: ranks),
-            columns,
+            [Column("ranks", COUNT, lambda ranks: ranks), *columns],
             x=Axis("ranks", "measured"),
             y=Axis("time of a step (ms)"),
         ),

@@ -110,7 +110,17 @@ def profile(
         )
         check_folder(out)
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
-        _check_stored(stored, share, quick=quick, engine=engine)
+        if share and stored is None:
+            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
+        if share and stored and share != stored.on:
+            said = f"samples share the histories of the key of --on, and that is {stored.on}"
+            raise UsageError(f"--share {share}: {said}")
+        if stored and quick:
+            said = "windows of histories are found by the time of each row: leave out --quick"
+            raise UsageError(f"--quick reads no rows, and {said}")
+        if stored and engine is EngineName.ray:
+            said = "all of them are in the memory of this process. Leave out --engine"
+            raise UsageError(f"--engine ray cannot read --histories: {said}")
         if quick and (time or ids or calibration or gpu_hour_price):
             raise UsageError(
                 "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration and "
@@ -123,24 +133,6 @@ def profile(
             columns = dataclasses.replace(columns, sequences=(only_list(files),))
         document, notes = _profiled(terminal, paths, files, columns, settings, stored, None if quick else engine)
         terminal.finish(document, profile_report(document), out, "profile", notes=notes)
-
-
-def _check_stored(stored: StoredHistories | None, share: str | None, *, quick: bool, engine: EngineName) -> None:
-    """Raise UsageError for options that do not go together with --histories, or not without."""
-    if stored is None:
-        if share:
-            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
-        return
-    if share and share != stored.on:
-        raise UsageError(f"--share {share}: samples share the histories of the key of --on, and that is {stored.on}")
-    if quick:
-        raise UsageError(
-            "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"
-        )
-    if engine is EngineName.ray:
-        raise UsageError(
-            "--engine ray cannot read --histories: all of them are in the memory of this process. Leave out --engine"
-        )
 
 
 def _profiled(

@@ -98,8 +98,8 @@ def _sources(
     scheme = paths[0].partition("://")[0] + "://" if "://" in paths[0] else ""
     by_need: dict[tuple[str, ...], list[str]] = {}
     for one in usable:
-        needs = (f"{field!r}: {found}" for name, field in fields.items() if (found := _expression(one, name, field)))
-        by_need.setdefault(tuple(needs), []).append(one.file.path if "://" in one.file.path else scheme + one.file.path)
+        needs = tuple(f"{of!r}: {found}" for name, of in fields.items() if (found := _expression(one, name, of)))
+        by_need.setdefault(needs, []).append(one.file.path if "://" in one.file.path else scheme + one.file.path)
     as_named = len(usable) == len(files.footers) and len(by_need) == 1
     if as_named:
         by_need = dict.fromkeys(by_need, paths)

@@ -29,8 +29,6 @@ from fsdata.balance.cost import Polynomial
 HARDWARE = "h100-ib"
 DIM = 128  # of the embedding table, for the bytes of an exchange
 
-Bar = Callable[[str], AbstractContextManager[Progress]]
-
 
 def predict(
     document: dict[str, Any],
@@ -38,7 +36,7 @@ def predict(
     columns: Columns,
     settings: Settings,
     *,
-    bar: Bar,
+    bar: Callable[[str], AbstractContextManager[Progress]],
     requests: Requests | None = None,
 ) -> list[str]:
     """Fill stragglers, recommended, collisions, simulation, tradeoff and, if asked for, sharing of a full profile.

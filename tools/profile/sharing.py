@@ -17,7 +17,7 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.collisions.batch_order import Batches, Orders
 from freescale_tools.collisions.held import Held
 from freescale_tools.console.terminal import Progress
-from freescale_tools.model.batches import enough_for, fitting
+from freescale_tools.model.batches import enough_for, fitting, rank_share
 from freescale_tools.model.durations import FLOAT, ID, step
 from freescale_tools.model.hardware import Hardware, calibrated
 from freescale_tools.model.step import PIPELINED
@@ -25,7 +25,6 @@ from freescale_tools.model.workload import Workload, cost_model, workload
 from fsdata.balance.cost import CostModel
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.balance.packing.plan import straggler_share
 from fsdata.balance.sharing import events_shared
 
 _SMALLER, _LARGER = 1 / 4, 4  # batch sizes beside that of the profile
@@ -152,9 +151,7 @@ def dealt(
     home = np.repeat(np.arange(ranks), len(place) // ranks)
     lengths = {_SEQUENCE: length}
     if balance is None:
-        load = np.zeros(ranks, np.int64)
-        np.add.at(load, home, cost(lengths))
-        share = straggler_share(load)
+        share = rank_share(cost(lengths), home, ranks)
         return home, share, share
     planner = StepPlanner(balance, ranks)
     apart = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=()))
