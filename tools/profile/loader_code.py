@@ -56,8 +56,10 @@ def loader_code(
 
     def role(names: Sequence[str]) -> str:
         """The fields of a sequence: of ids, and of floats."""
-        of = {"fields": tuple(fields[name] for name in names if name not in floats)}
-        of["floats"] = tuple(fields[name] for name in names if name in floats)
+        of = {
+            "fields": tuple(fields[name] for name in names if name not in floats),
+            "floats": tuple(fields[name] for name in names if name in floats),
+        }
         return ", ".join(f"{kind}={found!r}" for kind, found in of.items() if found)
 
     sources = _sources(files, usable, document, {name: fields[name] for name in in_rows}, floats, join=bool(stored))

@@ -51,9 +51,10 @@ def tradeoff(
         for length in lengths(samples.histogram, cut)
     ]
     # Share of the look-ups whose row the batch before used, too, for the batch sizes that it was counted for.
+    collisions = profile["collisions"]
     counted = {
         point["batch_size"]: point["by_occurrence"]["mean"]
-        for point in (profile["collisions"] or {"points": ()})["points"]
+        for point in (collisions["points"] if collisions else ())
         if point["ranks"] == cut.uncut.ranks and point["axis"] in ("default", "batch_size")
     }
 
@@ -86,7 +87,7 @@ def tradeoff(
         "ranks": cut.uncut.ranks,
         "method": method,
         "dim": dim,
-        "collisions_max_length": profile["collisions"]["max_length"] if counted else None,
+        "collisions_max_length": collisions["max_length"] if counted else None,
         "calibrated": calibration is not None,
         "step_source": calibration.source if calibration else f"simulated on {hardware.name}",
         "gpu_hour_price": gpu_hour_price,

@@ -41,7 +41,7 @@ def write(path, rows, *, kind=None, group=2, column="items", **more):
 def profiled(paths, column="items", *, way=full, **options):
     names = [str(path) for path in paths]
     found = way(open_files(names), Columns(sequences=(column,), **options), paths=names)
-    return found.document, found.document["sequences"][column]
+    return found, found["sequences"][column]
 
 
 def times(kind, *values):
