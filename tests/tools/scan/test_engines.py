@@ -117,8 +117,7 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     gone.unlink()
     columns = Columns(sequences=("items",), time="when")
     ours, theirs = (
-        {**full(files, columns, paths=["here"], engine=one), "created": None}
-        for one in (Threads(3), ray_engine)
+        {**full(files, columns, paths=["here"], engine=one), "created": None} for one in (Threads(3), ray_engine)
     )
     assert theirs == ours
     assert [one["file"] for one in ours["skipped"]] == ["4.parquet", "3.parquet"]
