@@ -8,8 +8,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.model.batches import BATCHES, WELL, enough_for, most_ranks
 from freescale_tools.model.durations import assumed, step
-from freescale_tools.model.hardware import Hardware, calibrated
-from freescale_tools.model.parameters import parameters
+from freescale_tools.model.hardware import Hardware, calibrated, parameters
 from freescale_tools.model.step import BALANCED, PIPELINED, WAYS
 from freescale_tools.model.verdict import verdict
 from freescale_tools.model.workload import Workload, at_ranks, workload

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.model.durations import step
-from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware
-from freescale_tools.model.parameters import numbers
+from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, numbers
 from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED
 from freescale_tools.model.workload import Workload
 
@@ -124,7 +123,7 @@ def _pays(gain: Mapping[str, float], *, little: float) -> str:
 
 def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
     """Sentences about what decides, as numbers of this data."""
-    before, after = load.straggler(ranks, "none"), load.straggler(ranks, "fbs+swap")
+    before, after = load.stragglers[ranks, "none"], load.stragglers[ranks, "fbs+swap"]
     if before < _EVEN:
         yield f"Ranks are even already: they wait {before:.1%} of a step for the slowest."
     elif after > _EVEN:

@@ -11,8 +11,7 @@ from freescale_tools.calibrate.calibration import Calibration, calibrate, load_c
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import exchange
-from freescale_tools.model.hardware import calibrated, load_hardware
-from freescale_tools.model.parameters import parameters
+from freescale_tools.model.hardware import calibrated, load_hardware, parameters
 from freescale_tools.model.simulation import simulate
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial

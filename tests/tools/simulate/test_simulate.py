@@ -15,7 +15,7 @@ from freescale_tools.model.batches import Samples, Setting, simulate_setting
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import gains, predict, simulate
 from freescale_tools.model.step import WAYS
-from freescale_tools.model.workload import collision_rates, cost_model
+from freescale_tools.model.workload import cost_model, workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial, Power
 
@@ -160,7 +160,7 @@ def test_the_recommendation_and_the_collisions_of_the_profile_are_taken():
     values = {name: parameter(found, name)["value"] for name in ("max_length", "dim", "collision")}
     assert values == {"max_length": 2048, "dim": 64, "collision": 0.4}
     assert parameter(found, "events")["value"] == pytest.approx(128 * HISTOGRAM.clipped(2048).mean)
-    assert collision_rates(given["collisions"]) == {64: 0.2, 256: 0.4}
+    assert workload(given).collisions == {64: 0.2, 256: 0.4}
     # Between known ranks by logarithm, beyond them the nearest.
     load = dataclasses.replace(PAPER_LIKE, collisions={64: 0.2, 256: 0.4})
     assert [load.collision(ranks) for ranks in (8, 64, 128, 256, 1024)] == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.4])
