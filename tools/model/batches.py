@@ -187,11 +187,6 @@ def enough_for(rows: int, ranks: int, batch_size: int, *, batches: int = BATCHES
     return ranks * batch_size * batches <= rows
 
 
-def most_ranks(rows: int, ranks: Sequence[int], batch_size: int, *, batches: int = BATCHES) -> int | None:
-    """The largest of `ranks` that the rows are enough for; None if they are too few for all."""
-    return max((one for one in ranks if enough_for(rows, one, batch_size, batches=batches)), default=None)
-
-
 def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:
     """(ranks, batch size), halved until the rows are enough; ranks are halved first."""
     while ranks > 1 and not enough_for(rows, ranks, batch_size):

@@ -38,7 +38,7 @@ def assumed(workload: Workload) -> list[dict[str, Any]]:
         (workload.apply_ms, "apply", APPLY, "passes over memory", "gradient and row are read, the row is written"),
         (None, "optimizer", OPTIMIZER, "bytes per dense parameter", "Adam with two moments"),
         (None, "fields", FIELDS, "ids per event", "what balancing moves between hosts"),
-        (None, "parts", PARTS, "of backward", "all-reduces of dense gradients"),
+        (None, "all_reduce_parts", PARTS, "of the backward pass", "each part's gradients follow it"),
     )
     return [
         parameter(name, value, unit, f"assumed: {why}")

@@ -6,7 +6,7 @@ that depends on where its number comes from (`FACTORS`); they say how far the an
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ REMEDIES = {
     "all": ("all together", "TorchRec's pipeline"),
 }
 """Gains of a verdict -> what they are called, and what they are over."""
-_EXACT = {False: 1.0, True: 1.0}
 _OTHER = 1.2
 _DRAWS = 100
 _WITHIN = (5, 95)
@@ -48,29 +47,35 @@ _RUNGS = ("balance", "prioritized", "sm_free")
 _UNCERTAIN = ("dim", "flops", "compute_ms", "dense_parameters")  # of a workload; lengths and rows were counted
 
 
-def verdict(hardware: Hardware, load: Workload, *, ranks: int, collisions: bool, seed: int = 0) -> dict[str, Any]:
+def verdict(hardware: Hardware, load: Workload, *, ranks: int, collisions: bool) -> dict[str, Any]:
     """{ranks, gains, pays, why}. `collisions`: they were counted, not assumed.
 
     `gains`: balance, prioritized, sm_free over the rung below, and `all` over TorchRec's pipeline: {value, low, high},
     shares of samples per second. `pays`: rung -> "yes", "no", "unsure" where the interval holds 0; of communication
     also "little", below 10 %. `why`: sentences about what decides.
     """
-    value = _gains(hardware, load, ranks)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     drawn = []
     for _ in range(_DRAWS):
         machine, other, errors = moved(hardware, load, generator, ranks=ranks, collisions=collisions)
         drawn.append(_gains(machine, other, ranks, errors))
-    gains = {
-        name: {"value": value[name], "low": min(low, value[name]), "high": max(high, value[name])}
-        for name in value
-        for low, high in [np.percentile([one[name] for one in drawn], _WITHIN).tolist()]
-    }
-    pays = {name: _pays(gains[name], little=_LITTLE if name != "balance" else 0.0) for name in _RUNGS}
+    gains, pays = {}, {}
+    for name, value in _gains(hardware, load, ranks, dict.fromkeys(MODEL, 1.0)).items():
+        low, high = np.percentile([one[name] for one in drawn], _WITHIN).tolist()
+        low, high = min(low, value), max(high, value)
+        gains[name] = {"value": value, "low": low, "high": high}
+        if name not in _RUNGS:
+            continue
+        if high < _WORTH:
+            pays[name] = "no"
+        elif name != "balance" and _WORTH < value < _LITTLE:
+            pays[name] = "little"
+        else:
+            pays[name] = "yes" if low > _WORTH else "unsure"
     return {"ranks": ranks, "gains": gains, "pays": pays, "why": list(_why(hardware, load, ranks))}
 
 
-def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float] = _EXACT) -> dict[str, float]:
+def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float]) -> dict[str, float]:
     """`errors`: prioritized or not -> what exposed time is multiplied by."""
     steps = []
     for name in _LADDER:
@@ -113,15 +118,7 @@ def moved(
     return machine, other, {prioritized: within(factor) for prioritized, factor in MODEL.items()}
 
 
-def _pays(gain: Mapping[str, float], *, little: float) -> str:
-    if gain["high"] < _WORTH:
-        return "no"
-    if _WORTH < gain["value"] < little:
-        return "little"
-    return "yes" if gain["low"] > _WORTH else "unsure"
-
-
-def _why(hardware: Hardware, load: Workload, ranks: int) -> Any:
+def _why(hardware: Hardware, load: Workload, ranks: int) -> Iterator[str]:
     """Sentences about what decides, as numbers of this data."""
     before, after = load.stragglers[ranks, "none"], load.stragglers[ranks, "fbs+swap"]
     if before < _EVEN:

@@ -241,10 +241,10 @@ def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibrat
     return {name: (value, calibration.source) for name, value in found.items() if value is not None}
 
 
-def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int], *, seed: int = 0) -> Workload:
+def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int]) -> Workload:
     """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
     assert load.max_length is not None
-    samples = Samples(histogram=LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"]), seed=seed)
+    samples = Samples(histogram=LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"]))
     stragglers, skews = {}, {}
     for count in ranks:
         setting = Setting(ranks=count, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
