@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
 
-from freescale_tools.calibrate.calibration import Calibration, calibrate, load_calibration
+from freescale_tools.calibrate.calibration import Calibration, load_calibration
+from freescale_tools.calibrate.fits import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import exchange
