@@ -66,17 +66,17 @@ def calibrate(
     except ValueError as error:
         raise UsageError(str(error)) from error
     fitted, tokens = explain(model, steps), explain(_TOKENS, steps)
-    rank, number = np.array([step.rank for step in steps]), np.array([step.step for step in steps])
-    seconds = np.array([step.seconds for step in steps])
-    shares = [
-        straggler_share(seconds[number == one]) for one in np.unique(number) if np.count_nonzero(number == one) > 1
-    ]
+    by_step: dict[int, list[float]] = {}
+    for step in steps:
+        by_step.setdefault(step.step, []).append(step.seconds)
+    shares = [straggler_share(np.array(of_ranks)) for of_ranks in by_step.values() if len(of_ranks) > 1]
+    rank = np.array([step.rank for step in steps])
     measured_on = np.unique(rank)
     width = ranks or max(len(measured_on), 2)
     return {
         **header("calibrate", version=VERSION),
         "rows": len(steps),
-        "steps": len(np.unique(number)),
+        "steps": len(by_step),
         "ranks": len(measured_on),
         "samples": sum(step.lengths.rows for step in steps),
         "sequence": steps[0].sequence,
@@ -278,10 +278,8 @@ def own_costs(
 ) -> dict[str, Estimate | None]:
     """{fscomm, balancing}: seconds of the training thread in a step; None where not measured.
 
-    Args:
-        plain: the steps of the calibration.
-        cost: seconds of the samples of a step, by the fitted model.
-        fscomm, balanced: the same training with one of them.
+    `plain`: the steps of the calibration. `cost`: seconds of the samples of a step, by the fitted model. `fscomm`,
+    `balanced`: the same training with one of them.
 
     fscomm: forward and backward longer than their samples explain. balancing: that, and waiting for the loader. Below
     0 where the difference is smaller than the noise. Raises UsageError if a run is not the same training.

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from freescale_tools.model.batches import BATCHES
-from freescale_tools.model.verdict import INTERVAL, REMEDIES
+from freescale_tools.model.simulation import INTERVAL, REMEDIES
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import (
     Block,

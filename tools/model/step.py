@@ -162,7 +162,8 @@ def _drawn(
     tasks: Sequence[Task], runs: dict[Key, Pieces], start: float, end: float, straggler: float
 ) -> list[dict[str, Any]]:
     """The pieces between `start` and `end`, as {lane, what, start_ms, ms}. The compute lane shows the mean rank."""
-    dense, drawn = [], []
+    dense: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
     for task in tasks:
         what = task.key[0].rstrip("0123456789 ")
         for first, last in runs[task.key]:
