@@ -120,7 +120,7 @@ def _run(path: Path, text: str, sequence: str | None) -> _Found:
         where = f"{path}, steps[{number}]"
         with _faults_at(where):
             lengths = {name: _histogram(one) for name, one in given.get("lengths", {}).items()}
-            times = {
+            times: dict[str, Any] = {
                 "step": int(given["step"]),
                 "rank": int(given["rank"]),
                 "seconds": _seconds("compute_s", given["compute_s"]),

@@ -245,7 +245,8 @@ def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int]) -
     """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
     assert load.max_length is not None
     samples = Samples(histogram=LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"]))
-    stragglers, skews = {}, {}
+    stragglers: dict[tuple[int, str], float] = {}
+    skews: dict[tuple[int, str], float] = {}
     for count in ranks:
         setting = Setting(ranks=count, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
         wanted = dataclasses.asdict(setting) | dict.fromkeys(("cost", "planned_by"), repr(load.cost))
