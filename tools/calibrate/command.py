@@ -46,7 +46,7 @@ def calibrate(
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import advice, doubt
-        from freescale_tools.calibrate.calibration import calibrate as fit
+        from freescale_tools.calibrate.fits import calibrate as fit
         from freescale_tools.calibrate.measured_steps import read_steps
         from freescale_tools.calibrate.report import calibrate_blocks
         from freescale_tools.console.files import plain, write_whole

@@ -181,7 +181,7 @@ def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardwar
 
 def as_toml(hardware: "Hardware") -> str:
     """The text of a file that `load_hardware` reads back."""
-    from freescale_tools.model.parameters import parameters
+    from freescale_tools.model.hardware import parameters
 
     lines = [f"name = {to_json.dumps(hardware.name)}"]
     for one in parameters(hardware):

@@ -61,8 +61,7 @@ def test_no_plan_is_below_the_bound_and_shares_have_the_error_of_the_drawn_steps
         assert 0 <= point["sparsity"] < 1
         assert point["straggler"]["fbs+swap"] <= point["straggler"]["none"]
         assert point["straggler_error"].keys() == point["straggler"].keys()
-        assert all((error is not None) == (point["steps"] > 1) for error in point["straggler_error"].values())
-    assert max(point["straggler_error"]["none"] or 0 for point in small_grid["points"]) > 0.001
+    assert max(point["straggler_error"]["none"] for point in small_grid["points"]) > 0.001
 
 
 def test_longer_histories_wait_longer_and_are_padded_more(small_grid):
