@@ -56,8 +56,12 @@ _WAYS = {"by_occurrence": ("by occurrence", plots.BLUE, "circle"), "by_row": ("b
 def collisions_report(document: Document) -> Report:
     """The report of a document of kind `collisions`."""
     found = document["collisions"]
-    tiles = tuple(tile for tile in (collision_tile(found), _bytes_tile(found)) if tile)
-    summary = Section(id="summary", title="In short", blocks=(Tiles(tiles=tiles),))
+    tiles = [tile] if (tile := collision_tile(found)) else []
+    total, waited = _bytes_sent(found)
+    if total:
+        note = f"{size(waited)} of it in collisions, which have to be waited for"
+        tiles.append(Tile(name="Sent by a rank in a step", value=size(total), note=note))
+    summary = Section(id="summary", title="In short", blocks=(Tiles(tiles=tuple(tiles)),))
     return closed(
         document,
         title="Collisions between consecutive batches",
@@ -101,12 +105,6 @@ def _bytes_sent(found: Document) -> tuple[float, float]:
     return sum(sent.values()), sent.get("collision_rows", 0.0) + sent.get("collision_gradients", 0.0)
 
 
-def _bytes_tile(found: Document) -> Tile | None:
-    total, waited = _bytes_sent(found)
-    note = f"{size(waited)} of it in collisions, which have to be waited for"
-    return Tile(name="Sent by a rank in a step", value=size(total), note=note) if total else None
-
-
 def _blocks(found: Document, brief: bool) -> Iterator[Block]:
     by_axis = {axis: [one for one in found["points"] if one["axis"] == axis] for axis in ("order", *_AXES)}
     if by_axis["order"]:
@@ -117,7 +115,10 @@ def _blocks(found: Document, brief: bool) -> Iterator[Block]:
             yield _along(own, axis, name, unit, on_terminal=not brief)
     if _bytes_sent(found)[0]:
         yield _bytes(found, on_terminal=not brief)
-    notes = [*(found.get("notes") or ()), *_left_out(found.get("left_out") or ())]
+    notes = list(found.get("notes") or ())
+    if found.get("left_out"):
+        named = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in found["left_out"])
+        notes.append(f"Left out, because two such batches are more rows than were read: {named} (ranks x samples).")
     if notes:
         yield Points(title="Notes", sentences=notes)
 
@@ -167,12 +168,11 @@ def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_te
 def _by_order(points: Sequence[Document]) -> Block:
     said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
     table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
+    means = [one for one in table.columns if "mean" in one.name]
     return Plot(
         title=table.title,
         aid=f"By occurrence: {said}.",
-        figure=plots.bars(
-            points, table.columns[0], [one for one in table.columns if "mean" in one.name], x=Axis(_RATE)
-        ),
+        figure=plots.bars(points, table.columns[0], means, x=Axis(_RATE)),
         table=table,
         height=380,
         half=True,
@@ -204,9 +204,3 @@ def _bytes(found: Document, *, on_terminal: bool) -> Block:
         height=290,
         on_terminal=on_terminal,
     )
-
-
-def _left_out(spots: Sequence[Document]) -> Iterator[str]:
-    if spots:
-        named = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in spots)
-        yield f"Left out, because two such batches are more rows than were read: {named} (ranks x samples)."
