@@ -175,12 +175,11 @@ def _profiled(
 ) -> tuple[dict[str, Any], list[str]]:
     """(profile.json, why parts of it are null)."""
     from freescale_tools.profile import measure as profiles
-    from freescale_tools.scan.columns import bind, ids
-    from freescale_tools.scan.engines import REMOTE_THREADS, Threads
-    from freescale_tools.scan.ray_cluster import cluster
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.engines import REMOTE_THREADS, Threads, cluster
 
     if settings.ids is not None:
-        bind(requests.table if requests else files, [settings.ids], ids)  # before all lengths are read
+        bind(requests.table if requests else files, [settings.ids], "ids")  # before all lengths are read
     if engine_name is None:
         found = profiles.quick(files, columns, paths=paths)
         terminal.skipped(found.document["skipped"])

@@ -10,7 +10,7 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import Bound, any_column, bind
+from freescale_tools.scan.columns import Bound, bind
 from freescale_tools.scan.engines import Engine, Lost, Threads
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
@@ -147,7 +147,7 @@ def full(
     document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
     if requests is not None:
         document["histories"] = _histories(requests)
-    return Profile(document=document, histograms={column: each.lengths.merged() for column, each in sums.items()})
+    return Profile(document=document, histograms={column: each.lengths for column, each in sums.items()})
 
 
 def _scan_windows(
@@ -155,7 +155,7 @@ def _scan_windows(
 ) -> tuple[LengthSums, list[Skipped]]:
     """The lengths of the windows of all requests: the same for every list of the histories."""
     stored = requests.stored
-    bound = bind(requests.files, [stored.on, stored.time], any_column)
+    bound = bind(requests.files, [stored.on, stored.time], "any")
     sums = _no_rows(bound, stored.on)
     work = functools.partial(scan_windows, requests=requests, spans=spans)
     todo = pieces(requests.files, bound, None, workers=engine.workers)
