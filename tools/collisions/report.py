@@ -1,6 +1,7 @@
 """The report of `freescale collisions`; a profile has its section, too."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import (
@@ -107,12 +108,25 @@ def _bytes_sent(found: Document) -> tuple[float, float]:
 
 def _blocks(found: Document, brief: bool) -> Iterator[Block]:
     by_axis = {axis: [one for one in found["points"] if one["axis"] == axis] for axis in ("order", *_AXES)}
-    if by_axis["order"]:
-        yield _by_order(by_axis["order"])
+    if points := by_axis["order"]:
+        said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
+        table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
+        means = [one for one in table.columns if "mean" in one.name]
+        figure = plots.bars(points, table.columns[0], means, x=Axis(_RATE))
+        yield _plot(table, f"By occurrence: {said}.", figure, on_terminal=True)
     for axis, (name, unit) in _AXES.items():
-        own = sorted(by_axis[axis], key=lambda one: one[axis])
-        if own:
-            yield _along(own, axis, name, unit, on_terminal=not brief)
+        if not (points := sorted(by_axis[axis], key=lambda one: one[axis])):
+            continue
+        first, last = points[0], points[-1]
+        table = _rates(points, Column(name, COUNT, axis), name)
+        aid = (
+            f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
+            f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
+            f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
+            f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}."
+        )
+        figure = plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE))
+        yield _plot(table, aid, figure, on_terminal=not brief)
     if _bytes_sent(found)[0]:
         yield _bytes(found, on_terminal=not brief)
     notes = list(found.get("notes") or ())
@@ -147,37 +161,8 @@ def _rates(points: Sequence[Document], first: Column, by: str) -> Table:
     )
 
 
-def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_terminal: bool) -> Block:
-    """Mean and P99 along one axis, by occurrence and by row."""
-    first, last = points[0], points[-1]
-    table = _rates(points, Column(name, COUNT, axis), name)
-    return Plot(
-        title=table.title,
-        aid=f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
-        f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
-        f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
-        f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}.",
-        figure=plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
-        table=table,
-        height=380,
-        half=True,
-        on_terminal=on_terminal,
-    )
-
-
-def _by_order(points: Sequence[Document]) -> Block:
-    said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
-    table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
-    means = [one for one in table.columns if "mean" in one.name]
-    return Plot(
-        title=table.title,
-        aid=f"By occurrence: {said}.",
-        figure=plots.bars(points, table.columns[0], means, x=Axis(_RATE)),
-        table=table,
-        height=380,
-        half=True,
-        on_terminal=True,
-    )
+def _plot(table: Table, aid: str, figure: Any, *, on_terminal: bool) -> Plot:
+    return Plot(title=table.title, aid=aid, figure=figure, table=table, height=380, half=True, on_terminal=on_terminal)
 
 
 def _bytes(found: Document, *, on_terminal: bool) -> Block:

@@ -183,8 +183,9 @@ def _scan(
             key = piece.footer.file.name, found.reason
             unreachable[key] = unreachable.get(key, 0) + piece.rows
         else:
-            damaged += found.skipped
-            for column, more in found.sums.items():
+            more_sums, skipped = found
+            damaged += skipped
+            for column, more in more_sums.items():
                 sums[column].add(more)
         if progress is not None:
             progress.advance(rows=piece.rows, bytes=piece.bytes)

@@ -8,8 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from freescale_tools.console.errors import UsageError
 from fsranks.machine.cores import usable_cores
@@ -23,37 +22,24 @@ AGAIN = 3  # times that Ray tries a task again
 _AHEAD, _AHEAD_ON_RAY = 3, 4  # items that wait or run per thread, and per core of the cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(NamedTuple):
     """An item without a result: its file cannot be reached, or its worker died every time."""
 
     reason: str
 
 
-class Engine(Protocol):
-    """Runs `work` on every item.
-
-    `workers`: how many items run at a time; 0 if an item should be a whole file.
-    """
-
-    workers: int
-
-    def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """(item, result) in the order of the items. Only a few items are taken ahead.
-
-        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
-        through.
-        """
-
-
 class Threads:
-    """Runs work in threads of this process."""
+    """Runs work in threads of this process, on `workers` items at a time."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.workers = threads or usable_cores()
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """See `Engine.run`."""
+        """(item, `work(item)`) in the order of the items. Only a few items are taken ahead.
+
+        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
+        through.
+        """
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="freescale-scan")
         try:
             for item, future in ahead(items, lambda item: pool.submit(work, item), count=self.workers * _AHEAD):
@@ -73,13 +59,13 @@ class Cluster:
     A task is retried `AGAIN` times if its worker dies or cannot reach its file.
     """
 
-    workers = 0
+    workers = 0  # an item should be a whole file
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """See `Engine.run`."""
+        """As of `Threads.run`."""
         ray, errors = self._ray, self._ray.exceptions
 
         def one(item: Any) -> Any:
@@ -98,6 +84,9 @@ class Cluster:
             except errors.RayError as error:
                 found = Lost(reason=f"its task was lost {AGAIN + 1} times: {str(error).splitlines()[0]}")
             yield item, found
+
+
+Engine = Threads | Cluster
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def open_requests(
 
 
 def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:
-    """Find the lengths of the windows of a piece; `Scanned.sums` has them under the key of the histories.
+    """Find the lengths of the windows of a piece; the sums stand under the key of the histories.
 
     A damaged row group is left out and listed by `requests.skipped`. Raises as `Requests.windows`.
     """
@@ -134,4 +134,4 @@ def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -
             seen = requests.windows(piece.file, group, rows)
             span = None if spans is None else spans.of(seen.time // 1000 if spans.calendar else seen.time)
             sums.count(Lengths(seen.length, 0, 0), piece.file, first_row, span)
-    return Scanned({requests.stored.on: sums}, [])
+    return {requests.stored.on: sums}, []

@@ -6,7 +6,7 @@ machines count apart.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -162,11 +162,8 @@ class LengthSums:
         }
 
 
-class Scanned(NamedTuple):
-    """The result of a piece: the sums of every column, and its damaged row groups."""
-
-    sums: dict[str, LengthSums]
-    skipped: list[Skipped]
+Scanned = tuple[dict[str, LengthSums], list[Skipped]]
+"""The result of a piece: the sums of every column, and its damaged row groups."""
 
 
 def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
@@ -188,7 +185,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
             else:
                 for column, lengths in found.items():
                     sums[column].count(lengths, piece.file, first_row, span)
-    return Scanned(sums, skipped)
+    return sums, skipped
 
 
 def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:
