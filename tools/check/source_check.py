@@ -18,7 +18,7 @@ from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
-from fsdata.sources import Join
+from fsdata.sources import AsOf, Join
 
 
 class SourceCheck:
@@ -35,17 +35,16 @@ class SourceCheck:
         self._schema = schema
         self._map = source.map
         self._tables = {self.label: source}
-        for join in source.join:
-            kind = "side table" if isinstance(join, Join) else "histories"
-            self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
         self._notes: list[Fault] = []
         self.opened: OpenSource | None = None
         # The files that are there now; damaged ones are left out and noted.
         now: dict[str, Any] = {"on_error": "skip", "follow": None}
-        joined = [
-            replace(join, source=replace(join.source, **now), **({"wait": None} if isinstance(join, Join) else {}))
-            for join in source.join
-        ]
+        joined: list[Join | AsOf] = []
+        for join in source.join:
+            kind = "side table" if isinstance(join, Join) else "histories"
+            self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
+            join = replace(join, wait=None) if isinstance(join, Join) else join
+            joined.append(replace(join, source=replace(join.source, **now)))
         try:
             self.opened = open_source(replace(source, **now, join=joined), schema, index=index, notes=self._notes)
         except FileNotFoundError as error:

@@ -5,6 +5,7 @@ Names inside structs are dotted. Files may differ: in one a column may be missin
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ from fsdata.catalog.footers import Footer, Skipped
 _NAMED = 12
 
 
-class Leaf(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Leaf:
     """One leaf column of one file.
 
     Attributes:
