@@ -43,8 +43,10 @@ class SourceCheck:
         for join in source.join:
             kind = "side table" if isinstance(join, Join) else "histories"
             self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
-            join = replace(join, wait=None) if isinstance(join, Join) else join
-            joined.append(replace(join, source=replace(join.source, **now)))
+            table = replace(join.source, **now)
+            joined.append(
+                replace(join, source=table, wait=None) if isinstance(join, Join) else replace(join, source=table)
+            )
         try:
             self.opened = open_source(replace(source, **now, join=joined), schema, index=index, notes=self._notes)
         except FileNotFoundError as error:
