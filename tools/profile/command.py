@@ -146,16 +146,15 @@ def _profiled(
 ) -> tuple[dict[str, Any], list[str]]:
     """(profile.json, why parts of it are null). Only footers are read if `engine` is None."""
     from freescale_tools.profile import measure
-    from freescale_tools.scan.columns import bind, ids
-    from freescale_tools.scan.engines import REMOTE_THREADS, Threads
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.engines import REMOTE_THREADS, Threads, cluster
     from freescale_tools.scan.histories import open_requests
-    from freescale_tools.scan.ray_cluster import cluster
 
     lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
     histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
     with histories as requests:
         if settings.ids is not None:
-            bind(requests.table if requests else files, [settings.ids], ids)  # before all lengths are read
+            bind(requests.table if requests else files, [settings.ids], "ids")  # before all lengths are read
         if engine is None:
             document = measure.quick(files, columns, paths=paths)
             terminal.skipped(document["skipped"])

@@ -10,7 +10,7 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import Bound, any_column, bind
+from freescale_tools.scan.columns import Bound, bind
 from freescale_tools.scan.engines import Engine, Lost, Threads
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests, scan_windows
@@ -125,7 +125,7 @@ def full(
     if requests is not None:
         # The window of a request is as long in every list of the histories: its key and time say how long.
         stored = requests.stored
-        keyed = bind(requests.files, [stored.on, stored.time], any_column)
+        keyed = bind(requests.files, [stored.on, stored.time], "any")
         work = functools.partial(scan_windows, requests=requests, spans=spans)
         windows, more = _scan(work, requests.files, keyed, [stored.on], None, where, progress)
         sums |= dict.fromkeys(columns.sequences, windows[stored.on])
@@ -166,8 +166,9 @@ def _scan(
             key = piece.footer.file.name, found.reason
             unreachable[key] = unreachable.get(key, 0) + piece.rows
         else:
-            damaged += found.skipped
-            for column, more in found.sums.items():
+            more_sums, skipped = found
+            damaged += skipped
+            for column, more in more_sums.items():
                 sums[column].add(more)
         if progress is not None:
             progress.advance(rows=piece.rows, bytes=piece.bytes)

@@ -14,9 +14,8 @@ from patience import PATIENCE_S
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.scan import engines
-from freescale_tools.scan.engines import Lost, Threads, ahead
+from freescale_tools.scan.engines import AGAIN, Lost, Threads, ahead, cluster
 from freescale_tools.scan.files import open_files
-from freescale_tools.scan.ray_cluster import AGAIN, cluster
 
 
 def test_results_come_in_the_order_of_the_items():
