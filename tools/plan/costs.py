@@ -8,7 +8,7 @@ Letters: W ranks, B samples of a rank.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -94,8 +94,7 @@ class Setting:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Load:
+class Load(NamedTuple):
     """Bytes of one table, or of several, on every rank: those of a step, where nothing else is said."""
 
     moved: np.ndarray
@@ -172,13 +171,7 @@ def _to_one(moved: np.ndarray, owner: int, size: float) -> None:
 
 def together(loads: Sequence[Load]) -> Load:
     """The load of several tables, one or more."""
-    return Load(
-        moved=np.sum([one.moved for one in loads], axis=0),
-        looked_up=np.sum([one.looked_up for one in loads], axis=0),
-        held=np.sum([one.held for one in loads], axis=0),
-        travelling=sum(one.travelling for one in loads),
-        reduced=sum(one.reduced for one in loads),
-    )
+    return Load(*(sum(values) for values in zip(*loads, strict=True)))
 
 
 def parts(plan: Sequence[Placed], setting: Setting, whole: Load | None = None) -> Parts:
