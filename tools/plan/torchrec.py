@@ -254,7 +254,8 @@ def load_plan(path: Path | str) -> ShardingPlan:
     Raises UsageError for other files, and for ranks outside the plan's.
     """
     make = "write one with `freescale plan TABLES --profile DIR --ranks N`"
-    document = read_document(Path(path), "sharding-plan", make=make)
+    needs = ("ranks", "device", "ranks_per_host", "modules")
+    document = read_document(Path(path), "sharding-plan", make=make, needs=needs)
     return from_document(document, str(path))
 
 

@@ -144,6 +144,7 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, of, way
         ({"version": 2}, "has version 2, this program reads 1"),
         ({"ranks": 2}, "table c of module 'bags': rank 3 holds a part, but the plan is for ranks 0 to 1"),
         ("{", "is no JSON document"),
+        ('{"version": 1, "kind": "sharding-plan", "ranks": 2}', "it lacks device, modules, ranks_per_host: write one"),
         (None, r"no sharding plan .*plan.json"),
     ],
 )
