@@ -171,7 +171,7 @@ def _to_one(moved: np.ndarray, owner: int, size: float) -> None:
 
 def together(loads: Sequence[Load]) -> Load:
     """The load of several tables, one or more."""
-    return Load(*(sum(values) for values in zip(*loads, strict=True)))
+    return Load._make(sum(values) for values in zip(*loads, strict=True))
 
 
 def parts(plan: Sequence[Placed], setting: Setting, whole: Load | None = None) -> Parts:
