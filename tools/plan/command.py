@@ -96,9 +96,10 @@ def plan(
             columns = [*profiled["sequences"], *profiled.get("candidates", {})]
             known = with_uses(known, profiled.get("paths", ()), columns)
         load = at_ranks(load, profiled, [ranks])
-        # A calibration has the seconds of the `dim` floats of an event.
-        measured_s = (measured.lookup_s, measured.update_s) if measured else (None, None)
-        lookup, apply = (None if one is None else 1e3 * one / (FLOAT * load.dim) * 1e6 for one in measured_s)
+        # A calibration has the seconds of an event, of as many floats as its run exchanged, whatever the profile says.
+        of_event = (measured.lookup_s, measured.update_s) if measured else (None, None)
+        floats = measured.dim if measured and measured.dim else load.dim
+        lookup, apply = (None if one is None else 1e3 * one / (FLOAT * floats) * 1e6 for one in of_event)
         setting = Setting(
             hardware=machine,
             ranks=ranks,
