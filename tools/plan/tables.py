@@ -34,19 +34,13 @@ class Table:
 
     name: str
     rows: int
-    dim: int
-    """Columns."""
+    dim: int  # columns
     features: tuple[str, ...]
-    kind: str = "sequence"
-    """`sequence`: one vector per id (EmbeddingCollection). `pooled`: one per feature and sample
-    (EmbeddingBagCollection)."""
-    module: str = "embeddings"
-    """Path of the collection in the model, as `named_modules` has it."""
-    ids_per_sample: tuple[float, ...] | None = None
-    """[F] mean ids of a sample; None: not known yet."""
+    kind: str = "sequence"  # one vector per id (EmbeddingCollection); pooled: per feature and sample (...BagCollection)
+    module: str = "embeddings"  # path of the collection in the model, as `named_modules` has it
+    ids_per_sample: tuple[float, ...] | None = None  # [F] means; None: not known yet
     dtype: str = "fp32"
-    uses: np.ndarray | None = None
-    """float64 [S]: share of the look-ups by equal slices of the rows, in their order; None: all rows alike."""
+    uses: np.ndarray | None = None  # float64 [S]: look-ups by equal slices of the rows, in order; None: all rows alike
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim"):
