@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from freescale_tools.write.optimize.layout import is_list, list_of
+from freescale_tools.write.optimize.layout import list_of
+from fsdata.catalog.arrow_types import is_list
 
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 class Difference(Exception):
-    """The first value that differs from the source. The row counts from the start of the streams."""
+    """What was written differs from its source; the message names the first value that does."""
 
 
 def equal_rows(source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatch]) -> Iterator[int]:
@@ -23,15 +24,27 @@ def equal_rows(source: Iterator[pa.RecordBatch], written: Iterator[pa.RecordBatc
 
     The streams have the same columns, whose types may differ in nullability. Their batches may differ in size.
     """
-    row = 0
-    for one, other in _side_by_side(source, written):
+    one, other, row = next(source, None), next(written, None), 0
+    while one is not None and other is not None:
+        rows = min(one.num_rows, other.num_rows)
         for name, expected, found in zip(other.schema.names, one.columns, other.columns, strict=True):
-            at = unequal_row(expected, found)
+            at = unequal_row(expected.slice(0, rows), found.slice(0, rows))
             if at is not None:
                 values = f"{_text(found[at])} where the source has {_text(expected[at])}"
                 raise Difference(f"row {row + at}, column {name}: {values}")
-        row += one.num_rows
-        yield one.num_rows
+        if rows:
+            yield rows
+        row += rows
+        one = one.slice(rows) if rows < one.num_rows else next(source, None)
+        other = other.slice(rows) if rows < other.num_rows else next(written, None)
+    if one is not None or other is not None:
+        missing, there = ("the end", "more rows") if other is None else ("more rows", "the end")
+        raise Difference(f"row {row}, column (all): {missing} where the source has {there}")
+
+
+def _text(value: pa.Scalar) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def unequal_row(one: pa.Array, other: pa.Array) -> int | None:
@@ -68,8 +81,10 @@ class _Exported:
 def _as_bits(array: pa.Array) -> pa.Array:
     """Without dictionaries, extensions and floats, and all parts nullable."""
     plain = pa.array(_Exported(array, _rebuilt(array.type, lambda kind: kind)))
-    decoded = plain.cast(_rebuilt(plain.type, _without_dictionary))
-    return pa.array(_Exported(decoded, _rebuilt(decoded.type, _bits)))
+    no_dictionaries = _rebuilt(plain.type, lambda kind: kind.value_type if pa.types.is_dictionary(kind) else kind)
+    decoded = plain.cast(no_dictionaries)
+    no_floats = _rebuilt(decoded.type, lambda kind: _BITS[kind.bit_width] if pa.types.is_floating(kind) else kind)
+    return pa.array(_Exported(decoded, no_floats))
 
 
 def _rebuilt(kind: pa.DataType, leaf: Callable[[Any], Any]) -> Any:
@@ -83,33 +98,3 @@ def _rebuilt(kind: pa.DataType, leaf: Callable[[Any], Any]) -> Any:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _rebuilt(field.type, leaf)) for field in kind])
     return leaf(kind)
-
-
-def _without_dictionary(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _bits(kind: pa.DataType) -> pa.DataType:
-    return _BITS[kind.bit_width] if pa.types.is_floating(kind) else kind
-
-
-def _side_by_side(
-    one: Iterator[pa.RecordBatch], other: Iterator[pa.RecordBatch]
-) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Slices of equal length of both streams. Raises Difference if one ends before the other."""
-    left, right, row = next(one, None), next(other, None), 0
-    while left is not None and right is not None:
-        rows = min(left.num_rows, right.num_rows)
-        if rows:
-            yield left.slice(0, rows), right.slice(0, rows)
-        row += rows
-        left = left.slice(rows) if rows < left.num_rows else next(one, None)
-        right = right.slice(rows) if rows < right.num_rows else next(other, None)
-    if left is not None or right is not None:
-        missing, there = ("the end", "more rows") if right is None else ("more rows", "the end")
-        raise Difference(f"row {row}, column (all): {missing} where the source has {there}")
-
-
-def _text(value: pa.Scalar) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
