@@ -11,9 +11,8 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.rows import written
 from freescale_tools.write.optimize import rewrite as rewriting
-from freescale_tools.write.optimize.compare import Difference, equal_rows, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
-from freescale_tools.write.optimize.rewrite import optimize_all
+from freescale_tools.write.optimize.rewrite import Difference, equal_rows, optimize_all, unequal_row
 from fsdata.errors import CorruptFileError
 
 COMMAND = "optimize"
