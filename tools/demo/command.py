@@ -64,8 +64,7 @@ def _synthetic(
     terminal: Terminal, folder: Path, seed: int, max_length: int | None, batch_size: int | None
 ) -> "DemoData":
     from freescale_tools.demo.data import synthetic
-    from freescale_tools.write.synth.histories import Lengths
-    from freescale_tools.write.synth.presets import demo_set
+    from freescale_tools.write.synth.presets import Lengths, demo_set
 
     terminal.say(f"writing the synthetic set to {folder}")
     try:
