@@ -114,8 +114,8 @@ def _seconds(
 
     `beside` starts what runs at the same time.
     """
-    seconds = []
-    for _ in range(_WARM_UP + repeats if run else 0):
+    seconds: list[float] = []
+    while run is not None and len(seconds) < _WARM_UP + repeats:
         dist.barrier(group=group)
         _wait_for(device)
         under_way = beside()
@@ -125,7 +125,7 @@ def _seconds(
         seconds.append(time.perf_counter() - start)
         for work in under_way:
             work.wait()
-    median = statistics.median(seconds[_WARM_UP:]) if run else 0.0
+    median = statistics.median(seconds[_WARM_UP:]) if seconds else 0.0
     told = torch.tensor([median], dtype=torch.float64, device=device)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     return float(told.item())

@@ -182,20 +182,26 @@ def plan(footer: Footer, settings: Settings, mark: bytes) -> Layout:
     """
     rows, schema, required = unit_rows(footer.metadata, settings), footer.schema, tuple[str, ...]()
     if footer.metadata.num_rows:
-        nulls: set[ColumnPath] = set()
-        known = without_nulls(footer)
-        asked = [name for name in schema.names if name not in known]
-        with Rows(footer) as reading:
-            for batch in reading.batches(asked) if asked else ():
-                for name in asked:
-                    note_nulls(batch.column(name), (name,), nulls)
-        schema, required = tightened(schema, nulls)
+        schema, required = tightened(schema, _nulls(footer))
     carried = {key: value for key, value in (footer.metadata.metadata or {}).items() if key != b"ARROW:schema"}
     schema = schema.with_metadata({**carried, MARK: mark})
     with Rows(footer) as reading:
         sample = pa.Table.from_batches([retyped(batch, schema) for batch in reading.batches(rows=rows)], schema)
     delta, dictionary = delta_columns(sample, _WRITER)
     return Layout(schema=schema, rows=rows, required=required, delta=delta, dictionary=dictionary)
+
+
+def _nulls(footer: Footer) -> set[ColumnPath]:
+    """Paths with nulls."""
+    known = without_nulls(footer)
+    asked = [name for name in footer.schema.names if name not in known]
+    found: set[ColumnPath] = set()
+    if asked:
+        with Rows(footer) as reading:
+            for batch in reading.batches(asked):
+                for name in asked:
+                    note_nulls(batch.column(name), (name,), found)
+    return found
 
 
 def write(footer: Footer, path: Path, layout: Layout, progress: Progress) -> None:
