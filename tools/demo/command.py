@@ -52,8 +52,7 @@ def demo(
 
         from freescale_tools.demo.data import synthetic
         from freescale_tools.demo.discover import MAX_LENGTH, discover
-        from freescale_tools.write.synth.histories import Lengths
-        from freescale_tools.write.synth.presets import demo_set
+        from freescale_tools.write.synth.presets import Lengths, demo_set
 
         if data is None:
             terminal.say(f"writing the synthetic set to {folder}")

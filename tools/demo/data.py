@@ -6,8 +6,7 @@ from itertools import islice
 import numpy as np
 import pyarrow.parquet as pq
 
-from freescale_tools.write.synth.histories import ITEMS
-from freescale_tools.write.synth.presets import DemoSet
+from freescale_tools.write.synth.presets import ITEMS, DemoSet
 from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
 from fsdata.order.mix import Mix
 
