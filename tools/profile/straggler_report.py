@@ -74,13 +74,10 @@ def _bound(grid: Document) -> str:
 
 
 def best_method(points: Sequence[Document]) -> str | None:
-    """The method with the lowest mean share over all points that have it; None if no point is balanced."""
-    shares: dict[str, list[float]] = {}
-    for point in points:
-        for method, share in point["straggler"].items():
-            if method != NONE and share is not None:
-                shares.setdefault(method, []).append(share)
-    return min(shares, key=lambda method: sum(shares[method]) / len(shares[method])) if shares else None
+    """Of the methods that every point has, the one with the lowest mean share; None if there is none."""
+    known = [{method for method, share in point["straggler"].items() if share is not None} for point in points]
+    methods = sorted(set.intersection(*known) - {NONE}) if known else []
+    return min(methods, key=lambda method: sum(point["straggler"][method] for point in points), default=None)
 
 
 def _of_method(method: str, look: Look | None = None) -> Column:
