@@ -87,9 +87,8 @@ def test_maps_are_of_a_method_that_all_of_their_points_have():
     grid = copy.deepcopy(documents.profile()["stragglers"])
     two_way = [point["straggler"] for point in grid["points"] if point["axis"] == "two-way"]
     for point in two_way:
-        point["fbs"] = point["fbs+swap"] = 0.1
-    two_way[0]["vbs"] = 0.0
-    assert any("vbs" not in point for point in two_way)
+        point |= {"vbs": 0.0} if "vbs" in point else {}
+    assert {"vbs" in point for point in two_way} == {True, False}
     titles = [block.title for block in straggler_section(grid).blocks if "by ranks and longest history" in block.title]
     assert titles[1].startswith("Straggler share (%) with FBS")
 
