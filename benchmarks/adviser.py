@@ -41,7 +41,11 @@ def main() -> None:
         "published": published(),
     }
     rows = [line for name, report in reports.items() for line in _lines(name, report)]
-    notes = [note for name, report in reports.items() for note in _notes(name, report)]
+    notes = []
+    for name, report in reports.items():
+        fits = report["fits"]
+        notes += [f"{name}: {fit['name']} = {fit['value']:.4g} {fit['unit']}, fitted on {fit['on']}." for fit in fits]
+        notes += [f"{name}: {note}" for note in report["notes"]]
     emit(
         "adviser",
         "Predictions against measurements",
@@ -59,20 +63,10 @@ def _lines(name: str, report: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
         error = None if row["error"] is None else f"{row['error']:+.1%}"
         goal = "" if row["within"] is None else f" ({row['within']:.0%})"
         verdict = f"{row['verdict']}{goal}" if row["asked"] else f"[{row['verdict']}{goal}]"
+        interval = f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else None
         yield (
-            name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, _interval(row),
-            verdict,
+            name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, interval, verdict,
         )  # fmt: skip
-
-
-def _interval(row: dict[str, Any]) -> str | None:
-    return f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else None
-
-
-def _notes(name: str, report: dict[str, Any]) -> Iterator[str]:
-    for fit in report["fits"]:
-        yield f"{name}: {fit['name']} = {fit['value']:.4g} {fit['unit']}, fitted on {fit['on']}."
-    yield from (f"{name}: {note}" for note in report["notes"])
 
 
 if __name__ == "__main__":

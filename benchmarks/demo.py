@@ -16,8 +16,7 @@ from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.command import run
 from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.discover import discover
-from freescale_tools.write.synth.histories import Lengths
-from freescale_tools.write.synth.presets import demo_set
+from freescale_tools.write.synth.presets import Lengths, demo_set
 
 COLUMNS = (
     *("data", "samples are", "samples a rank", "run", "straggler %", "exposed ms", "step ms"),

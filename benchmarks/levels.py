@@ -66,7 +66,7 @@ def measured(name: str, path: Path) -> list[list[Any]]:
     rows = []
     for column in COLUMNS:
         place = leaf(footer, column)
-        assert place is not None
+        assert isinstance(place, Leaf), place
         groups = range(min(ROW_GROUPS, footer.metadata.num_row_groups))
         stored = sum(footer.metadata.row_group(group).column(place.index).total_compressed_size for group in groups)
         arrow, levels = best(lambda: decode(footer, groups, place), lambda: lengths(footer, groups, column, place))  # noqa: B023

@@ -20,7 +20,7 @@ from common.table import emit
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
 from freescale_tools.write.optimize.layout import Settings
-from freescale_tools.write.optimize.rewrite import jobs, optimize_all
+from freescale_tools.write.optimize.rewrite import optimize_all
 from freescale_tools.write.synth.presets import ReferenceColumns, reference_set
 
 READ = ReferenceColumns()
@@ -63,7 +63,7 @@ def rewrite(paths: list[Path], out: Path) -> tuple[list[Path], float, float]:
     files, settings = open_files([str(path) for path in paths]), Settings()
     start = time.perf_counter()
     with Terminal() as terminal, terminal.progress("rewriting", rows=files.rows, bytes=files.bytes) as progress:
-        done = optimize_all(jobs(files, out, settings), settings, progress, terminal.finding)
+        done = optimize_all(files, out, settings, progress, terminal.finding)["files"]
     kept = all(one["status"] == "kept" for one in done)
     return [Path(one["out"]) for one in done], 0.0 if kept else time.perf_counter() - start, files.bytes / 1e6
 

@@ -29,7 +29,7 @@ def test_without_affinity_loading_and_profiling_work(tmp_path, monkeypatch):
     with FreeScaleDataLoader(ParquetSource(path), Schema(context=("user",)), batch_size=2) as loader:
         assert [len(batch.origin) for batch in loader] == [2, 1]
     profile = full(open_files([path]), Columns(sequences=("items",)), paths=[path])
-    assert profile.document["sequences"]["items"]["events"] == 3
+    assert profile["sequences"]["items"]["events"] == 3
 
 
 def test_nobody_else_asks_the_system():

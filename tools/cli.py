@@ -46,20 +46,7 @@ def freescale(
 
 
 for command in (
-    profile,
-    collisions,
-    simulate,
-    plan,
-    calibrate,
-    measure_links,
-    diff,
-    optimize,
-    histories,
-    catalog,
-    init,
-    check,
-    synth,
-    warm,
-    demo,
-):
+    profile, collisions, simulate, plan, calibrate, measure_links, diff, optimize, histories, catalog, init, check,
+    synth, warm, demo,
+):  # fmt: skip
     app.command()(command)

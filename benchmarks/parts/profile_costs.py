@@ -135,10 +135,10 @@ def opened(paths: Sequence[Path]) -> FileSet:
 
 def whole(files: FileSet) -> dict[str, Any]:
     """The document of `freescale profile`."""
-    found = full(files, COLUMNS, paths=["data"])
+    document = full(files, COLUMNS, paths=["data"])
     settings = Settings(ranks=(8, 16, 32, 64, 128, 256, 512, 1024), batch_size=128)
-    predict(found, files, COLUMNS, settings, paths=["data"], bar=Terminal(json=True).progress)
-    return found.document
+    predict(document, files, COLUMNS, settings, bar=Terminal(json=True).progress)
+    return document
 
 
 def peak(paths: Sequence[Path], what: str) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import step
 from freescale_tools.model.hardware import Hardware, load_hardware
-from freescale_tools.model.verdict import FACTORS, MODEL
+from freescale_tools.model.simulation import FACTORS, MODEL
 from freescale_tools.model.workload import METHODS, Workload
 from validation.comparison import row
 

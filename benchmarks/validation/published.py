@@ -12,8 +12,8 @@ import numpy as np
 from freescale_tools.model.batches import Samples, Setting, simulate_setting
 from freescale_tools.model.durations import FLOAT, step
 from freescale_tools.model.hardware import Hardware, load_hardware
+from freescale_tools.model.simulation import moved, verdict
 from freescale_tools.model.step import BALANCED, PIPELINED
-from freescale_tools.model.verdict import moved, verdict
 from freescale_tools.model.workload import METHODS, Workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial

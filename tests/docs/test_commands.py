@@ -16,7 +16,7 @@ from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.model import batches, verdict
+from freescale_tools.model import batches, simulation
 from fsdata import Schema
 
 _SMALLER = {
@@ -30,7 +30,7 @@ _SMALLER = {
 
 def test_commands_of_freescale_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verdict, "_DRAWS", 4)
+    monkeypatch.setattr(simulation, "_DRAWS", 4)
     monkeypatch.setattr(batches, "_SAMPLES", 2048)
     for run in ("run-before.json", "run.json"):
         write_run(tmp_path / run, steps=60)

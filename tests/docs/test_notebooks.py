@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
-from freescale_tools.model import batches, verdict
+from freescale_tools.model import batches, simulation
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 SMALLER = {"synth": ["--rows", "100"], "profile": ["--extrapolate"]}
@@ -61,7 +61,7 @@ def run_cell(text: str, scope: dict[str, Any], folder: Path) -> str:
 def run(tmp_path, monkeypatch):
     """Runs a notebook; its variables, and what its commands printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verdict, "_DRAWS", 4)
+    monkeypatch.setattr(simulation, "_DRAWS", 4)
     monkeypatch.setattr(batches, "_SAMPLES", 2048)
     plt.switch_backend("Agg")
 

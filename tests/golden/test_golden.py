@@ -15,7 +15,7 @@ import pytest
 from golden_data import FILES
 from golden_sections import RESUMED, SECTIONS, read
 
-from freescale_tools.model import verdict
+from freescale_tools.model import simulation
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def names(of: Iterable[str], *long: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", names(SECTIONS, "balanced_3"))
 def test_what_was_recorded_comes_out_again(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "_DRAWS", 4)  # intervals of a simulation are not recorded, and take long
+    monkeypatch.setattr(simulation, "_DRAWS", 4)  # intervals of a simulation are not recorded, and take long
     check(read(name)["golden"], SECTIONS[name](folder))
 
 

@@ -4,14 +4,14 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from freescale_tools.model import batches, verdict
+from freescale_tools.model import batches, simulation
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_draws():
     """Intervals of a verdict come from few draws: most of the time of a simulation goes into draws."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "_DRAWS", 4)
+        patch.setattr(simulation, "_DRAWS", 4)
         yield
 
 

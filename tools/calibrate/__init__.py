@@ -1,5 +1,5 @@
 """`freescale calibrate`: a cost model from measured steps.
 
-`command` reads `measured_steps`. `calibration` makes its document of what `fits` says of them, and reads it for other
+`command` reads `measured_steps`. `fits` makes the document of what follows from them, `calibration` reads it for other
 commands. `report` says what is shown.
 """

@@ -1,97 +1,20 @@
-"""The document of `freescale calibrate`: made of measured steps, and what other commands take of it."""
+"""What a document of `freescale calibrate` says: whether its model is reliable, and what other commands take of it."""
 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from freescale_tools.calibrate.fits import (
-    SIMULATED,
-    TOKENS,
-    arrays,
-    cost_of,
-    explain,
-    intervals,
-    measured_straggler,
-    own_costs,
-    run_costs,
-    speeds,
-    straggler_left,
-)
-from freescale_tools.calibrate.measured_steps import Step, read_steps
+from freescale_tools.calibrate.fits import VERSION, calibrate
+from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import header
-from fsdata.balance.cost import Polynomial, fit
+from fsdata.balance.cost import Polynomial
 
-VERSION = 2
-FEWEST = 4
+_FEWEST = 4  # steps of a rank that is called slow
 _SLOW = 0.03
 _EXPLAINED = 0.9  # R2 of a model that is worth planning with
 _FLOAT = 4  # bytes
-
-
-def calibrate(
-    steps: Sequence[Step],
-    *,
-    ranks: int | None = None,
-    fscomm: Sequence[Step] = (),
-    balanced: Sequence[Step] = (),
-    seed: int = 0,
-) -> dict[str, Any]:
-    """The document of a calibration: a cost model, compared with one that only counts tokens, and all else of a run.
-
-    Args:
-        ranks: of the simulated balancing. Default: as many as were measured, at least 2.
-        fscomm, balanced: steps of the same training with prioritized communication, or with balanced batches: what
-            these take themselves.
-
-    Raises UsageError if no model can be fitted to the steps.
-    """
-    batches = {(step.lengths.lengths.tobytes(), step.lengths.counts.tobytes(), step.candidates) for step in steps}
-    if len(batches) == 1 < len(steps):
-        raise UsageError(
-            f"all {len(steps)} rows have the same lengths: how time grows with length does not follow from equal "
-            "batches. Measure batches that differ, such as those of unbalanced training"
-        )
-    try:
-        model = fit([arrays(step) for step in steps], [step.seconds for step in steps])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    fitted, tokens = explain(model, steps), explain(TOKENS, steps)
-    measured_on = sorted({step.rank for step in steps})
-    width = ranks or max(len(measured_on), 2)
-    left = straggler_left(fitted, tokens, steps, ranks=width, seed=seed)
-    return {
-        **header("calibrate", version=VERSION),
-        "rows": len(steps),
-        "steps": len({step.step for step in steps}),
-        "ranks": len(measured_on),
-        "samples": sum(step.lengths.rows for step in steps),
-        "sequence": steps[0].sequence,
-        "cost_model": repr(model),
-        "seconds_per_cost": fitted.scale,
-        "constant_s": fitted.constant,
-        "intervals": intervals(steps, model, seed=seed),
-        "r2": fitted.r2,
-        "r2_tokens": tokens.r2,
-        "typical_error": float(np.std(fitted.ratio)),
-        "typical_error_tokens": float(np.std(tokens.ratio)),
-        "measured_straggler": measured_straggler(steps),
-        "simulated": {"ranks": width, "steps": SIMULATED, **left},
-        "speeds": speeds(fitted, steps),
-        "run": run_costs(steps, seed=seed),
-        "own": own_costs(
-            steps,
-            lambda step: fitted.scale * cost_of(model, step),
-            fscomm=fscomm,
-            balanced=balanced,
-            seed=seed,
-        ),
-    }
 
 
 def advice(document: dict[str, Any]) -> list[str]:
@@ -99,7 +22,7 @@ def advice(document: dict[str, Any]) -> list[str]:
     said = []
     if document["rows"] < 50:
         said.append(f"Only {document['rows']} rows: 50 or more give a steadier fit.")
-    slow = [one for one in document["speeds"] if one["ratio"] > 1 + _SLOW and one["steps"] >= FEWEST]
+    slow = [one for one in document["speeds"] if one["ratio"] > 1 + _SLOW and one["steps"] >= _FEWEST]
     if slow:
         named = ", ".join(f"{one['rank']} (+{one['ratio'] - 1:.0%})" for one in slow)
         said.append(f"Slower than the model says: rank {named}. Balance(autotune=True) gives such ranks less.")
@@ -157,20 +80,33 @@ def load_calibration(path: Path) -> Calibration:
         if doubtful is not None:
             raise UsageError(f"{path}: {doubtful}")
         run, exchange = document["run"], document["run"]["all_to_all"]
+        model = document["cost_model"]
+        if not re.fullmatch(r"Polynomial\((\w+=\d+(, )?)+\)", model):
+            raise UsageError(f"the calibration's cost model is {model!r}: Polynomial(...) is needed")
+        forward, backward = (run["passes_s"].get(name, 0.0) for name in ("forward", "backward"))
+        # Seconds of a row, times the rows of an event.
+        lookup_s, update_s = (
+            run[kind] and run[kind]["seconds"]["value"] * run["rows"].get(kind, 0) / run["events"]
+            for kind in ("lookup", "update")
+        )
+        # Noise may make a cost come out below 0.
+        fscomm_s, balancing_s = (
+            own and max(own["value"], 0.0) for own in (document["own"]["fscomm"], document["own"]["balancing"])
+        )
         return Calibration(
             source=f"calibration: {path.name}, {document['rows']:,} rows",
             ranks=document["ranks"],
-            cost=_polynomial(document["cost_model"]),
+            cost=Polynomial(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", model)}),
             seconds_per_cost=document["seconds_per_cost"],
             constant_s=document["constant_s"],
-            forward=_forward(run["passes_s"]),
-            lookup_s=_per_event(run, "lookup"),
-            update_s=_per_event(run, "update"),
+            forward=forward / (forward + backward) if forward > 0 and backward > 0 else None,
+            lookup_s=lookup_s,
+            update_s=update_s,
             dim=run["bytes"].get("embeddings", 0) / _FLOAT / run["events"] or None,
             latency_s=exchange and exchange["latency_s"]["value"],
             bytes_per_s=exchange and exchange["bytes_per_s"]["value"],
-            fscomm_s=_own(document, "fscomm"),
-            balancing_s=_own(document, "balancing"),
+            fscomm_s=fscomm_s,
+            balancing_s=balancing_s,
         )
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise UsageError(f"{path} is no whole calibration: {type(error).__name__}: {error}") from error
@@ -191,24 +127,3 @@ def calibrated_run(path: Path) -> dict[str, Any]:
             f"{path} has version {document.get('version')!r}, this program reads {VERSION}: calibrate the run again"
         )
     return document
-
-
-def _polynomial(text: str) -> Polynomial:
-    if not re.fullmatch(r"Polynomial\((\w+=\d+(, )?)+\)", text):
-        raise UsageError(f"the calibration's cost model is {text!r}: Polynomial(...) is needed")
-    return Polynomial(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)})
-
-
-def _forward(passes_s: Mapping[str, float]) -> float | None:
-    forward, backward = passes_s.get("forward", 0.0), passes_s.get("backward", 0.0)
-    return forward / (forward + backward) if forward > 0 and backward > 0 else None
-
-
-def _own(document: Mapping[str, Any], name: str) -> float | None:
-    measured = document["own"][name]
-    return measured and max(measured["value"], 0.0)
-
-
-def _per_event(run: Mapping[str, Any], kind: str) -> float | None:
-    fit = run[kind]
-    return fit and fit["seconds"]["value"] * run["rows"].get(kind, 0) / run["events"]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.terminal import Terminal, plain
+from freescale_tools.console.terminal import Terminal
 
 
 def calibrate(
@@ -46,10 +46,10 @@ def calibrate(
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import advice, doubt
-        from freescale_tools.calibrate.calibration import calibrate as fit
+        from freescale_tools.calibrate.fits import calibrate as fit
         from freescale_tools.calibrate.measured_steps import read_steps
         from freescale_tools.calibrate.report import calibrate_blocks
-        from freescale_tools.console.files import write_whole
+        from freescale_tools.console.files import plain, write_whole
 
         if ranks is not None and ranks < 2:
             raise UsageError(f"--ranks must be at least 2, got {ranks}")

@@ -24,10 +24,6 @@ _Found = Iterator[tuple[str, "Step"]]
 """Where it stands, and the step."""
 
 
-def _no_kinds() -> dict[str, dict[str, float]]:
-    return {name: {} for name in BY_KIND}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What one rank computed in one step."""
@@ -44,9 +40,9 @@ class Step:
     """Which lengths of the run these are; "" for a CSV file."""
     data_s: float = 0.0
     """Waiting for the loader."""
-    of_kind: Mapping[str, Mapping[str, float]] = field(default_factory=_no_kinds)
-    """BY_KIND, by kind of exchange: waiting for bytes, how many, bytes that this rank gave to them. By part of the
-    model (forward, backward, lookup, update): seconds without waits, ids."""
+    of_kind: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """BY_KIND, none of a CSV file. By kind of exchange: waiting for bytes, how many, bytes that this rank gave to them.
+    By part of the model (forward, backward, lookup, update): seconds without waits, ids."""
     transfers: tuple[tuple[str, int, float], ...] = ()
     """(kind, bytes this rank gave, seconds from when the last rank gave its part until the end)."""
 
@@ -119,13 +115,25 @@ def _run(path: Path, text: str, sequence: str | None) -> _Found:
     if document.get("version") not in (1, 2) or not isinstance(steps, list):
         raise UsageError(f"{path}: not the run of a BubbleMeter: write it with meter.save(path)")
     found: list[tuple[str, dict[str, LengthHistogram], dict[str, Any]]] = []
+    events: Counter[str] = Counter()
     for number, given in enumerate(steps):
         where = f"{path}, steps[{number}]"
         with _faults_at(where):
             lengths = {name: _histogram(one) for name, one in given.get("lengths", {}).items()}
-            found.append((where, lengths, _times(given)))
-    events: Counter[str] = Counter()
-    for _, lengths, _ in found:
+            times: dict[str, Any] = {
+                "step": int(given["step"]),
+                "rank": int(given["rank"]),
+                "seconds": _seconds("compute_s", given["compute_s"]),
+                "data_s": _seconds("data_s", given["data_s"]),
+                "of_kind": {
+                    name: {kind: float(value) for kind, value in given.get(name, {}).items()} for name in BY_KIND
+                },
+                "transfers": tuple(
+                    (kind, int(size), _seconds("a transfer", seconds))
+                    for kind, size, seconds in given.get("transfers", ())
+                ),
+            }
+        found.append((where, lengths, times))
         events.update({name: one.events for name, one in lengths.items()})
     if not events:
         raise UsageError(
@@ -138,22 +146,6 @@ def _run(path: Path, text: str, sequence: str | None) -> _Found:
     for where, lengths, times in found:
         if name in lengths:
             yield where, Step(lengths=lengths[name], sequence=name, **times)
-
-
-def _times(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step of a run says beside its lengths, as `Step` has it."""
-    return {
-        "step": int(given["step"]),
-        "rank": int(given["rank"]),
-        "seconds": _seconds("compute_s", given["compute_s"]),
-        "data_s": _seconds("data_s", given["data_s"]),
-        "of_kind": {
-            name: {kind: float(value) for kind, value in given.get(name, {}).items()} for name in BY_KIND
-        },
-        "transfers": tuple(
-            (kind, int(size), _seconds("a transfer", seconds)) for kind, size, seconds in given.get("transfers", ())
-        ),
-    }  # fmt: skip
 
 
 def _histogram(given: Mapping[str, Any]) -> LengthHistogram:

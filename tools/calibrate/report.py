@@ -55,19 +55,12 @@ def calibrate_blocks(document: Document, said: Sequence[str], *, usable: bool) -
 
 def _step_costs(document: Document) -> Table:
     run, intervals = document["run"], document["intervals"]
-    sample = {
-        "value": sum(intervals["sample_s"]) / 2,
-        "low": intervals["sample_s"][0],
-        "high": intervals["sample_s"][1],
-    }
-    constant = {"value": document["constant_s"], **dict(zip(("low", "high"), intervals["constant_s"], strict=True))}
+    (low, high), (least, most) = intervals["constant_s"], intervals["sample_s"]
     rows: list[tuple[str, Any, float, str]] = [
-        ("a step beside its samples", constant, 1e3, "ms"),
-        ("a mean sample", sample, 1e3, "ms"),
-        *(
-            (f"{name} of a row", run[key] and run[key]["seconds"], 1e9, "ns")
-            for key, name in (("lookup", "look-up"), ("update", "update"))
-        ),
+        ("a step beside its samples", {"value": document["constant_s"], "low": low, "high": high}, 1e3, "ms"),
+        ("a mean sample", {"value": (least + most) / 2, "low": least, "high": most}, 1e3, "ms"),
+        ("look-up of a row", run["lookup"] and run["lookup"]["seconds"], 1e9, "ns"),
+        ("update of a row", run["update"] and run["update"]["seconds"], 1e9, "ns"),
         *((f"{name} itself, a step", given, 1e3, "ms") for name, given in document["own"].items()),
     ]
     alike = []

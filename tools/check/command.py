@@ -1,11 +1,11 @@
 """The command `freescale check`: loads the schema that the user names, checks its sources, and shows what was found."""
 
+import contextlib
 import importlib.util
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +15,7 @@ from freescale_tools.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from fsdata import ParquetSource, Schema
+    from fsdata.errors import Fault
 
 
 def check(
@@ -32,46 +33,38 @@ def check(
     without a match, and damaged files and row groups. Exit status: 0 if nothing is found, 1 if something is,
     2 for wrong usage.
     """
-    with Terminal(json=json) as terminal:
-        _run(terminal, schema, paths or [])
+    with Terminal(json=json) as terminal, contextlib.ExitStack() as opened:
+        from freescale_tools.check.report import check_blocks, document
+        from freescale_tools.check.source_check import SourceCheck, check_forms
+        from fsdata import AsOf
 
-
-def _run(terminal: Terminal, given: str, paths: list[str]) -> None:
-    from freescale_tools.check.findings import document
-    from freescale_tools.check.report import check_blocks
-    from freescale_tools.check.source_check import SourceCheck, check_forms
-    from fsdata import AsOf
-
-    schema, sources = load(given, paths)
-    checks: list[SourceCheck] = []
-    try:
-        for index, source in enumerate(sources):
-            checks.append(SourceCheck(source, schema, index=index))
-        found = check_forms(checks, schema)
-        columns: list[str | None] = [None] * len(found)
-        with terminal.progress("checking", rows=sum(check.rows for check in checks)) as progress:
-            for check in checks:
-                more = check.run(progress)
-                found += more
-                columns += map(check.column, more)
-    except OSError as error:
-        raise CommandFailed(f"reading failed: {error}") from error
-    finally:
-        for check in checks:
-            check.close()
-    times = {join.at for source in sources for join in source.join if isinstance(join, AsOf)}
-    times |= {schema.time} if schema.time else set()
-    rows = {check.label: None if check.opened is None else check.rows for check in checks}
-    answer = document(found, columns, rows=rows, schema=given, times=times)
-    terminal.show(check_blocks(answer))
-    for label, count in rows.items():
-        if count is None:
-            terminal.say(f"{label}: no row was read. Mend what is listed, then check again: rows may have faults, too")
-    if not found:
-        terminal.say(f"{answer['rows']:,} rows of {len(answer['sources'])} source(s) fit the schema")
-    for kind, count in answer["counts"].items():
-        terminal.finding(f"{kind}: {count:,}")
-    terminal.result(answer)
+        fields, sources = load(schema, paths or [])
+        try:
+            checks = [
+                opened.enter_context(contextlib.closing(SourceCheck(source, fields, index=index)))
+                for index, source in enumerate(sources)
+            ]
+            found: list[tuple[Fault, str | None]] = [(fault, None) for fault in check_forms(checks, fields)]
+            with terminal.progress("checking", rows=sum(one.rows for one in checks)) as progress:
+                for one in checks:
+                    found += [(fault, one.column(fault)) for fault in one.run(progress)]
+        except OSError as error:
+            raise CommandFailed(f"reading failed: {error}") from error
+        times = {join.at for source in sources for join in source.join if isinstance(join, AsOf)}
+        times |= {fields.time} if fields.time else set()
+        rows = {one.label: None if one.opened is None else one.rows for one in checks}
+        answer = document(found, rows=rows, schema=schema, times=times)
+        terminal.show(check_blocks(answer))
+        for label, count in rows.items():
+            if count is None:
+                terminal.say(
+                    f"{label}: no row was read. Mend what is listed, then check again: rows may have faults, too"
+                )
+        if not found:
+            terminal.say(f"{answer['rows']:,} rows of {len(answer['sources'])} source(s) fit the schema")
+        for kind, count in answer["counts"].items():
+            terminal.finding(f"{kind}: {count:,}")
+        terminal.result(answer)
 
 
 def load(given: str, paths: Sequence[str]) -> "tuple[Schema, list[ParquetSource]]":
@@ -84,11 +77,17 @@ def load(given: str, paths: Sequence[str]) -> "tuple[Schema, list[ParquetSource]
 
     Raises UsageError if anything cannot be loaded, or if neither argument names files.
     """
-    from fsdata import ParquetSource
+    from fsdata import ParquetSource, Schema, sources_from_toml
     from fsdata.errors import SchemaError
 
+    sources: list[ParquetSource] = []
     try:
-        schema, sources = _from_module(given) if ".py:" in given else _from_toml(given)
+        if ".py:" in given:
+            schema, sources = _from_module(given)
+        else:
+            schema = Schema.from_toml(given)
+            if "sources" in tomllib.loads(Path(given).read_text()):
+                sources = sources_from_toml(given)
     except (SchemaError, OSError) as error:
         raise UsageError(f"--schema {given}: {error}") from error
     if not paths:
@@ -100,30 +99,11 @@ def load(given: str, paths: Sequence[str]) -> "tuple[Schema, list[ParquetSource]
     return schema, [replace(sources[0], paths=tuple(paths)) if sources else ParquetSource(list(paths))]
 
 
-def _from_toml(given: str) -> "tuple[Schema, list[ParquetSource]]":
-    from fsdata import Schema, sources_from_toml
-
-    schema = Schema.from_toml(given)
-    has_sources = "sources" in tomllib.loads(Path(given).read_text())
-    return schema, sources_from_toml(given) if has_sources else []
-
-
 def _from_module(given: str) -> "tuple[Schema, list[ParquetSource]]":
     from fsdata import ParquetSource, Schema
 
     file, _, name = given.rpartition(":")
-    module = _module(Path(file))
-    if not hasattr(module, name):
-        raise UsageError(f"--schema {given}: {file} has no {name!r}")
-    found = getattr(module, name)
-    schema, sources = found if isinstance(found, tuple) and len(found) == 2 else (found, [])
-    given_sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
-    if not isinstance(schema, Schema) or not all(isinstance(one, ParquetSource) for one in given_sources):
-        raise UsageError(f"--schema {given}: a Schema or a pair (Schema, sources) is needed, {name} is {found!r}")
-    return schema, given_sources
-
-
-def _module(path: Path) -> ModuleType:
+    path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageError(f"--schema {path}: no such Python file")
@@ -132,4 +112,11 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's file raises
         raise UsageError(f"--schema {path}: running it failed: {type(error).__name__}: {error}") from error
-    return module
+    if not hasattr(module, name):
+        raise UsageError(f"--schema {given}: {file} has no {name!r}")
+    found = getattr(module, name)
+    schema, sources = found if isinstance(found, tuple) and len(found) == 2 else (found, [])
+    given_sources = [sources] if isinstance(sources, ParquetSource) else list(sources)
+    if not isinstance(schema, Schema) or not all(isinstance(one, ParquetSource) for one in given_sources):
+        raise UsageError(f"--schema {given}: a Schema or a pair (Schema, sources) is needed, {name} is {found!r}")
+    return schema, given_sources

@@ -6,15 +6,15 @@ one (`fsdata.errors.Fault`).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from freescale_tools.check.findings import merged
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import out_of_reach
 from fsdata import ParquetSource, Schema
-from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
@@ -35,11 +35,30 @@ class SourceCheck:
         self._schema = schema
         self._map = source.map
         self._tables = {self.label: source}
+        self._notes: list[Fault] = []
+        self.opened: OpenSource | None = None
+        # The files that are there now; damaged ones are left out and noted.
+        now: dict[str, Any] = {"on_error": "skip", "follow": None}
+        joined: list[Join | AsOf] = []
         for join in source.join:
             kind = "side table" if isinstance(join, Join) else "histories"
             self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
-        self._notes: list[Fault] = []
-        self.opened = self._open(source, index)
+            table = replace(join.source, **now)
+            joined.append(
+                replace(join, source=table, wait=None) if isinstance(join, Join) else replace(join, source=table)
+            )
+        try:
+            self.opened = open_source(replace(source, **now, join=joined), schema, index=index, notes=self._notes)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.label}: {error}") from error
+        except CorruptFileError:  # no file is readable, and each of them is noted
+            pass
+        except (SchemaError, DataError) as error:
+            kind = "mismatch" if isinstance(error, SchemaError) else "data"
+            if all(fault.kind != kind for fault in self._notes):
+                self._notes.append(Fault(kind=kind, label=self.label, what=str(error)))
+        except (OSError, pa.ArrowException) as error:
+            raise out_of_reach([self.label], error) from error
 
     @property
     def rows(self) -> int:
@@ -48,25 +67,30 @@ class SourceCheck:
 
     def run(self, progress: Progress) -> list[Fault]:
         """Read all rows and return everything that was found."""
-        if self.opened is not None:
-            layout = layout_of(self._schema, self.opened.list_labels, texts=self.opened.texts)
-            for group in self.opened.groups:
+        opened = self.opened
+        if opened is not None:
+            layout = layout_of(self._schema, opened.list_labels, texts=opened.texts)
+            for group in opened.groups:
                 try:
-                    self.opened.read(group, layout, 0, group.rows)
+                    opened.read(group, layout, 0, group.rows)
                     if self._schema.time is not None:
-                        self.opened.read_times(group)
+                        opened.read_times(group)
                 except DataError as error:
-                    self._note(group, str(error))
+                    opened.opened.faults_of(group).found("data", None, None, str(error))
                 except Exception as error:
                     if self._map is None or isinstance(error, OSError):
                         raise
-                    self._note(group, f"map raised {type(error).__name__}: {error}")
+                    what = f"map raised {type(error).__name__}: {error}"
+                    opened.opened.faults_of(group).found("data", None, None, what)
                 progress.advance(rows=group.rows)
-        return merged(self._notes)
-
-    def _note(self, group: RowGroup, what: str) -> None:
-        assert self.opened is not None
-        self.opened.opened.faults_of(group).found("data", None, None, what)
+        # One fault of each kind and field in a row group, whatever batches it was decoded in; in order of the first.
+        merged: dict[tuple[Any, ...], Fault] = {}
+        for one in self._notes:
+            key = one.kind, one.label, one.file, one.row_group, one.field, one.what if one.rows is None else None
+            before = merged.setdefault(key, one)
+            if before.rows is not None and one.rows is not None and before is not one:
+                merged[key] = replace(before, rows=np.union1d(before.rows, one.rows))
+        return list(merged.values())
 
     def column(self, fault: Fault) -> str | None:
         """The column of the file that the field of a fault is read from; None if it is of no one column."""
@@ -80,33 +104,8 @@ class SourceCheck:
         if self.opened is not None:
             self.opened.close()
 
-    def _open(self, source: ParquetSource, index: int) -> OpenSource | None:
-        try:
-            return open_source(_read_once(source), self._schema, index=index, notes=self._notes)
-        except FileNotFoundError as error:
-            raise UsageError(f"{self.label}: {error}") from error
-        except CorruptFileError:  # no file is readable, and each of them is noted
-            pass
-        except (SchemaError, DataError) as error:
-            kind = "mismatch" if isinstance(error, SchemaError) else "data"
-            if all(fault.kind != kind for fault in self._notes):
-                self._notes.append(Fault(kind=kind, label=self.label, what=str(error)))
-        except (OSError, pa.ArrowException) as error:
-            raise out_of_reach([self.label], error) from error
-        return None
-
 
 def check_forms(checks: Sequence[SourceCheck], schema: Schema) -> list[Fault]:
     """Faults of fields that have another form in one source than in those before it."""
     found = other_forms([check.opened for check in checks if check.opened is not None], schema)
     return [Fault(kind="mismatch", label=source.label, what=what, field=name) for name, source, what in found]
-
-
-def _read_once(source: ParquetSource) -> ParquetSource:
-    """The files that are there now; damaged ones are left out and noted."""
-
-    def once(join: Join | AsOf) -> Join | AsOf:
-        table = replace(join.source, on_error="skip", follow=None)
-        return replace(join, source=table, wait=None) if isinstance(join, Join) else replace(join, source=table)
-
-    return replace(source, on_error="skip", follow=None, join=[once(join) for join in source.join])

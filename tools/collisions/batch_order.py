@@ -7,11 +7,11 @@ groups. Both batches of a pair come from one run.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fsdata.order.deal import epoch_streams, window_order
-from fsdata.order.stream import Stream
 
 ORDERS = ("file", "shuffled", "time")
 WINDOW = 4  # row groups that the loader shuffles together, if it is not told otherwise
@@ -37,8 +37,7 @@ class Batches:
         return sum(max(steps - 1, 0) for steps in self.steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streak:
+class Streak(NamedTuple):
     """Consecutive batches of a run, from batch `first`; n batches make n - 1 pairs."""
 
     run: int
@@ -55,7 +54,7 @@ class Orders:
     """
 
     def __init__(self, units: Sequence[Sequence[int]], time: np.ndarray, known: np.ndarray, *, seed: int) -> None:
-        self._units = units
+        self._runs = {"file": units, "shuffled": [[rows for run in units for rows in run]]}
         self._seed = seed
         self._streams = functools.lru_cache(_KEPT)(self._dealt)
         self._by_time = functools.cache(lambda: by_time(time, known, [sum(run) for run in units]))
@@ -71,34 +70,27 @@ class Orders:
         def rows(run: int, step: int) -> np.ndarray:
             return np.concatenate([of[step * batch_size : (step + 1) * batch_size] for of in streams()[run]])
 
-        return Batches(steps=tuple(sum(run) // ranks // batch_size for run in self._runs(order)), rows=rows)
-
-    def _runs(self, order: str) -> Sequence[Sequence[int]]:
-        return self._units if order == "file" else [[rows for run in self._units for rows in run]]
+        return Batches(steps=tuple(sum(run) // ranks // batch_size for run in self._runs[order]), rows=rows)
 
     def _dealt(self, order: str, ranks: int) -> list[list[np.ndarray]]:
         """For each run and each rank the rows that a loader gives it in an epoch, in order."""
-        found, first = [], 0
-        for run in self._runs(order):
+        found, first, seed, shuffle = [], 0, self._seed, order == "shuffled"
+        for run in self._runs[order]:
             rows = np.array([each for each in run if each], np.int64)
             begins = first + np.cumsum(rows) - rows
-            shuffle, seed = order == "shuffled", self._seed
-            streams = epoch_streams(rows, world_size=ranks, shuffle=shuffle, shuffle_window=WINDOW, seed=seed, epoch=0)
-            found.append([_rows_of(stream, begins, seed if shuffle else None) for stream in streams])
             first += int(rows.sum())
+            of_ranks = []
+            for stream in epoch_streams(
+                rows, world_size=ranks, shuffle=shuffle, shuffle_window=WINDOW, seed=seed, epoch=0
+            ):
+                parts = [np.empty(0, np.int64)]
+                for window in stream:
+                    some = np.concatenate([np.arange(one.start, one.stop) + begins[one.unit] for one in window.pieces])
+                    some = some[window_order(window, seed=seed, epoch=0)] if shuffle else some
+                    parts.append(some[window.start : window.stop])
+                of_ranks.append(np.concatenate(parts))
+            found.append(of_ranks)
         return found
-
-
-def _rows_of(stream: Stream, begins: np.ndarray, seed: int | None) -> np.ndarray:
-    """The rows of a stream, in order; begins: int64 [units], the first row of each. seed: that shuffles them."""
-    found = [np.empty(0, np.int64)]
-    for window in stream:
-        parts = [np.arange(piece.start, piece.stop) + begins[piece.unit] for piece in window.pieces]
-        rows = np.concatenate(parts)
-        if seed is not None:
-            rows = rows[window_order(window, seed=seed, epoch=0)]
-        found.append(rows[window.start : window.stop])
-    return np.concatenate(found)
 
 
 def by_time(time: np.ndarray, known: np.ndarray, runs: Sequence[int]) -> list[np.ndarray]:
@@ -120,24 +112,19 @@ def streaks(batches: Batches, pairs: int) -> list[Streak]:
     available = batches.pairs
     if pairs >= available:
         return [
-            Streak(run=run, first=first, batches=min(_LONGEST, steps - 1 - first) + 1)
+            Streak(run, first, min(_LONGEST, steps - 1 - first) + 1)
             for run, steps in enumerate(batches.steps)
             for first in range(0, steps - 1, _LONGEST)
         ]
+    of_run = np.maximum(np.array(batches.steps) - 1, 0)
+    ends = of_run.cumsum()  # of runs, in pairs
     number = -(-pairs // _STREAK)
     chosen, passed = [], 0
     for index in range(number):
         size = pairs // number + (index < pairs % number)
-        run, first = _locate(batches.steps, passed + (available - pairs) * index // number)
-        chosen.append(Streak(run=run, first=first, batches=min(size, batches.steps[run] - 1 - first) + 1))
+        pair = passed + (available - pairs) * index // number
+        run = int(np.searchsorted(ends, pair, side="right"))
+        first = int(pair - ends[run] + of_run[run])
+        chosen.append(Streak(run, first, min(size, batches.steps[run] - 1 - first) + 1))
         passed += size
     return chosen
-
-
-def _locate(steps: Sequence[int], pair: int) -> tuple[int, int]:
-    """The run and first batch of a pair, counted over all runs."""
-    for run, count in enumerate(steps):
-        if pair < count - 1:
-            return run, pair
-        pair -= max(count - 1, 0)
-    raise AssertionError(f"pair {pair} of {list(steps)}")

@@ -2,13 +2,14 @@
 
 import contextlib
 import enum
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import check_folder, header, write_report
-from freescale_tools.console.options import EventTime, Histories, On, ReportFolder, StoredHistories, stored_histories
+from freescale_tools.console.files import check_folder, header
+from freescale_tools.console.options import EventTime, Histories, On, ReportFolder, stored_histories
 from freescale_tools.console.terminal import Terminal
 
 
@@ -56,49 +57,39 @@ def collisions(
     With --histories, every row is a request that sees the ids of its key before its time.
     """
     with Terminal(json=json) as terminal:
+        from freescale_tools.collisions.estimate import estimate
         from freescale_tools.collisions.report import collisions_report
+        from freescale_tools.scan.files import open_files
+        from freescale_tools.scan.histories import open_requests
 
         check_folder(out)
         if seed < 0:
             raise UsageError(f"--seed must be 0 or more, got {seed}")
         orders = [one.value for one in order or ()] or ["file", "shuffled", *(["time"] if time else [])]
-        settings = {
-            "batch_size": batch_size,
-            "ranks": ranks,
-            "max_length": max_length,
-            "dim": dim,
-            "orders": list(dict.fromkeys(orders)),
-            "time": time,
-            "seed": seed,
-            "pairs": pairs,
-        }
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
-        document = _counted(terminal, paths, ids, settings, stored)
-        report = collisions_report(document)
-        written = write_report(document, report, out, "collisions")
-        terminal.report(report)
-        terminal.say(written)
-        terminal.result(document)
-
-
-def _counted(
-    terminal: Terminal, paths: list[str], ids: str, settings: dict[str, Any], stored: StoredHistories | None
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from freescale_tools.collisions.estimate import estimate
-    from freescale_tools.scan.files import open_files
-    from freescale_tools.scan.histories import open_requests
-
-    files = open_files(paths)
-    histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, [ids], paths=paths)
-    with histories as requests, terminal.progress("reading ids", rows=files.rows) as progress:
-        found = estimate(files, ids, progress=progress, requests=requests, **settings)
-    found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
-    terminal.skipped(found["skipped"])
-    return {
-        **header("collisions"),
-        "paths": paths,
-        "histories": None if stored is None else asdict(stored),
-        "collisions": found,
-    }
+        files = open_files(paths)
+        opened = contextlib.nullcontext() if stored is None else open_requests(files, stored, [ids], paths=paths)
+        with opened as requests, terminal.progress("reading ids", rows=files.rows) as progress:
+            found = estimate(
+                files,
+                ids,
+                batch_size=batch_size,
+                ranks=ranks,
+                max_length=max_length,
+                dim=dim,
+                orders=list(dict.fromkeys(orders)),
+                time=time,
+                seed=seed,
+                pairs=pairs,
+                progress=progress,
+                requests=requests,
+            )
+        found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
+        terminal.skipped(found["skipped"])
+        document = {
+            **header("collisions"),
+            "paths": paths,
+            "histories": None if stored is None else asdict(stored),
+            "collisions": found,
+        }
+        terminal.finish(document, collisions_report(document), out, "collisions")

@@ -6,7 +6,7 @@ gradients, and by distinct row. The count is exact for every sampled pair of bat
 access per id.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -79,8 +79,7 @@ def estimate(
     order is invalid, if the column holds no integers, or if two batches need more rows than there are;
     CommandFailed if a file cannot be reached.
     """
-    _check(batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
-    _check_orders(orders, time)
+    _check(orders, time, batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
     size: dict[str, Any] = {
         "max_length": max_length, "ranks": ranks, "batch_size": batch_size, "most_ids": most_ids, "progress": progress
     }  # fmt: skip
@@ -90,12 +89,25 @@ def estimate(
         held = hold_stored_once(requests, column, **size)
     # Without a limit, the longest history serves as the limit: plots need a number.
     default = Spot(order=orders[0], batch_size=batch_size, ranks=ranks, max_length=max_length or max(held.longest, 1))
-    counting = _Counting(held, pairs=pairs, seed=seed)
-    axes = _axes(default, orders, held.longest)
+    in_order = Orders(held.units, held.time, held.known, seed=seed)
+
+    def batches(spot: Spot) -> Batches:
+        return in_order.batches(spot.order, ranks=spot.ranks, batch_size=spot.batch_size)
+
     for order in orders:
-        if counting.batches(replace(default, order=order)).pairs == 0:
+        if batches(replace(default, order=order)).pairs == 0:
             raise UsageError(_too_few(held, replace(default, order=order), column))
-    found = counting.all({spot for _, spot in axes}, default=default)
+    axes = _axes(default, orders, held.longest)
+    # The largest first: a large spot that starts last would run alone at the end.
+    possible = sorted(
+        {spot for _, spot in axes if batches(spot).pairs},
+        key=lambda spot: (-spot.rows, -spot.max_length, spot.order, spot.ranks),
+    )
+    # Each thread has its own state.
+    threads = max(min(usable_cores(), _STATE_BYTES // max(held.distinct, 1), len(possible)), 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="freescale-collisions") as pool:
+        counted = pool.map(lambda spot: _count(held, batches(spot), spot, default, pairs), possible)
+        found = dict(zip(possible, counted, strict=True))
     return {
         "column": column,
         "batch_size": batch_size,
@@ -105,7 +117,16 @@ def estimate(
         "sampled_pairs": sum(map(len, found.values())),
         "points": [{"axis": axis, **_point(spot, found[spot])} for axis, spot in axes if spot in found],
         "bytes": _bytes(found[default], ranks, dim),
-        "left_out": [_missing_point(axis, spot) for axis, spot in axes if spot not in found],
+        # Of these, two batches need more rows than memory holds.
+        "left_out": [
+            {
+                "axis": axis,
+                **{key: getattr(spot, key) for key in ("order", "batch_size", "ranks")},
+                "rows": 2 * spot.rows,
+            }
+            for axis, spot in axes
+            if spot not in found
+        ],
         "rows": held.rows,
         "rows_read": held.rows_read,
         "read_share": held.rows_read / held.rows if held.rows else 1.0,
@@ -114,83 +135,57 @@ def estimate(
     }
 
 
-class _Counting:
-    """Counts at many spots. Each thread has its own state."""
+def _check(orders: Sequence[str], time: str | None, **numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+    unknown = [order for order in orders if order not in ORDERS]
+    if unknown or not orders:
+        raise UsageError(f"an order is one of {', '.join(ORDERS)}, got {', '.join(unknown) or 'none'}")
+    if "time" in orders and time is None:
+        raise UsageError("the order 'time' needs the column to sort by: name it with --time")
 
-    def __init__(self, held: Held, *, pairs: int, seed: int) -> None:
-        self._held = held
-        self._pairs = pairs
-        self._orders = Orders(held.units, held.time, held.known, seed=seed)
 
-    def batches(self, spot: Spot) -> Batches:
-        return self._orders.batches(spot.order, ranks=spot.ranks, batch_size=spot.batch_size)
+def _count(held: Held, batches: Batches, spot: Spot, default: Spot, pairs: int) -> np.ndarray:
+    """int64 [pairs, 6]. Columns 0 to 3 come from `tally`; 4 and 5 from `tally_ranks`, or they are 0.
 
-    def all(self, spots: Iterable[Spot], *, default: Spot) -> dict[Spot, np.ndarray]:
-        """int64 [pairs, 6]: counts of all spots with a pair of batches; at `default` also by rank."""
-        # The largest first: a large spot that starts last would run alone at the end.
-        possible = sorted(
-            (spot for spot in spots if self.batches(spot).pairs),
-            key=lambda spot: (-spot.rows, -spot.max_length, spot.order, spot.ranks),
-        )
-        cores = usable_cores()
-        threads = max(min(cores, _STATE_BYTES // max(self._held.distinct, 1), len(possible)), 1)
-        with ThreadPoolExecutor(threads, thread_name_prefix="freescale-collisions") as pool:
-            counted = pool.map(lambda spot: self._count(spot, default), possible)
-            return dict(zip(possible, counted, strict=True))
-
-    def _count(self, spot: Spot, default: Spot) -> np.ndarray:
-        """int64 [pairs, 6]. Columns 0 to 3 come from `tally`; 4 and 5 from `tally_ranks`, or they are 0."""
-        held, by_rank = self._held, spot == default
-        share = _DEFAULT_SHARE if spot == replace(default, order=spot.order) else _WORK_SHARE
-        state = np.zeros(held.distinct, np.uint8)
-        local = np.zeros(held.distinct if by_rank else 0, np.uint8)
-        batches = self.batches(spot)
-        found, mark = [], 0
-        for streak in streaks(batches, self._affordable(batches, share)):
-            if mark + streak.batches > MARKS:
-                state[:], mark = 0, 0
-            for step in range(streak.first, streak.first + streak.batches):
-                mark += 1
-                rows, counts = batches.rows(streak.run, step), np.zeros(6, np.int64)
-                place = (held.ids, held.starts, held.lengths, rows)
-                if step == streak.first:
-                    leave_mark(*place, spot.max_length, mark, state)
-                    continue
-                tally(*place, spot.max_length, mark, state, counts[:4])
-                if by_rank:
-                    tally_ranks(*place, spot.batch_size, spot.max_length, state, local, counts[4:])
-                found.append(counts)
-        return np.array(found)
-
-    def _affordable(self, batches: Batches, share: float) -> int:
-        """How many pairs to count: as many as wanted, within the work of this share of the ids in memory.
-
-        Rows that overlap in memory have more ids than it holds.
-        """
-        ids = max(int(self._held.lengths.sum()), 1)
-        share = max(share * min(_MOST_WORK_IDS / ids, 1.0), _WORK_IDS / ids)
-        return int(min(max(sum(batches.steps) * share, 1), self._pairs))
+    Counts as many pairs as wanted, within the work of a share of the ids in memory. Rows that overlap there have more
+    ids than it holds.
+    """
+    ids, by_rank = max(int(held.lengths.sum()), 1), spot == default
+    share = _DEFAULT_SHARE if spot == replace(default, order=spot.order) else _WORK_SHARE
+    share = max(share * min(_MOST_WORK_IDS / ids, 1.0), _WORK_IDS / ids)
+    affordable = int(min(max(sum(batches.steps) * share, 1), pairs))
+    state = np.zeros(held.distinct, np.uint8)
+    local = np.zeros(held.distinct if by_rank else 0, np.uint8)
+    found, mark = [], 0
+    for streak in streaks(batches, affordable):
+        if mark + streak.batches > MARKS:
+            state[:], mark = 0, 0
+        for step in range(streak.first, streak.first + streak.batches):
+            mark += 1
+            rows, counts = batches.rows(streak.run, step), np.zeros(6, np.int64)
+            place = (held.ids, held.starts, held.lengths, rows, spot.max_length)
+            if step == streak.first:
+                leave_mark(*place, mark, state)
+                continue
+            tally(*place, mark, state, counts[:4])
+            if by_rank:
+                tally_ranks(*place, spot.batch_size, state, local, counts[4:])
+            found.append(counts)
+    return np.array(found)
 
 
 def _point(spot: Spot, counts: np.ndarray) -> dict[str, Any]:
     """A point of the document, without its axis."""
     return {
-        "order": spot.order,
-        "batch_size": spot.batch_size,
-        "ranks": spot.ranks,
-        "max_length": spot.max_length,
+        **asdict(spot),
         "pairs": len(counts),
         "by_occurrence": _spread(counts[:, 1], counts[:, 0]),
         "by_row": _spread(counts[:, 3], counts[:, 2]),
         "occurrences": float(counts[:, 0].mean()),
         "distinct": float(counts[:, 2].mean()),
     }
-
-
-def _missing_point(axis: str, spot: Spot) -> dict[str, Any]:
-    """A point for which two batches need more rows than memory holds."""
-    size = {"batch_size": spot.batch_size, "ranks": spot.ranks, "rows": 2 * spot.rows}
-    return {"axis": axis, "order": spot.order, **size}
 
 
 def _spread(shared: np.ndarray, all_of_them: np.ndarray) -> dict[str, float]:
@@ -233,24 +228,9 @@ def _bytes(counts: np.ndarray, ranks: int, dim: int) -> dict[str, float]:
     }
 
 
-def _check(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1, got {value}")
-
-
-def _check_orders(orders: Sequence[str], time: str | None) -> None:
-    unknown = [order for order in orders if order not in ORDERS]
-    if unknown or not orders:
-        raise UsageError(f"an order is one of {', '.join(ORDERS)}, got {', '.join(unknown) or 'none'}")
-    if "time" in orders and time is None:
-        raise UsageError("the order 'time' needs the column to sort by: name it with --time")
-
-
 def _too_few(held: Held, spot: Spot, column: str) -> str:
-    what = (
-        f"two consecutive global batches of {spot.ranks} ranks x {spot.batch_size} samples are {2 * spot.rows:,} rows"
-    )
+    size = f"{spot.ranks} ranks x {spot.batch_size} samples are {2 * spot.rows:,} rows"
+    what = f"two consecutive global batches of {size}"
     if held.rows_read == held.rows or held.skipped:
         left_out = f"; the first that was left out: {held.skipped[0].reason}" if held.skipped else ""
         return (

@@ -8,19 +8,18 @@ table and 24 bytes a request, however long the windows are.
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.collisions.id_rows import IdPart, IdRows
+from freescale_tools.collisions.id_rows import NO_ROWS, IdPart, IdRows
 from freescale_tools.console.errors import CommandFailed
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan import columns
 from freescale_tools.scan.columns import bind
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.histories import Requests
+from freescale_tools.scan.histories import Requests, Windows
 from fsdata.catalog.footers import Skipped
 from fsranks.machine.cores import usable_cores
 
@@ -37,8 +36,7 @@ _BYTES_OF_ID = 24  # while it is decoded: in its page, as a loader gives it, and
 _ROOM = 1.25  # the first rows of a row group may hold more than their share of its ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(NamedTuple):
     """The first `rows` rows of a row group, with room for `room` ids; its file is footer number `file`."""
 
     file: int
@@ -99,7 +97,13 @@ def hold(
     cannot be reached.
     """
     with IdRows(files, column, time=time, max_length=max_length) as opened:
-        units = _whole_units(opened, files, max_length)
+        units = []
+        for number, leaf in opened.leaves.items():
+            for group, rows in enumerate(files.footers[number].row_groups):
+                values = files.footers[number].metadata.row_group(group).column(leaf.index).num_values
+                if rows:
+                    room = values if max_length is None else min(values, rows * max_length)
+                    units.append(Unit(file=number, group=group, rows=rows, room=room))
         low, span = _range(opened, files, units)
         near, narrow = span < _DIRECT, span < 2**32
         fit = most_ids if near else most_ids // 4
@@ -115,21 +119,19 @@ def hold(
             if len(found.ids) and not low <= found.ids.min() <= found.ids.max() <= low + span:
                 reason = f"{column}: a value outside the range that its statistics promise"
                 opened.leave_out(unit.file, unit.group, reason)
-                return IdPart()
+                return NO_ROWS
             moved = np.empty(len(found.ids), np.uint32)
-            return replace(found, ids=np.subtract(found.ids, low, out=moved, casting="unsafe"))
+            return found._replace(ids=np.subtract(found.ids, low, out=moved, casting="unsafe"))
 
         parts = []
         for unit, part in zip(chosen, _in_threads(read, chosen), strict=True):
             ids[at : at + len(part.ids)] = part.ids
             at += len(part.ids)
-            parts.append(replace(part, ids=IdPart().ids))  # all but the ids, which would stay in memory
+            parts.append(part._replace(ids=NO_ROWS.ids))  # all but the ids, which would stay in memory
             if progress is not None:
-                progress.advance(rows=len(part.lengths), bytes=opened.bytes(unit.file, unit.group))
-        lengths, when, known = (
-            np.concatenate([getattr(IdPart(), name), *(getattr(part, name) for part in parts)])
-            for name in ("lengths", "time", "known")
-        )
+                chunk = files.footers[unit.file].metadata.row_group(unit.group).column(opened.leaves[unit.file].index)
+                progress.advance(rows=len(part.lengths), bytes=chunk.total_compressed_size)
+        _, lengths, when, known = map(np.concatenate, zip(NO_ROWS, *parts, strict=True))
         numbers, distinct = (ids[:at], span + 1) if near else renumbered(ids[:at])
         return Held(
             ids=numbers,
@@ -161,7 +163,7 @@ def hold_stored_once(
     as `Requests.windows`; CommandFailed if a file cannot be reached.
     """
     if column is not None:
-        bind(requests.table, [column], columns.ids)
+        bind(requests.table, [column], "ids")
     units = [
         Unit(file=file, group=group, rows=rows, room=0)
         for file, footer in enumerate(requests.files.footers)
@@ -170,23 +172,20 @@ def hold_stored_once(
     ]
     runs = plan_runs(units, most_ids, ranks=ranks, rows_wanted=_BATCHES * ranks * batch_size)
     chosen = [unit for run in runs for unit in run]
-    seen = []
+    seen = [Windows(NO_ROWS.lengths, NO_ROWS.lengths, NO_ROWS.time)]
     for found in _in_threads(lambda unit: requests.windows(unit.file, unit.group, unit.rows), chosen):
         seen.append(found)
         if progress is not None:
             progress.advance(rows=len(found.length))
-    place, length, time = (
-        np.concatenate([np.empty(0, np.int64), *(getattr(each, name) for each in seen)])
-        for name in ("place", "length", "time")
-    )
-    lengths = np.minimum(length, np.iinfo(np.int64).max if max_length is None else max_length)
+    place, length, time = map(np.concatenate, zip(*seen, strict=True))
+    lengths = length if max_length is None else np.minimum(length, max_length)
     ids, distinct = renumbered(np.empty(0, np.int64) if column is None else requests.values(column))
     return Held(
         ids=ids,
         starts=place + length - lengths,
         lengths=lengths,
         distinct=distinct,
-        units=_by_run(runs, [len(each.length) for each in seen]),
+        units=_by_run(runs, [len(each.length) for each in seen[1:]]),
         time=time,
         known=np.ones(len(time), bool),
         skipped=tuple(requests.skipped),
@@ -210,16 +209,15 @@ def plan_runs(units: Sequence[Unit], most_ids: int, *, ranks: int, rows_wanted: 
         begin, end = len(units) * index // number, len(units) * (index + 1) // number
         first = (begin + end - size) // 2
         share = min(most_ids / number / weights[first : first + size].sum(), 1.0)
-        runs.append([_part(unit, share) for unit in units[first : first + size]])
+        run = list(units[first : first + size])
+        if share < 1:
+            rooms = [min(int(unit.room * share * _ROOM), unit.room) for unit in run]
+            run = [
+                unit._replace(rows=max(int(unit.rows * share), 1), room=max(room, 1))
+                for unit, room in zip(run, rooms, strict=True)
+            ]
+        runs.append(run)
     return runs
-
-
-def _part(unit: Unit, share: float) -> Unit:
-    if share >= 1:
-        return unit
-    return replace(
-        unit, rows=max(int(unit.rows * share), 1), room=max(min(int(unit.room * share * _ROOM), unit.room), 1)
-    )
 
 
 def _by_run(runs: Sequence[Sequence[Unit]], rows: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -228,32 +226,19 @@ def _by_run(runs: Sequence[Sequence[Unit]], rows: Sequence[int]) -> tuple[tuple[
     return tuple(tuple(next(left) for _ in run) for run in runs)
 
 
-def _whole_units(opened: IdRows, files: FileSet, max_length: int | None) -> list[Unit]:
-    units = []
-    for number, leaf in opened.leaves.items():
-        for group in range(files.footers[number].metadata.num_row_groups):
-            chunk = files.footers[number].metadata.row_group(group)
-            values, rows = chunk.column(leaf.index).num_values, chunk.num_rows
-            room = values if max_length is None else min(values, rows * max_length)
-            if rows:
-                units.append(Unit(file=number, group=group, rows=rows, room=room))
-    return units
-
-
 def _range(opened: IdRows, files: FileSet, units: Sequence[Unit]) -> tuple[int, int]:
     """(smallest id, largest - smallest) from the footers; the range of int64 if footers do not say."""
-    lowest, highest = [], []
+    ends: list[int] = []
     for unit in units:
         chunk = files.footers[unit.file].metadata.row_group(unit.group).column(opened.leaves[unit.file].index)
         seen = chunk.statistics
         if seen is not None and seen.has_min_max:
-            lowest.append(int(seen.min))
-            highest.append(int(seen.max))
+            ends += [int(seen.min), int(seen.max)]
         elif seen is None or not seen.has_null_count or seen.null_count < chunk.num_values:
             return -(2**63), 2**64 - 1
-    if not lowest or max(highest) - min(lowest) >= 2**32 or max(highest) >= 2**63:
+    if not ends or max(ends) - min(ends) >= 2**32 or max(ends) >= 2**63:
         return -(2**63), 2**64 - 1
-    return min(lowest), max(highest) - min(lowest)
+    return min(ends), max(ends) - min(ends)
 
 
 def _in_threads(read: Callable[[Unit], Found], units: Sequence[Unit]) -> Iterator[Found]:

@@ -4,16 +4,15 @@ The files are sources of a loader, one for each way in which they store the colu
 struct or not. Nulls become a number that no id has, and are then taken out.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+import contextlib
+from functools import reduce
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from freescale_tools.console.errors import CommandFailed, UsageError, first_line
-from freescale_tools.scan import columns
-from freescale_tools.scan.columns import Leaf, bind, inside_structs
+from freescale_tools.scan.columns import bind, inside_structs
 from freescale_tools.scan.files import FileSet
 from fsdata import ParquetSource, Schema
 from fsdata import Sequence as Group
@@ -25,16 +24,12 @@ from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 
-if TYPE_CHECKING:
-    import polars as pl
-
 NO_ID = -(2**63)
 _IDS, _TIME = "ids", "time"
 _PER_DAY = {"s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdPart:
+class IdPart(NamedTuple):
     """N rows of a row group.
 
     Attributes:
@@ -43,14 +38,16 @@ class IdPart:
             Both are empty if no time was asked for.
     """
 
-    ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    time: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    known: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+    ids: np.ndarray
+    lengths: np.ndarray
+    time: np.ndarray
+    known: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+NO_ROWS = IdPart(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+
+
+class _Stored(NamedTuple):
     """How a file stores a column: `names` lead to it, those before the last are of structs around it.
 
     `per_day`: into how many parts it cuts a day, 0 if it is no date and no timestamp.
@@ -63,20 +60,18 @@ class _Stored:
     @classmethod
     def of(cls, footer: Footer, column: str) -> "_Stored":
         names, kind = inside_structs(footer.schema, column)
-        return cls(names, is_list(kind), _per_day(kind.value_type if is_list(kind) else kind))
+        item = kind.value_type if is_list(kind) else kind
+        if pa.types.is_date(item):
+            return cls(names, is_list(kind), 1 if pa.types.is_date32(item) else _PER_DAY["ms"])
+        return cls(names, is_list(kind), _PER_DAY[item.unit] if pa.types.is_timestamp(item) else 0)
 
-    @property
-    def source(self) -> "str | pl.Expr":
-        """As `ParquetSource(columns=...)` takes it."""
-        first, *inside = self.names
-        if not inside:
-            return first
-        import polars as pl
 
-        found = pl.col(first)
-        for name in inside:
-            found = found.struct.field(name)
-        return found
+class _Source(NamedTuple):
+    """Files that store the columns alike. `parts`: of the finest unit of time of all files, in theirs."""
+
+    opened: OpenSource
+    layout: Layout
+    parts: int
 
 
 class IdRows:
@@ -92,49 +87,39 @@ class IdRows:
     def __init__(self, files: FileSet, column: str, *, time: str | None = None, max_length: int | None = None) -> None:
         """max_length: most ids of a row, the last ones. time: of a list, the last element counts."""
         wanted = {_IDS: column} | ({_TIME: time} if time else {})
-
-        def check(name: str, place: Leaf, kind: pa.DataType) -> None:
-            (columns.ids if name == column else columns.times)(name, place, kind)
-
-        bound = bind(files, list(wanted.values()), check)
+        names = list(wanted.values())
+        bound = bind(files, names, {name: "ids" if name == column else "times" for name in names})
         self.files = files
         self.leaves = {
             number: leaves[column]
             for number, leaves in enumerate(bound.leaves)
-            if all(name in leaves for name in wanted.values())
+            if all(name in leaves for name in names)
         }
         self._missing = bound.missing
         self._damaged: list[tuple[int, int, Skipped]] = []
-        self._sources: list[_Source] = []
-        self._place: dict[int, tuple[_Source, int]] = {}
+        self._place: dict[int, tuple[_Source, int]] = {}  # of a file: its source, and its number there
         alike: dict[tuple[int, tuple[_Stored, ...]], list[int]] = {}
         systems: list[object] = []
         for number in self.leaves:
             footer = files.footers[number]
             if footer.file.filesystem not in systems:
                 systems.append(footer.file.filesystem)
-            stored = tuple(_Stored.of(footer, name) for name in wanted.values())
+            stored = tuple(_Stored.of(footer, name) for name in names)
             alike.setdefault((systems.index(footer.file.filesystem), stored), []).append(number)
         finest = max((stored[-1].per_day for _, stored in alike), default=0)
-        try:
+        with contextlib.ExitStack() as opened:
             for (_, stored), numbers in alike.items():
                 some = [files.footers[number] for number in numbers]
-                source = _Source(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
-                self._sources.append(source)
+                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
+                opened.callback(source.opened.close)
                 self._place |= {number: (source, place) for place, number in enumerate(numbers)}
-        except BaseException:
-            self._close()
-            raise
+            self._close = opened.pop_all().close
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
-
-    def _close(self) -> None:
-        for source in self._sources:
-            source.opened.close()
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -149,78 +134,65 @@ class IdRows:
         """
         source, place = self._place[file]
         whole = self.files.footers[file].metadata.row_group(group).num_rows
+        slots = source.layout.slots
         try:
             found = source.opened.read(RowGroup(0, place, group, whole), source.layout, 0, rows).rows
         except (DataError, CorruptFileError) as error:
             self.leave_out(file, group, first_line(error.__cause__ or error))
-            return IdPart()
-        return source.part(found, room)
+            return NO_ROWS
+        if room is not None:
+            fit = np.searchsorted(found.spans(slots[_IDS]).length[0].cumsum(), room, side="right")
+            found = found.take(slice(0, int(fit)))
+        ids, lengths = _values(found, slots[_IDS])
+        if ids.min(initial=0) == NO_ID:
+            null = ids == NO_ID
+            before = np.concatenate([[0], np.cumsum(null)])
+            ends = np.cumsum(lengths)
+            lengths = lengths - (before[ends] - before[ends - lengths])
+            ids = ids[~null]
+        if _TIME not in slots:
+            return NO_ROWS._replace(ids=ids, lengths=lengths)
+        times, some = _values(found, slots[_TIME])
+        time = np.full(found.num_rows, NO_ID)
+        time[some == 1] = times
+        return IdPart(ids, lengths, time * source.parts, time != NO_ID)
 
     def leave_out(self, file: int, group: int, reason: str) -> None:
         """Note a row group that is of no use."""
         footer = self.files.footers[file]
-        rows = footer.metadata.row_group(group).num_rows
-        one = Skipped(file=footer.file.name, row_group=group, rows=rows, reason=reason)
+        one = Skipped(file=footer.file.name, row_group=group, rows=footer.row_groups[group], reason=reason)
         self._damaged.append((file, group, one))
 
-    def bytes(self, file: int, group: int) -> int:
-        """Stored size of the ids of a row group."""
-        chunk = self.files.footers[file].metadata.row_group(group).column(self.leaves[file].index)
-        return int(chunk.total_compressed_size)
 
+def _opened(footers: list[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int) -> _Source:
+    """finest: of all files, see `_Stored.per_day`."""
+    most = {_IDS: max_length, _TIME: 1}
+    lists = [name for name, each in stored.items() if each.is_list]
+    schema = Schema(
+        sequences=tuple(Group(f"list of {name}", (name,), max_length=most[name]) for name in lists),
+        context=tuple(name for name in stored if name not in lists),
+    )
+    taken: dict[str, Any] = {name: each.names[0] for name, each in stored.items()}
+    for name, each in stored.items():
+        if len(each.names) > 1:
+            import polars as pl
 
-class _Source:
-    """Files that store the columns alike."""
-
-    opened: OpenSource
-    layout: Layout
-
-    def __init__(
-        self, footers: Sequence[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int
-    ) -> None:
-        """finest: of all files, see `_Stored.per_day`."""
-        most = {_IDS: max_length, _TIME: 1}
-        lists = [name for name, each in stored.items() if each.is_list]
-        schema = Schema(
-            sequences=tuple(Group(f"list of {name}", (name,), max_length=most[name]) for name in lists),
-            context=tuple(name for name in stored if name not in lists),
+            taken[name] = reduce(lambda struct, one: struct.struct.field(one), each.names[1:], pl.col(each.names[0]))
+    file = footers[0].file
+    try:
+        source = ParquetSource(
+            [footer.file.path for footer in footers],
+            filesystem=None if file.local else file.filesystem,
+            columns=taken,
+            defaults=dict.fromkeys(stored, NO_ID),
         )
-        file = footers[0].file
-        try:
-            source = ParquetSource(
-                [footer.file.path for footer in footers],
-                filesystem=None if file.local else file.filesystem,
-                columns={name: each.source for name, each in stored.items()},
-                defaults=dict.fromkeys(stored, NO_ID),
-            )
-            self.opened = open_source(source, schema)
-        except FreeScaleError as error:
-            raise UsageError(str(error)) from error
-        except OSError as error:
-            raise CommandFailed(f"the files cannot be read: {error}") from error
-        self.layout = layout_of(schema)
-        per_day = stored[_TIME].per_day if _TIME in stored else 0
-        self._times = finest // per_day if per_day else 1
-
-    def part(self, rows: RowRefs, room: int | None) -> IdPart:
-        ids = self.layout.slots[_IDS]
-        if room is not None:
-            fit = np.searchsorted(rows.spans(ids).length[0].cumsum(), room, side="right")
-            rows = rows.take(slice(0, int(fit)))
-        values, lengths = _values(rows, ids)
-        if values.min(initial=0) == NO_ID:
-            null = values == NO_ID
-            before = np.concatenate([[0], np.cumsum(null)])
-            ends = np.cumsum(lengths)
-            lengths = lengths - (before[ends] - before[ends - lengths])
-            values = values[~null]
-        if _TIME not in self.layout.slots:
-            return IdPart(ids=values, lengths=lengths)
-        found, some = _values(rows, self.layout.slots[_TIME])
-        time = np.full(rows.num_rows, NO_ID)
-        time[some == 1] = found
-        known = time != NO_ID
-        return IdPart(ids=values, lengths=lengths, time=time * self._times, known=known)
+        opened = open_source(source, schema)
+    except FreeScaleError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise CommandFailed(f"the files cannot be read: {error}") from error
+    per_day = stored[_TIME].per_day if _TIME in stored else 0
+    return _Source(opened, layout_of(schema), finest // per_day if per_day else 1)
 
 
 def _values(rows: RowRefs, slot: int) -> tuple[np.ndarray, np.ndarray]:
@@ -229,10 +201,3 @@ def _values(rows: RowRefs, slot: int) -> tuple[np.ndarray, np.ndarray]:
     values = np.empty(int(spans.length.sum()), np.int64)
     spans.gather(np.array([values.itemsize]), np.array([values.ctypes.data]))
     return values, spans.length[0]
-
-
-def _per_day(kind: pa.DataType) -> int:
-    """See `_Stored`."""
-    if pa.types.is_date(kind):
-        return 1 if pa.types.is_date32(kind) else _PER_DAY["ms"]
-    return _PER_DAY[kind.unit] if pa.types.is_timestamp(kind) else 0

@@ -2,32 +2,23 @@
 
 The counting keeps one byte per table row: the mark of the last batch that used the row, and whether the batch
 before used it too. Each occurrence costs one memory access, and nothing is cleared between batches.
+
+Arguments of all kernels: ids: uint32, of all rows. starts, lengths: int64 [N], where those of a row lie. batch: int64
+[G], its rows. limit: events of a row that count, its last ones. state: uint8 [ids], the bytes of the table rows.
 """
 
 import numpy as np
-from numba import types
 
 from fsranks.libraries import kernel
 
 MARKS = 126  # marks are 1 to 126; a mark and one bit fill a byte
 
-_IDS = types.uint32[::1]
-_INT64 = types.int64[::1]
-_BYTES = types.uint8[::1]
-_READ_INT64 = types.Array(types.int64, 1, "C", readonly=True)
+_ROWS = "uint32[::1], int64[::1], int64[::1], Array(int64, 1, 'C', readonly=True), int64, int64, uint8[::1]"
 
 
-@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES))
-def leave_mark(
-    ids: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    batch: np.ndarray,
-    limit: int,
-    mark: int,
-    state: np.ndarray,
-) -> None:
-    """Mark the rows of a batch in `state` as `tally` does, without counting."""
+@kernel(f"void({_ROWS})")
+def leave_mark(ids, starts, lengths, batch, limit, mark, state):
+    """Mark the rows of a batch as `tally` does, without counting, which takes less than half the time."""
     now = np.uint8(2 * mark)
     for row in batch:
         end = starts[row] + lengths[row]
@@ -35,22 +26,11 @@ def leave_mark(
             state[ids[place]] = now
 
 
-@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _INT64))
-def tally(
-    ids: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    batch: np.ndarray,
-    limit: int,
-    mark: int,
-    state: np.ndarray,
-    counts: np.ndarray,
-) -> None:
-    """Count a global batch against the one with mark `mark` - 1.
+@kernel(f"void({_ROWS}, int64[::1])")
+def tally(ids, starts, lengths, batch, limit, mark, state, counts):
+    """Count a global batch against the one with mark `mark` - 1. The marks of one `state` ascend.
 
-    ids: uint32 of all rows; starts, lengths: int64 [N]; batch: int64 [G], its rows; limit: events of a row
-    that count, its last ones. Marks of one `state`, uint8 [ids], ascend. Written: counts int64 [4] =
-    occurrences, those shared with the batch before, distinct ids, those shared.
+    Written: counts int64 [4] = occurrences, those shared with the batch before, distinct ids, those shared.
     """
     before, now = np.uint8(2 * mark - 2), np.uint8(2 * mark)
     occurrences = shared = distinct = shared_distinct = 0
@@ -72,22 +52,12 @@ def tally(
     counts[0], counts[1], counts[2], counts[3] = occurrences, shared, distinct, shared_distinct
 
 
-@kernel(types.void(_IDS, _INT64, _INT64, _READ_INT64, types.int64, types.int64, _BYTES, _BYTES, _INT64))
-def tally_ranks(
-    ids: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    batch: np.ndarray,
-    per_rank: int,
-    limit: int,
-    state: np.ndarray,
-    local: np.ndarray,
-    counts: np.ndarray,
-) -> None:
-    """Count the distinct ids of each rank's part of a batch, summed over the ranks.
+@kernel(f"void({_ROWS}, uint8[::1], int64[::1])")
+def tally_ranks(ids, starts, lengths, batch, limit, per_rank, state, local, counts):
+    """Count the distinct ids of each rank's part of a batch, summed over the ranks. `tally` counted the batch before.
 
-    `tally` counted the batch before. batch: int64 [W * per_rank], rank by rank; local: uint8 [ids], scratch.
-    Written: counts int64 [2] = distinct, those shared with the batch before.
+    batch: int64 [W * per_rank], rank by rank; local: uint8 [ids], scratch. Written: counts int64 [2] = distinct, those
+    shared with the batch before.
     """
     local[:] = 0
     stamp = 0

@@ -1,6 +1,7 @@
 """The report of `freescale collisions`; a profile has its section, too."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import (
@@ -14,9 +15,8 @@ from freescale_tools.report.blocks import (
     Section,
     Table,
     Tile,
-    Tiles,
 )
-from freescale_tools.report.closing import closed
+from freescale_tools.report.closing import closed, in_short
 from freescale_tools.report.numbers import (
     BYTES,
     COUNT,
@@ -56,8 +56,11 @@ _WAYS = {"by_occurrence": ("by occurrence", plots.BLUE, "circle"), "by_row": ("b
 def collisions_report(document: Document) -> Report:
     """The report of a document of kind `collisions`."""
     found = document["collisions"]
-    tiles = tuple(tile for tile in (collision_tile(found), _bytes_tile(found)) if tile)
-    summary = Section(id="summary", title="In short", blocks=(Tiles(tiles=tiles),))
+    tiles = [tile] if (tile := collision_tile(found)) else []
+    total, waited = _bytes_sent(found)
+    if total:
+        note = f"{size(waited)} of it in collisions, which have to be waited for"
+        tiles.append(Tile(name="Sent by a rank in a step", value=size(total), note=note))
     return closed(
         document,
         title="Collisions between consecutive batches",
@@ -65,7 +68,7 @@ def collisions_report(document: Document) -> Report:
             ("IDs", short(found["column"])),
             ("Rows read", f"{count(found['rows_read'])} ({percent(found['read_share'])})"),
         ],
-        sections=[summary, collision_section(found)],
+        sections=[in_short(tiles), collision_section(found)],
         assumptions=[ASSUMPTION],
         skipped=found.get("skipped") or (),
     )
@@ -101,23 +104,33 @@ def _bytes_sent(found: Document) -> tuple[float, float]:
     return sum(sent.values()), sent.get("collision_rows", 0.0) + sent.get("collision_gradients", 0.0)
 
 
-def _bytes_tile(found: Document) -> Tile | None:
-    total, waited = _bytes_sent(found)
-    note = f"{size(waited)} of it in collisions, which have to be waited for"
-    return Tile(name="Sent by a rank in a step", value=size(total), note=note) if total else None
-
-
 def _blocks(found: Document, brief: bool) -> Iterator[Block]:
     by_axis = {axis: [one for one in found["points"] if one["axis"] == axis] for axis in ("order", *_AXES)}
-    if by_axis["order"]:
-        yield _by_order(by_axis["order"])
+    if points := by_axis["order"]:
+        said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
+        table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
+        means = [one for one in table.columns if "mean" in one.name]
+        figure = plots.bars(points, table.columns[0], means, x=Axis(_RATE))
+        yield _plot(table, f"By occurrence: {said}.", figure, on_terminal=True)
     for axis, (name, unit) in _AXES.items():
-        own = sorted(by_axis[axis], key=lambda one: one[axis])
-        if own:
-            yield _along(own, axis, name, unit, on_terminal=not brief)
+        if not (points := sorted(by_axis[axis], key=lambda one: one[axis])):
+            continue
+        first, last = points[0], points[-1]
+        table = _rates(points, Column(name, COUNT, axis), name)
+        aid = (
+            f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
+            f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
+            f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
+            f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}."
+        )
+        figure = plots.lines(points, table.columns, x=Axis(unit, "measured"), y=Axis(_RATE))
+        yield _plot(table, aid, figure, on_terminal=not brief)
     if _bytes_sent(found)[0]:
         yield _bytes(found, on_terminal=not brief)
-    notes = [*(found.get("notes") or ()), *_left_out(found.get("left_out") or ())]
+    notes = list(found.get("notes") or ())
+    if found.get("left_out"):
+        named = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in found["left_out"])
+        notes.append(f"Left out, because two such batches are more rows than were read: {named} (ranks x samples).")
     if notes:
         yield Points(title="Notes", sentences=notes)
 
@@ -146,38 +159,8 @@ def _rates(points: Sequence[Document], first: Column, by: str) -> Table:
     )
 
 
-def _along(points: Sequence[Document], axis: str, name: str, unit: str, *, on_terminal: bool) -> Block:
-    """Mean and P99 along one axis, by occurrence and by row."""
-    first, last = points[0], points[-1]
-    table = _rates(points, Column(name, COUNT, axis), name)
-    return Plot(
-        title=table.title,
-        aid=f"From {count(first[axis])} to {count(last[axis])} {unit}, the share of occurrences goes from "
-        f"{percent(first['by_occurrence']['mean'])} to {percent(last['by_occurrence']['mean'])} "
-        f"(P99 {percent(last['by_occurrence']['p99'])}), that of distinct rows from "
-        f"{percent(first['by_row']['mean'])} to {percent(last['by_row']['mean'])}.",
-        figure=plots.lines(points, table.columns[0], table.columns, x=Axis(unit, "measured"), y=Axis(_RATE)),
-        table=table,
-        height=380,
-        half=True,
-        on_terminal=on_terminal,
-    )
-
-
-def _by_order(points: Sequence[Document]) -> Block:
-    said = ", ".join(f"{percent(one['by_occurrence']['mean'])} in {one['order']} order" for one in points)
-    table = _rates(points, Column("order", TEXT, "order"), "order of the samples")
-    return Plot(
-        title=table.title,
-        aid=f"By occurrence: {said}.",
-        figure=plots.bars(
-            points, table.columns[0], [one for one in table.columns if "mean" in one.name], x=Axis(_RATE)
-        ),
-        table=table,
-        height=380,
-        half=True,
-        on_terminal=True,
-    )
+def _plot(table: Table, aid: str, figure: Any, *, on_terminal: bool) -> Plot:
+    return Plot(title=table.title, aid=aid, figure=figure, table=table, height=380, half=True, on_terminal=on_terminal)
 
 
 def _bytes(found: Document, *, on_terminal: bool) -> Block:
@@ -204,9 +187,3 @@ def _bytes(found: Document, *, on_terminal: bool) -> Block:
         height=290,
         on_terminal=on_terminal,
     )
-
-
-def _left_out(spots: Sequence[Document]) -> Iterator[str]:
-    if spots:
-        named = ", ".join(f"{one['ranks']} x {one['batch_size']}" for one in spots)
-        yield f"Left out, because two such batches are more rows than were read: {named} (ranks x samples)."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from freescale_tools.console.errors import CommandFailed, UsageError
-from freescale_tools.console.terminal import plain
 from freescale_tools.report.blocks import Report
 
 REPORTS = Path("freescale-report")
@@ -42,10 +41,19 @@ def write_report(document: Mapping[str, Any], report: Report, out: Path | None, 
     from freescale_tools.report.page import page
 
     if out is None:
-        out, name = REPORTS, _free_name(REPORTS, name)
+        out = REPORTS
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        name = next(one for one in names if not any((out / f"{one}.{kind}").exists() for kind in ("json", "html")))
     write_whole(out / f"{name}.json", json.dumps(document, default=plain, allow_nan=False) + "\n")
     write_whole(out / f"{name}.html", page(report))
     return f"written to {out / name}.html and {out / name}.json"
+
+
+def plain(value: Any) -> Any:
+    """Turn arrays and numpy numbers into lists and numbers, for `json.dumps`."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no place in a JSON document")
 
 
 def check_folder(out: Path | None) -> None:
@@ -53,11 +61,6 @@ def check_folder(out: Path | None) -> None:
     folder = out or REPORTS
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
-
-
-def _free_name(folder: Path, name: str) -> str:
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(one for one in names if not any((folder / f"{one}.{kind}").exists() for kind in ("json", "html")))
 
 
 def read_document(path: Path, kind: str, *, make: str, version: int = 1, needs: Collection[str] = ()) -> dict[str, Any]:

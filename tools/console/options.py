@@ -63,25 +63,14 @@ Dim = Annotated[
     ),
 ]
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json of `freescale profile`, or its folder.")]
-HardwareName = Annotated[
-    str,
-    typer.Option(
-        "--hardware", help='b200-ib, h100-ib, h200-nvl, mi350x-roce, or a TOML file: like = "h100-ib" and what differs.'
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option("--batch-size", help="Samples of a rank in a step. Default: as in the profile, else 128."),
-]
-MaxLength = Annotated[
-    int | None, typer.Option("--max-length", help="Most events of a history. Default: as the profile recommends.")
-]
-CalibrationFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibration", help="What `freescale calibrate --out` wrote, or the run.json that BubbleMeter.save wrote."
-    ),
-]
+_HARDWARE = 'b200-ib, h100-ib, h200-nvl, mi350x-roce, or a TOML file: like = "h100-ib" and what differs.'
+HardwareName = Annotated[str, typer.Option("--hardware", help=_HARDWARE)]
+_BATCH_SIZE = "Samples of a rank in a step. Default: as in the profile, else 128."
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help=_BATCH_SIZE)]
+_MAX_LENGTH = "Most events of a history. Default: as the profile recommends."
+MaxLength = Annotated[int | None, typer.Option("--max-length", help=_MAX_LENGTH)]
+_CALIBRATION = "What `freescale calibrate --out` wrote, or the run.json that BubbleMeter.save wrote."
+CalibrationFile = Annotated[Path | None, typer.Option("--calibration", help=_CALIBRATION)]
 Histories = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,10 +79,8 @@ Histories = Annotated[
     ),
 ]
 On = Annotated[str | None, typer.Option(help="The key of requests and histories.")]
-EventTime = Annotated[
-    str | None,
-    typer.Option(help="The list column of --histories with the times of the events; --time is that of a request."),
-]
+_EVENT_TIME = "The list column of --histories with the times of the events; --time is that of a request."
+EventTime = Annotated[str | None, typer.Option(help=_EVENT_TIME)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +103,7 @@ class StoredHistories:
 def stored_histories(
     paths: Sequence[str] | None, *, on: str | None, event_time: str | None, time: str | None
 ) -> StoredHistories | None:
-    """What the options --histories, --on, --event-time and --time say; None without histories.
-
-    Raises UsageError if they are incomplete.
-    """
+    """What --histories, --on, --event-time and --time say; None without histories. Raises UsageError if some lack."""
     if not paths:
         alone = [name for name, value in (("--on", on), ("--event-time", event_time)) if value]
         if alone:
@@ -127,10 +111,9 @@ def stored_histories(
         return None
     if on and event_time and time:
         return StoredHistories(paths=tuple(paths), on=on, event_time=event_time, time=time)
-    needed = {
-        "--on": (on, "the key of requests and histories"),
-        "--event-time": (event_time, "the list column of the histories with the times of the events"),
-        "--time": (time, "the column with the time of a request"),
-    }
-    missing = [f"{name}, {what}" for name, (value, what) in needed.items() if not value]
-    raise UsageError(f"--histories also needs {'; '.join(missing)}")
+    needed = (
+        (on, "--on, the key of requests and histories"),
+        (event_time, "--event-time, the list column of the histories with the times of the events"),
+        (time, "--time, the column with the time of a request"),
+    )
+    raise UsageError(f"--histories also needs {'; '.join(said for value, said in needed if not value)}")

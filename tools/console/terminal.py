@@ -10,14 +10,15 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+from pathlib import Path
+from typing import Any, Self
 
 import typer
 
 from freescale_tools.console.errors import CommandFailed, UsageError
+from freescale_tools.console.files import plain, write_report
 from freescale_tools.report.blocks import Block, Code, Column, Plot, Points, Report, Table
-from freescale_tools.report.numbers import PLAIN, WORDS, Kind
+from freescale_tools.report.numbers import PLAIN, WORDS
 
 FOUND, USAGE = 1, 2
 INTERRUPTED = 130
@@ -26,10 +27,25 @@ _FOLDED = 12  # text is not folded into less
 _ASCII = str.maketrans({"\u00a0": " ", "−": "-", "–": "-"})  # what can be searched for in a log
 
 
-class Progress(Protocol):
-    """Counts the work that is done. Any thread may call `advance`."""
+class Progress:
+    """A bar of rich, with rows and bytes and how many a second. Any thread may call `advance`."""
 
-    def advance(self, *, rows: int = 0, bytes: int = 0) -> None: ...
+    def __init__(self, bars: Any, task: Any, *, by_bytes: bool) -> None:
+        self._bars, self._task, self._by_bytes = bars, task, by_bytes
+        self._rows = self._bytes = 0
+        self._lock = threading.Lock()
+
+    def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
+        from rich.filesize import decimal
+
+        with self._lock:
+            self._rows += rows
+            self._bytes += bytes
+            elapsed = self._bars.tasks[0].elapsed or 0.0
+            each = ((self._rows, lambda value: f"{int(value):,} rows"), (self._bytes, decimal))
+            said = [f"{write(done)} {write(int(done / elapsed))}/s" for done, write in each if done and elapsed]
+            done = self._bytes if self._by_bytes else self._rows
+            self._bars.update(self._task, completed=done, done=", ".join(said))
 
 
 class Terminal:
@@ -53,18 +69,12 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, UsageError):
-            self._error(str(error))
-            raise typer.Exit(USAGE) from None
-        if isinstance(error, CommandFailed):
-            self._error(str(error))
-            raise typer.Exit(FOUND) from None
-        if isinstance(error, KeyboardInterrupt):
-            self._error("interrupted: nothing half-written is left")
-            raise typer.Exit(INTERRUPTED) from None
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for ends, status in ((UsageError, USAGE), (CommandFailed, FOUND), (KeyboardInterrupt, INTERRUPTED)):
+            if isinstance(error, ends):
+                said = "interrupted: nothing half-written is left" if status == INTERRUPTED else str(error)
+                self._err.print(f"error: {said}", markup=False, soft_wrap=True)
+                raise typer.Exit(status) from None
         if error is None and self._findings:
             raise typer.Exit(FOUND)
 
@@ -73,24 +83,30 @@ class Terminal:
         if not self._json:
             self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
 
-    def report(self, report: Report) -> None:
-        """Print what the report has for the terminal: its head, and sections that have something."""
-        if self._json:
-            return
+    def finish(
+        self, document: Mapping[str, Any], report: Report, out: Path | None, name: str, *, notes: Sequence[str] = ()
+    ) -> None:
+        """Write the document and its page as `write_report`; show the report, the notes and where it is written.
+
+        Of the report, the terminal has its head, and sections with blocks for it. The document is the `result`.
+        """
         from rich.rule import Rule
         from rich.text import Text
 
-        self.say(
-            "; ".join([report.title, *(f"{name.lower()} {value.translate(_ASCII)}" for name, value in report.facts)])
-        )
+        written = write_report(document, report, out, name)
+        facts = (f"{fact.lower()} {value.translate(_ASCII)}" for fact, value in report.facts)
+        self.say("; ".join([report.title, *facts]))
         for section in report.sections:
             blocks = [block for block in section.blocks if block.on_terminal]
-            if not blocks:
+            if self._json or not blocks:
                 continue
             self._out.print("", Rule(Text(section.title), align="left", style=""))
             if section.intro:
                 self.say(section.intro.translate(_ASCII))
             self.show(blocks)
+        for note in (*notes, written):
+            self.say(note)
+        self.result(document)
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Print blocks for people; of plots the sentence that reads them, and the table."""
@@ -116,16 +132,8 @@ class Terminal:
     ) -> None:
         """Print a table of values of any kind: text is aligned left, numbers right; floats have four digits."""
         words = [any(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
-        self.show([
-            Table(
-                title=title,
-                columns=[
-                    Column(name, WORDS if words[place] else PLAIN, place) for place, name in enumerate(columns)
-                ],
-                rows=rows,
-                notes=notes,
-            )
-        ])  # fmt: skip
+        shown = [Column(name, WORDS if words[place] else PLAIN, place) for place, name in enumerate(columns)]
+        self.show([Table(title=title, columns=shown, rows=rows, notes=notes)])
 
     def finding(self, text: str) -> None:
         """Show something that the user has to look at. The command goes on and ends with status 1."""
@@ -151,14 +159,14 @@ class Terminal:
     @contextlib.contextmanager
     def progress(self, what: str, *, rows: int | None = None, bytes: int | None = None) -> Iterator[Progress]:
         """Show a bar with rows, bytes, rates and the time left. The totals, if given, set its length."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich import progress
 
         columns = (
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TextColumn("{task.fields[done]}"),
+            progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
         )  # fmt: skip
-        with Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal) as bars:
-            yield _Bar(bars, bars.add_task(what, total=bytes or rows, done=""), by_bytes=bool(bytes))
+        with progress.Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal) as bars:
+            yield Progress(bars, bars.add_task(what, total=bytes or rows, done=""), by_bytes=bool(bytes))
 
     def _table(self, table: Table) -> None:
         """Text is folded where the table is wider than the window, numbers never.
@@ -183,54 +191,15 @@ class Terminal:
         for note in table.notes:
             self.say(note.translate(_ASCII))
 
-    def _error(self, message: str) -> None:
-        self._err.print(f"error: {message}", markup=False, soft_wrap=True)
-
-
-class _Bar:
-    """A bar of rich, with rows and bytes and how many a second."""
-
-    def __init__(self, bars: Any, task: Any, *, by_bytes: bool) -> None:
-        self._bars = bars
-        self._task = task
-        self._by_bytes = by_bytes
-        self._done = {"rows": 0, "bytes": 0}
-        self._lock = threading.Lock()
-
-    def advance(self, *, rows: int = 0, bytes: int = 0) -> None:
-        from rich.filesize import decimal
-
-        with self._lock:
-            self._done["rows"] += rows
-            self._done["bytes"] += bytes
-            elapsed = self._bars.tasks[0].elapsed or 0.0
-            each = ((self._done["rows"], lambda value: f"{int(value):,} rows"), (self._done["bytes"], decimal))
-            said = [f"{write(done)} {write(int(done / elapsed))}/s" for done, write in each if done and elapsed]
-            done = self._done["bytes" if self._by_bytes else "rows"]
-            self._bars.update(self._task, completed=done, done=", ".join(said))
-
 
 def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> tuple[list[str], int]:
     """Headings, on several lines if one line is too wide, and how many columns fit."""
     whole = [column.heading for column in columns]
     for headings in (whole, [heading.replace(" ", "\n") for heading in whole]):
-        needed = [
-            max(_least(one, column.kind) for one in [*headings[at].split("\n"), *(row[at] for row in cells)])
-            for at, column in enumerate(columns)
-        ]
+        lines = [[*heading.split("\n"), *(row[at] for row in cells)] for at, heading in enumerate(headings)]
+        most = [max(map(len, some)) for some in lines]
+        needed = [min(one, _FOLDED) if column.kind.words else one for one, column in zip(most, columns, strict=True)]
         ends = [sum(needed[: last + 1]) + 3 * (last + 1) + 1 for last in range(len(columns))]
         if ends and ends[-1] <= width:
             return headings, len(columns)
     return headings, min(max(sum(end <= width for end in ends), 1), len(columns))
-
-
-def _least(text: str, kind: Kind) -> int:
-    """The fewest characters a line of a column needs."""
-    return min(len(text), _FOLDED) if kind.words else len(text)
-
-
-def plain(value: Any) -> Any:
-    """Turn arrays and numpy numbers into lists and numbers, for `json.dumps`."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no place in a JSON document")

@@ -43,54 +43,38 @@ def demo(
 ) -> None:
     """Train a small model plainly, with FreeScale's loader, with its communication, and with both."""
     with Terminal() as terminal:
-        for name, value in {
-            "--max-length": max_length,
-            "--batch-size": batch_size,
-            "--steps": steps,
-            "--ranks": ranks,
-        }.items():
+        numbers = {"--max-length": max_length, "--batch-size": batch_size, "--steps": steps, "--ranks": ranks}
+        for name, value in numbers.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if sequence is not None and data is None:
             raise UsageError("--sequence names columns of --data; the synthetic set needs none")
+
+        from freescale_tools.demo.data import synthetic
+        from freescale_tools.demo.discover import MAX_LENGTH, discover
+        from freescale_tools.write.synth.presets import Lengths, demo_set
+
         if data is None:
-            found = _synthetic(terminal, folder, seed, max_length, batch_size)
+            terminal.say(f"writing the synthetic set to {folder}")
+            try:
+                files = demo_set(folder, seed=seed)
+            except OSError as error:
+                raise CommandFailed(f"cannot write to {folder}: {error}") from error
+            found = synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
         else:
-            found = _found(data, sequence or "", max_length, batch_size, ranks, requests)
+            fields = tuple(name.strip() for name in (sequence or "").split(",") if name.strip())
+            try:
+                found = discover(
+                    data,
+                    sequence=fields,
+                    max_length=max_length or MAX_LENGTH,
+                    batch_size=batch_size,
+                    world_size=ranks,
+                    requests=requests,
+                )
+            except (FreeScaleError, OSError) as error:
+                raise UsageError(f"{data}: {error}") from error
         run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed)
-
-
-def _synthetic(
-    terminal: Terminal, folder: Path, seed: int, max_length: int | None, batch_size: int | None
-) -> "DemoData":
-    from freescale_tools.demo.data import synthetic
-    from freescale_tools.write.synth.histories import Lengths
-    from freescale_tools.write.synth.presets import demo_set
-
-    terminal.say(f"writing the synthetic set to {folder}")
-    try:
-        files = demo_set(folder, seed=seed)
-    except OSError as error:
-        raise CommandFailed(f"cannot write to {folder}: {error}") from error
-    return synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
-
-
-def _found(
-    data: Path, sequence: str, max_length: int | None, batch_size: int | None, ranks: int, requests: bool
-) -> "DemoData":
-    from freescale_tools.demo.discover import MAX_LENGTH, discover
-
-    try:
-        return discover(
-            data,
-            sequence=tuple(name.strip() for name in sequence.split(",") if name.strip()),
-            max_length=max_length or MAX_LENGTH,
-            batch_size=batch_size,
-            world_size=ranks,
-            requests=requests,
-        )
-    except (FreeScaleError, OSError) as error:
-        raise UsageError(f"{data}: {error}") from error
 
 
 def run(
@@ -104,25 +88,19 @@ def run(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from freescale_tools.demo.data import some_lengths
-    from freescale_tools.demo.picture import draw
-    from freescale_tools.demo.results import show, verdict
-    from freescale_tools.demo.train import main
+    from freescale_tools.demo.results import draw, show, verdict
+    from freescale_tools.demo.train import compare
 
     steps = min(steps, data.rows // (ranks * data.batch_size))
     terminal.say(f"{data.name}: {data.rows:,} samples, {steps} steps of {ranks} x {data.batch_size}")
     for note in data.notes:
         terminal.say(f"  {note}")
     launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id="freescale-demo",
-        max_restarts=0,
-        rdzv_backend="c10d",
+        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id="freescale-demo", max_restarts=0, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-    )
+    )  # fmt: skip
     try:
-        outcome: Outcome = elastic_launch(launch, main)(data, steps, seed)[0]
+        outcome: Outcome = elastic_launch(launch, compare)(data, steps, seed)[0]
     except ChildFailedError as error:
         raise CommandFailed(
             f"training failed on rank {error.get_first_failure()[0]}; its error stands above"

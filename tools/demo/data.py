@@ -1,15 +1,12 @@
 """What the demo trains on, as FreeScale's loader and the model take it. `synthetic` describes the synthetic set."""
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from freescale_tools.write.synth.histories import ITEMS
-from freescale_tools.write.synth.presets import DemoSet
+from freescale_tools.write.synth.presets import ITEMS, DemoSet
 from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
 from fsdata.order.mix import Mix
 
@@ -68,11 +65,6 @@ class DemoData:
         )
 
 
-def rows_of(paths: Many[Path]) -> int:
-    """Rows of Parquet files, by their footers."""
-    return sum(pq.read_metadata(path).num_rows for path in paths)
-
-
 def some_lengths(data: DemoData) -> np.ndarray:
     """Events of samples from all over the set: int64 [at most 16,384]."""
     item = data.history[0].name
@@ -117,6 +109,6 @@ def synthetic(files: DemoSet, *, batch_size: int, max_length: int) -> DemoData:
         dense=("age_days", "hour"),
         time="request_ts",
         max_length=max_length,
-        rows=rows_of((*files.site, *files.partner)),
+        rows=sum(pq.read_metadata(path).num_rows for path in (*files.site, *files.partner)),
         batch_size=batch_size,
     )

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import DemoData, Feature, some_lengths
 from fsdata import AsOf, ParquetSource, Schema
+from fsdata.catalog.arrow_types import is_list
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model
@@ -26,10 +27,6 @@ _STEPS = 16  # the set should have at least so many global batches
 _LEAST_TIME = 100_000_000  # larger rising integers count as time stamps
 _MAX_ROWS = 1 << 18  # of an embedding table
 _LOOKED_AT = 4_096  # rows from which values are judged
-
-
-class DiscoveryError(UsageError):
-    """The folder has no data to train on. The message says what was looked for and what was found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +54,8 @@ def discover(
 
     `requests`: look for a table of requests, too.
 
-    Raises DiscoveryError if the folder has no Parquet files or no integer lists, or if a column of `sequence`
-    is missing, not an integer list, or not aligned.
+    Raises UsageError if the folder has no Parquet files or no integer lists, or if a column of `sequence` is missing,
+    not an integer list, or not aligned.
     """
     folder = Path(folder)
     files = _survey(folder)
@@ -67,18 +64,19 @@ def discover(
     aligned = _aligned(largest, sequence[0] if sequence else None)
     fields = sequence or aligned
     if ragged := [name for name in sequence if name not in aligned]:
-        raise DiscoveryError(
+        raise UsageError(
             f"{', '.join(ragged)}: lists are not of the same length as those of {fields[0]!r} in every row"
         )
     looked_at = _read([largest], fields, _LOOKED_AT)
     history = tuple(_feature(looked_at[name], item=name == fields[0]) for name in fields)
     notes = [f"sequence: {', '.join(fields)}; the task is the next {fields[0]!r}"]
 
-    samples, join = histories, None
+    samples, key = histories, None
+    joins: list[AsOf] = []
     clock = next((feature.name for feature in history if feature.divide > 1), None)
     if requests and clock and (found := _requests(files, histories, clock)):
         samples, key, at = found
-        join = AsOf(ParquetSource(_paths(histories)), on=key, at=at, time=clock, fields=fields)
+        joins = [AsOf(_source(histories), on=key, at=at, time=clock, fields=fields)]
         notes.append(
             f"samples: rows of {', '.join(file.path.name for file in samples)}, each with the history of its {key!r} "
             f"before its {at!r} (by {clock!r}); --no-requests trains on whole histories"
@@ -88,21 +86,28 @@ def discover(
     if ignored := [str(file.path.relative_to(folder)) for file in files if file not in (*samples, *histories)]:
         notes.append(f"ignored, no such sequence: {', '.join(ignored)}")
 
+    # A name for the picture that another folder, also one of the same name, does not have.
+    place = folder.resolve()
+    digits = hashlib.sha256(str(place).encode()).hexdigest()[:6]
     data = DemoData(
         name=str(folder),
-        picture=_picture(folder, of_requests=join is not None),
-        sources=(ParquetSource(_paths(samples), join=[] if join is None else [join]),),
+        picture=f"freescale-demo-{place.name}-{digits}{'-requests' if key else ''}",
+        sources=(_source(samples, joins),),
         history=history,
-        key=None if join is None else join.on,
+        key=key,
         max_length=max_length,
         rows=sum(file.rows for file in samples),
         batch_size=batch_size or 1,
         notes=tuple(notes),
     )
     if batch_size is None:
-        data = replace(data, batch_size=_batch_size(data, world_size))
+        # A power of two: a rank gets about _TOKENS_PER_STEP events, and the set has some steps.
+        lengths = some_lengths(data)
+        mean = max(float(lengths.mean()) if len(lengths) else 1.0, 1.0)
+        wanted = min(_TOKENS_PER_STEP / mean, data.rows / (world_size * _STEPS), 1_024)
+        data = replace(data, batch_size=1 << max(int(wanted), 1).bit_length() - 1)
     if data.rows < data.batch_size * world_size:
-        raise DiscoveryError(
+        raise UsageError(
             f"{folder}: {data.rows} samples with {fields[0]!r} do not fill one step of {world_size} x "
             f"{data.batch_size} samples; give a smaller --batch-size"
         )
@@ -111,36 +116,26 @@ def discover(
 
 def _survey(folder: Path) -> list[_File]:
     if not folder.is_dir():
-        raise DiscoveryError(f"{folder}: no such folder")
-    paths = sorted(folder.rglob("*.parquet"))
-    if not paths:
-        raise DiscoveryError(f"{folder}: no *.parquet file in it or below it")
-    return [_footer(path) for path in paths]
-
-
-def _footer(path: Path) -> _File:
-    try:
-        metadata = pq.read_metadata(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DiscoveryError(f"{path}: cannot read its footer as Parquet: {error}") from error
-    fields = list(metadata.schema.to_arrow_schema())
-    leaf = {metadata.schema.column(place).path.split(".")[0]: place for place in range(metadata.num_columns)}
-    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
-    return _File(
-        path=path,
-        rows=metadata.num_rows,
-        lists={
-            field.name: sum(group.column(leaf[field.name]).num_values for group in groups)
-            for field in fields
-            if _is_integer_list(field.type)
-        },
-        integers=tuple(field.name for field in fields if pa.types.is_integer(field.type)),
-    )
-
-
-def _is_integer_list(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return is_list and pa.types.is_integer(kind.value_type)
+        raise UsageError(f"{folder}: no such folder")
+    found = []
+    for path in sorted(folder.rglob("*.parquet")):
+        try:
+            metadata = pq.read_metadata(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UsageError(f"{path}: cannot read its footer as Parquet: {error}") from error
+        kinds = {field.name: field.type for field in metadata.schema.to_arrow_schema()}
+        leaf = {metadata.schema.column(place).path.split(".")[0]: place for place in range(metadata.num_columns)}
+        groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+        lists = {
+            name: sum(group.column(leaf[name]).num_values for group in groups)
+            for name, kind in kinds.items()
+            if is_list(kind) and pa.types.is_integer(kind.value_type)
+        }
+        integers = tuple(name for name, kind in kinds.items() if pa.types.is_integer(kind))
+        found.append(_File(path=path, rows=metadata.num_rows, lists=lists, integers=integers))
+    if not found:
+        raise UsageError(f"{folder}: no *.parquet file in it or below it")
+    return found
 
 
 def _histories(files: list[_File], sequence: tuple[str, ...], folder: Path) -> list[_File]:
@@ -153,11 +148,11 @@ def _histories(files: list[_File], sequence: tuple[str, ...], folder: Path) -> l
         return max(tables.values(), key=lambda table: sum(file.values for file in table))
     if sequence:
         known = sorted({name for file in files for name in file.lists})
-        raise DiscoveryError(
+        raise UsageError(
             f"{folder}: no file with rows has all of {', '.join(sequence)} as integer lists; "
             f"integer list columns found: {', '.join(known) or 'none'}"
         )
-    raise DiscoveryError(
+    raise UsageError(
         f"{folder}: none of its {len(files)} Parquet files has rows and a column of integer lists. The demo trains "
         "on histories: one row per sample, item ids as a list"
     )
@@ -174,16 +169,13 @@ def _aligned(file: _File, item: str | None) -> tuple[str, ...]:
 def _feature(column: pl.Series, *, item: bool) -> Feature:
     """Time stamps get a row for every hour of the week, other ids one for each, as far as there is room."""
     values = column.explode().drop_nulls()
-    if not item and len(values) and _is_time(values) and _rises(column):
-        thousands = max(len(str(values.max())) - 10, 0) // 3  # seconds have 10 digits, milliseconds 13
-        return Feature(name=column.name, rows=168, divide=3_600 * 1_000**thousands)
+    if not item and len(values) and _is_time(values):
+        least: Any = column.list.diff().list.min().min()
+        if least is None or least >= 0:
+            thousands = max(len(str(values.max())) - 10, 0) // 3  # seconds have 10 digits, milliseconds 13
+            return Feature(name=column.name, rows=168, divide=3_600 * 1_000**thousands)
     largest: Any = values.max() or 0
     return Feature(name=column.name, rows=min(max(1 << int(largest).bit_length(), 64), _MAX_ROWS))
-
-
-def _rises(lists: pl.Series) -> bool:
-    least: Any = lists.list.diff().list.min().min()
-    return least is None or least >= 0
 
 
 def _is_time(values: pl.Series) -> bool:
@@ -226,20 +218,5 @@ def _read(files: Many[_File], columns: Many[str], rows: int | None = None) -> pl
     return pl.concat(parts, how="vertical_relaxed")
 
 
-def _batch_size(data: DemoData, world_size: int) -> int:
-    """A power of two: a rank gets about _TOKENS_PER_STEP events, and the set has some steps."""
-    lengths = some_lengths(data)
-    mean = max(float(lengths.mean()) if len(lengths) else 1.0, 1.0)
-    wanted = min(_TOKENS_PER_STEP / mean, data.rows / (world_size * _STEPS), 1_024)
-    return 1 << max(int(wanted), 1).bit_length() - 1
-
-
-def _picture(folder: Path, *, of_requests: bool) -> str:
-    """A name that another folder, also one of the same name, does not have."""
-    place = folder.resolve()
-    number = hashlib.sha256(str(place).encode()).hexdigest()[:6]
-    return f"freescale-demo-{place.name}-{number}{'-requests' if of_requests else ''}"
-
-
-def _paths(files: Many[_File]) -> list[str]:
-    return [str(file.path) for file in files]
+def _source(files: Many[_File], joins: Many[AsOf] = ()) -> ParquetSource:
+    return ParquetSource([str(file.path) for file in files], join=joins)

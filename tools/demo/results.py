@@ -1,4 +1,4 @@
-"""What the demo's runs came to: which numbers follow from measured steps, what must be equal, and the last screen.
+"""What the demo's runs came to: numbers of measured steps, what must be equal, the last screen and the picture.
 
 *Compute time* of a rank is the CPU time of its training thread for forward, backward and optimizer, on one core.
 Waiting uses no CPU, so time that a rank waits for a slower rank does not count. *Straggler share* of a step is 1 - mean
@@ -12,8 +12,9 @@ blocked on an exchange after all ranks have begun it; late is the time before th
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -162,12 +163,18 @@ def show(outcome: Outcome, lengths: np.ndarray, batch_size: int, terminal: Termi
     """
     for run in outcome.runs[1:]:
         check_same_samples(outcome.plain, run)
-    ranks, steps = len(outcome.plain.steps[0]), len(outcome.plain.steps)
+    cost, ranks = outcome.cost, len(outcome.plain.steps[0])
+    rows: list[list[str | float | None]] = []
+    for run in outcome.runs:
+        shares = (run.straggler, run.planned(cost), run.collisions, run.held)
+        straggler, planned, collide, held = (None if share is None else round(100 * share, 1) for share in shares)
+        seconds = (run.seconds["seconds"], run.exposed, run.seconds["straggler"])
+        rows.append([run.name, straggler, planned, *(round(1e3 * each) for each in seconds), collide, held, *run.last])
     columns = ["run", "straggler %", "planned %", "step ms", "exposed ms", "late ms", "collide %", "held %"]
     terminal.table(
-        f"{ranks} ranks, {steps} steps, the same samples",
+        f"{ranks} ranks, {len(outcome.plain.steps)} steps, the same samples",
         [*columns, "global loss nats", "NE"],
-        [_row(run, outcome.cost) for run in outcome.runs],
+        rows,
         notes=[
             "straggler: share of a step that ranks wait for the slowest, by the CPU time of the training threads; "
             "planned: the same by the cost model",
@@ -177,12 +184,26 @@ def show(outcome: Outcome, lengths: np.ndarray, batch_size: int, terminal: Termi
             "ranks share this machine: an exchange is a copy in memory; benchmarks/exposed.py has slower links",
         ],
     )
-    for line in _explained(outcome):
-        terminal.say(line)
+    terminal.say(f"cost of a sample, fitted on the first run: {cost}")
+    both = (outcome.plain, outcome.balanced)
+    if any(abs(run.straggler - run.planned(cost)) > _POINT for run in both):
+        said = "; ".join(f"{run.name} {run.straggler:.1%}, not {run.planned(cost):.1%}" for run in both)
+        terminal.say(
+            f"measured straggler share is not as planned: {said}. The plan knows lengths alone; "
+            "the rest is what they do not explain, such as other work on these cores"
+        )
+    for run in outcome.runs:
+        for module, why in run.fallbacks.items():
+            terminal.say(f"{run.name}: {module} ran plainly: {why}")
     terminal.table(
         "planned straggler share with more ranks, shuffled samples",
         ["ranks", "unbalanced %", "balanced %", "least of any plan %"],
-        list(_plans(outcome, lengths, batch_size)),
+        # As far as the samples fill one global batch.
+        [
+            [more, *planned_shares(cost, lengths, more, batch_size)]
+            for more in _PLANNED_RANKS
+            if ranks < more <= len(lengths) // batch_size
+        ],
         notes=[
             "least: above 0 where one sample outweighs a rank; `freescale profile` tells what shorter histories bring"
         ],
@@ -195,38 +216,17 @@ def show(outcome: Outcome, lengths: np.ndarray, batch_size: int, terminal: Termi
         raise CommandFailed("prioritized communication changed the results; see above where")
 
 
-def _row(run: Run, cost: Polynomial) -> list[str | float | None]:
-    percents = [run.straggler, run.planned(cost), run.collisions, run.held]
-    straggler, planned, collide, held = (None if share is None else round(100 * share, 1) for share in percents)
-    step, exposed, late = (
-        round(1e3 * part) for part in (run.seconds["seconds"], run.exposed, run.seconds["straggler"])
+def planned_shares(cost: Polynomial, lengths: np.ndarray, ranks: int, batch_size: int) -> list[float]:
+    """Percent of a step that ranks wait: unbalanced, balanced, and the least of any plan; means of whole batches."""
+    size = ranks * batch_size
+    steps = cost({HISTORY: lengths[: len(lengths) // size * size]}).reshape(-1, size)
+    plans = [pack(step, ranks) for step in steps]
+    shares = (
+        [straggler_share(step.reshape(ranks, batch_size).sum(1)) for step in steps],
+        [plan.straggler for plan in plans],
+        [plan.lower_bound for plan in plans],
     )
-    return [run.name, straggler, planned, step, exposed, late, collide, held, *run.last]
-
-
-def _explained(outcome: Outcome) -> Iterator[str]:
-    yield f"cost of a sample, fitted on the first run: {outcome.cost}"
-    runs = (outcome.plain, outcome.balanced)
-    if any(abs(run.straggler - run.planned(outcome.cost)) > _POINT for run in runs):
-        shares = (f"{run.name} {run.straggler:.1%}, not {run.planned(outcome.cost):.1%}" for run in runs)
-        yield (
-            f"measured straggler share is not as planned: {'; '.join(shares)}. The plan knows lengths alone; "
-            "the rest is what they do not explain, such as other work on these cores"
-        )
-    for run in outcome.runs:
-        yield from (f"{run.name}: {module} ran plainly: {why}" for module, why in run.fallbacks.items())
-
-
-def _plans(outcome: Outcome, lengths: np.ndarray, batch_size: int) -> Iterator[list[float]]:
-    """Of more ranks than the job has, as far as the samples fill one global batch."""
-    for ranks in (ranks for ranks in _PLANNED_RANKS if ranks > len(outcome.plain.steps[0])):
-        size = ranks * batch_size
-        steps = outcome.cost({HISTORY: lengths[: len(lengths) // size * size]}).reshape(-1, size)
-        if len(steps):
-            plain = [straggler_share(step.reshape(ranks, batch_size).sum(1)) for step in steps]
-            plans = [pack(step, ranks) for step in steps]
-            shares = (plain, [plan.straggler for plan in plans], [plan.lower_bound for plan in plans])
-            yield [ranks, *(round(100 * float(np.mean(share)), 1) for share in shares)]
+    return [round(100 * float(np.mean(share)), 1) for share in shares]
 
 
 def verdict(outcome: Outcome) -> str:
@@ -247,3 +247,58 @@ def verdict(outcome: Outcome) -> str:
     if saved > explained + _NOISE:
         return f"{took}: {waited}, which explains {max(explained, 0):.0%}; the rest is other work on these cores"
     return f"{took}: {waited}"
+
+
+def draw(outcome: Outcome, path: Path, *, title: str) -> None:
+    """Write a PNG: compute time by rank and step of the plain and the balanced run, with waiting time shaded.
+
+    Below is the exposed communication of all runs by kind.
+    """
+    from matplotlib.figure import Figure  # not for the ranks that train
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(11, 9.5), layout="constrained")
+    first, second, third = figure.subplots(3, 1, height_ratios=(3, 3, 1.8))
+    second.sharex(first)
+    second.sharey(first)
+    slowest = 0.0
+    for axis, run in ((first, outcome.plain), (second, outcome.balanced)):
+        times = np.array([[rank.compute_ns / 1e6 for rank in step] for step in run.timed])
+        slowest = max(slowest, times.max())
+        steps, ranks = times.shape
+        width = 0.84 / ranks
+        at = np.arange(steps) + len(run.steps) - steps
+        for rank, computes in enumerate(times.T):
+            x = at + (rank - (ranks - 1) / 2) * width
+            axis.bar(x, computes, width, color=f"C{rank % 10}", label=f"rank {rank} computes")
+            label = "waits for the slowest" if rank == ranks - 1 else None
+            axis.bar(x, times.max(1) - computes, width, bottom=computes, color="#e8b4b0", label=label)
+        share = f"ranks wait {run.straggler:.1%} of a step for the slowest, mean of the steps from {at[0]}"
+        axis.set_title(f"{run.name}: {share}", loc="left", fontsize=11)
+        axis.set_ylabel("compute time of a rank, ms")
+        axis.grid(axis="y", alpha=0.3)
+    second.set_ylim(0, 1.08 * slowest)
+    second.set_xlabel("step")
+    second.xaxis.set_major_locator(MaxNLocator(integer=True))
+    second.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=9)
+
+    names = [run.name for run in outcome.runs]
+    ends = np.zeros(len(names))
+    for kind in KINDS:
+        waits = np.array([1e3 * run.seconds[kind] for run in outcome.runs])
+        if waits.any():
+            third.barh(names, waits, left=ends, label=kind, height=0.6)
+        ends += waits
+    for name, end in zip(names, ends, strict=True):
+        third.annotate(f"{end:.1f}", (end, name), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    third.invert_yaxis()
+    third.margins(x=0.12)
+    third.set_title("Exposed communication: what a step is blocked on, late ranks aside", loc="left", fontsize=11)
+    third.set_xlabel("ms of a step, mean of ranks and steps")
+    third.legend(ncols=len(KINDS), frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 0.98))
+    third.grid(axis="x", alpha=0.3)
+    for axis in (first, second, third):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
+    figure.suptitle(title, fontsize=13)
+    figure.savefig(path, dpi=130)

@@ -1,7 +1,7 @@
 """Trains one model on the same samples several times: what runs on every rank of the demo.
 
 `train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for fscomm. All
-else in this file measures it, so that the runs can be compared.
+else in this file measures it, so that the runs can be compared. `compare` runs on every rank.
 """
 
 import logging
@@ -37,23 +37,6 @@ from fsdata import Balance, FreeScaleDataLoader, Polynomial, fit, global_mean
 from fsmeter import BubbleMeter
 
 
-def compare(data: DemoData, steps: int, seed: int) -> Outcome:
-    """Train four times, or six where samples can share histories. Needs a process group. Collective.
-
-    The two runs of a pair follow each other, so that a machine that slows down affects both.
-    """
-    plain = train(data, "plain", steps, seed)
-    prioritized = train(data, "prioritized", steps, seed, serve=True)
-    cost = fit_cost(plain)
-    balance = Balance(cost=cost)
-    pairs = [(plain, prioritized)]
-    for one, both, share in (("balanced", "both", False), ("shared", "shared, both", True)):
-        if data.key or not share:
-            alone = train(data, one, steps, seed, balance=balance, share=share)
-            pairs.append((alone, train(data, both, steps, seed, balance=balance, share=share, serve=True)))
-    return Outcome(pairs=tuple(pairs), cost=cost)
-
-
 def train(
     data: DemoData,
     name: str,
@@ -87,14 +70,15 @@ def train(
 
             rows = [batch.features[field.name].values() for field in (*data.context, *data.history)]
             ids = [*rows[: len(data.context)], *(seen(each, batch) for each in rows[len(data.context) :])]
-            step = Step(
-                compute_ns=compute_ns,
-                loss=float(losses.detach().double().sum()),
-                lengths=lengths(batch, data).numpy().astype(np.int64),
-                held=len(rows[-1]),
-                checksum=sum(int(each.sum()) for each in ids),
+            done.append(
+                Step(
+                    compute_ns=compute_ns,
+                    loss=float(losses.detach().double().sum()),
+                    lengths=lengths(batch, data).numpy().astype(np.int64),
+                    held=len(rows[-1]),
+                    checksum=sum(int(each.sum()) for each in ids),
+                )
             )
-            done.append(step)
         report = comm.report() if comm else None
     if dist.get_rank() == 0:
         Terminal().say(f"{name}: trained {len(done)} steps")
@@ -131,18 +115,6 @@ def weights(model: torch.nn.Module, optimizer: Any) -> str:
     return digest.hexdigest()
 
 
-def fit_cost(run: Run) -> Polynomial:
-    """The cost model of this model on this machine, from an unbalanced run, which all ranks know alike.
-
-    The default cost model where the steps are too few, or do not get longer with their samples.
-    """
-    steps = [step for of_step in run.steps[WARMUP:] for step in of_step]
-    try:
-        return fit([{HISTORY: step.lengths} for step in steps], [step.compute_ns / 1e9 for step in steps])
-    except ValueError:
-        return Polynomial()
-
-
 def _gather(name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Report | None, digest: str) -> Run:
     """The run with the measurements of all ranks, on every rank. Collective."""
     counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
@@ -158,15 +130,30 @@ def _gather(name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Repo
     )
 
 
-def main(data: DemoData, steps: int, seed: int) -> Outcome | None:
-    """Entry of one rank that torch's launcher started. Returns the outcome on rank 0."""
+def compare(data: DemoData, steps: int, seed: int) -> Outcome | None:
+    """What one rank that torch's launcher started does: train four times, or six where samples can share histories.
+
+    The two runs of a pair follow each other, so that a machine that slows down affects both. Returns the outcome on
+    rank 0.
+    """
     for name in ("torchrec", "torch.fx"):  # notices that do not help users of the demo
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     torch.set_num_threads(1)
     join_ranks("gloo", timeout_s=1_800)
     try:
-        outcome = compare(data, steps, seed)
-        return outcome if dist.get_rank() == 0 else None
+        plain = train(data, "plain", steps, seed)
+        pairs = [(plain, train(data, "prioritized", steps, seed, serve=True))]
+        measured = [step for ranks in plain.steps[WARMUP:] for step in ranks]  # which all ranks know alike
+        try:
+            cost = fit([{HISTORY: step.lengths} for step in measured], [step.compute_ns / 1e9 for step in measured])
+        except ValueError:  # too few steps, or steps that do not get longer with their samples
+            cost = Polynomial()
+        for one, both, share in (("balanced", "both", False), ("shared", "shared, both", True)):
+            if data.key or not share:
+                options: Any = {"balance": Balance(cost=cost), "share": share}
+                alone = train(data, one, steps, seed, **options)
+                pairs.append((alone, train(data, both, steps, seed, **options, serve=True)))
+        return Outcome(pairs=tuple(pairs), cost=cost) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()

@@ -30,21 +30,17 @@ _SEQUENCE = "sequence"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One simulated configuration.
-
-    Attributes:
-        max_length: most events of a history.
-        ranks: W.
-        batch_size: samples of a rank.
-        cost: the true cost of a sample.
-        planned_by: the cost model of the plan; None is `cost`.
-    """
+    """One simulated configuration."""
 
     max_length: int
+    """Most events of a history."""
     ranks: int
     batch_size: int
+    """Samples of a rank."""
     cost: CostModel = dataclasses.field(default_factory=Polynomial)
+    """The true cost of a sample."""
     planned_by: CostModel | None = None
+    """The cost model of the plan; None is `cost`."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "ranks", "batch_size"):
@@ -118,7 +114,10 @@ def simulate_setting(
         tokens = np.sum(list(lengths.values()), axis=0)
         true, planned = setting.cost(lengths), planned_by(lengths)
         ranks = {UNPACKED: home}
-        padding.append(_padding(lengths[_SEQUENCE].reshape(setting.ranks, -1)))
+        of_rank = lengths[_SEQUENCE].reshape(setting.ranks, -1)
+        longest = of_rank.max(axis=1)
+        some = longest > 0  # ranks without events do not count
+        padding.append(float(np.mean(1 - of_rank[some].mean(axis=1) / longest[some])) if some.any() else 0.0)
         for method in methods:
             ranks[method] = pack(planned, setting.ranks, home=home, tokens=tokens, **options[method]).rank
         for method, rank in ranks.items():
@@ -138,15 +137,12 @@ def simulate_setting(
         "sparsity": float(np.mean(padding)),
         "lower_bound": float(np.mean(bounds)),
         "straggler": {method: float(np.mean(found)) for method, found in shares.items()},
-        "straggler_error": {method: _standard_error(found) for method, found in shares.items()},
+        "straggler_error": {
+            method: float(np.std(found, ddof=1) / setting.steps**0.5) for method, found in shares.items()
+        },
         "skew": {method: float(np.mean(found)) for method, found in skews.items()},
         "fullest": fullest,
     }
-
-
-def _standard_error(drawn: Sequence[float]) -> float | None:
-    """Of the mean; None if one step says nothing of it."""
-    return float(np.std(drawn, ddof=1) / len(drawn) ** 0.5) if len(drawn) > 1 else None
 
 
 def balance_options(method: str, setting: Setting, max_tokens: int | None = None) -> dict[str, Any]:
@@ -170,26 +166,9 @@ def _by_rank(amount: np.ndarray, rank: np.ndarray, ranks: int) -> np.ndarray:
     return load
 
 
-def _padding(lengths: np.ndarray) -> float:
-    """Share of padding of lengths [W, B], if each rank pads to its longest.
-
-    Ranks without events do not count.
-    """
-    longest = lengths.max(axis=1)
-    some = longest > 0
-    if not some.any():
-        return 0.0
-    return float(np.mean(1 - lengths[some].mean(axis=1) / longest[some]))
-
-
 def enough_for(rows: int, ranks: int, batch_size: int, *, batches: int = BATCHES) -> bool:
     """Whether `rows` make `batches` different global batches of `ranks` times `batch_size` samples."""
     return ranks * batch_size * batches <= rows
-
-
-def most_ranks(rows: int, ranks: Sequence[int], batch_size: int, *, batches: int = BATCHES) -> int | None:
-    """The largest of `ranks` that the rows are enough for; None if they are too few for all."""
-    return max((one for one in ranks if enough_for(rows, one, batch_size, batches=batches)), default=None)
 
 
 def fitting(rows: int, ranks: int, batch_size: int) -> tuple[int, int]:

@@ -1,12 +1,11 @@
 """The command `freescale simulate`: reads its options, runs it, and shows the result."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from freescale_tools.console.files import check_folder, header, read_document, write_report
+from freescale_tools.console.files import check_folder, header, read_document
 from freescale_tools.console.options import (
     RANKS,
     BatchSize,
@@ -48,44 +47,29 @@ def simulate(
     The lengths come from a profile. Every parameter is listed with its source, known or assumed.
     """
     with Terminal(json=json) as terminal:
+        from freescale_tools.calibrate.calibration import load_calibration
+        from freescale_tools.model.hardware import load_hardware
         from freescale_tools.model.report import simulation_report
+        from freescale_tools.model.simulation import simulate as run
 
         check_folder(out)
-        chosen = {"sequence": sequence, "batch_size": batch_size, "max_length": max_length, "dim": floats(dim)}
-        document = _simulated(profile, hardware, numbers(ranks, "--ranks"), chosen, calibration, extrapolate)
-        report = simulation_report(document)
-        written = write_report(document, report, out, "simulation")
-        terminal.report(report)
-        terminal.say(written)
-        terminal.result(document)
-
-
-def _simulated(
-    path: Path,
-    hardware: str,
-    ranks: Sequence[int] | None,
-    chosen: Mapping[str, Any],
-    calibration: Path | None,
-    extrapolate: bool,
-) -> dict[str, Any]:
-    """The document of the simulation."""
-
-    from freescale_tools.calibrate.calibration import load_calibration
-    from freescale_tools.model.hardware import load_hardware
-    from freescale_tools.model.simulation import simulate as run
-
-    return {
-        **header("simulate"),
-        "profile": str(path),
-        "simulation": run(
-            read_profile(path),
-            load_hardware(hardware),
-            ranks=ranks or RANKS,
-            calibration=load_calibration(calibration) if calibration else None,
-            beyond="show" if extrapolate else "refuse" if ranks else "leave out",
-            **chosen,
-        ),
-    }
+        asked = numbers(ranks, "--ranks")
+        document = {
+            **header("simulate"),
+            "profile": str(profile),
+            "simulation": run(
+                read_profile(profile),
+                load_hardware(hardware),
+                ranks=asked or RANKS,
+                sequence=sequence,
+                batch_size=batch_size,
+                max_length=max_length,
+                dim=floats(dim),
+                calibration=load_calibration(calibration) if calibration else None,
+                beyond="show" if extrapolate else "refuse" if asked else "leave out",
+            ),
+        }
+        terminal.finish(document, simulation_report(document), out, "simulation")
 
 
 def read_profile(path: Path) -> dict[str, Any]:

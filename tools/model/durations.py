@@ -8,8 +8,7 @@ communication sends a row once to each rank, and a gradient for every occurrence
 import math
 from typing import Any
 
-from freescale_tools.model.hardware import Hardware
-from freescale_tools.model.parameters import parameter
+from freescale_tools.model.hardware import Hardware, parameter
 from freescale_tools.model.step import BY_NAME, PARTS, Moves, Way, Work, timeline
 from freescale_tools.model.workload import CHANNELS, LAYERS, Workload
 
@@ -29,38 +28,53 @@ def step(hardware: Hardware, workload: Workload, way_name: str, *, ranks: int) -
 
 def assumed(workload: Workload) -> list[dict[str, Any]]:
     """What is assumed where the workload knows nothing better, as {name, value, unit, source}."""
-    products = "assumed: in every layer, attention takes two products per pair of events"
-    shown = []
-    if workload.compute_ms is None:
-        shown += [parameter("channels", CHANNELS, "", products), parameter("layers", LAYERS, "", products)]
-    for known, *line in (
+    products = "in every layer, attention takes two products per pair of events"
+    # What is known instead; name, value, unit; why it is assumed.
+    assumptions: tuple[tuple[float | None, str, float, str, str], ...] = (
+        (workload.compute_ms, "channels", CHANNELS, "", products),
+        (workload.compute_ms, "layers", LAYERS, "", products),
         (workload.forward, "forward", FORWARD, "share of compute", "the backward pass takes twice the products"),
         (workload.lookup_ms, "lookup", LOOKUP, "passes over memory", "a row is read and written"),
         (workload.apply_ms, "apply", APPLY, "passes over memory", "gradient and row are read, the row is written"),
         (None, "optimizer", OPTIMIZER, "bytes per dense parameter", "Adam with two moments"),
         (None, "fields", FIELDS, "ids per event", "what balancing moves between hosts"),
         (None, "all_reduce_parts", PARTS, "of the backward pass", "each part's gradients follow it"),
-    ):
-        if known is None:
-            name, value, unit, why = line
-            shown.append(parameter(str(name), value, str(unit), f"assumed: {why}"))
-    return shown
+    )
+    return [
+        parameter(name, value, unit, f"assumed: {why}")
+        for known, name, value, unit, why in assumptions
+        if known is None
+    ]
 
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:
-    """The milliseconds of one way at `ranks` ranks."""
+    """The milliseconds of one way at `ranks` ranks. Exchanges end when the busiest rank has sent its bytes."""
     method = "fbs+swap" if way.balanced else "none"
-    share = workload.straggler(ranks, method)
     mean = compute(hardware, workload)
-    slowest = mean / (1 - share) + workload.fixed_ms
-    straggler = 1 - (mean + workload.fixed_ms) / slowest
+    slowest = mean / (1 - workload.stragglers[ranks, method]) + workload.fixed_ms
     forward = FORWARD if workload.forward is None else workload.forward
     rate, back = workload.collision(ranks), workload.distinct
     colliding = min(rate * workload.colliding_distinct, back)
-    skew = workload.skew(ranks, method)
+    skew = workload.skews.get((ranks, method), 1.0)
     moved = ID * FIELDS * workload.events * (ranks - 1) / ranks if way.balanced else 0.0
     ids = workload.ids * workload.events
     own = (hardware.own_cost if way.prioritized else 0.0) + (workload.balancing_ms if way.balanced else 0.0)
+    row_bytes = FLOAT * workload.dim * workload.events
+
+    def passes(times: int, share: float, measured_ms: float | None) -> float:
+        """`times` each byte of this share of the rows crosses the memory. No kernel is launched for no rows."""
+        alone = _ms(times * share * row_bytes, hardware.memory) if measured_ms is None else share * measured_ms
+        return max(alone, hardware.kernel_floor / 1e3) if share > 0 else 0.0
+
+    def moves(rows: float, gradients: float, *, staged: bool = False) -> Moves:
+        """`rows`, `gradients`: sent forward and back, as shares of the events."""
+        return Moves(
+            lookup=passes(LOOKUP, rows, workload.lookup_ms),
+            rows=exchange(hardware, skew * rows * row_bytes, ranks, staged=staged),
+            gradients=exchange(hardware, skew * gradients * row_bytes, ranks, staged=staged),
+            apply=passes(APPLY, gradients, workload.apply_ms),
+        )
+
     return Work(
         data=workload.events / (hardware.loader * 1e3),
         redistribute=_ms(moved, hardware.host_network),
@@ -70,18 +84,15 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         id_metadata=hardware.id_metadata * ids / 1e6 if ranks > 1 else 0.0,
         ids=exchange(hardware, ID * ids, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
-        whole=_moves(hardware, workload, 1.0, 1.0, ranks, skew),
+        whole=moves(1.0, 1.0),
         # Nothing can run beside collision rows, so they use NCCL, which is faster.
-        collision=_moves(hardware, workload, colliding, colliding if way.dedup else rate, ranks, skew),
-        exclusive=_moves(
-            hardware, workload, back - colliding, back - colliding if way.dedup else 1 - rate, ranks, skew,
-            staged=way.sm_free,
-        ),
-        straggler=straggler,
+        collision=moves(colliding, colliding if way.dedup else rate),
+        exclusive=moves(back - colliding, back - colliding if way.dedup else 1 - rate, staged=way.sm_free),
+        straggler=1 - (mean + workload.fixed_ms) / slowest,
         contention=hardware.contention,
         memory_contention=hardware.memory_contention,
         own=own if ranks > 1 else 0.0,
-    )  # fmt: skip
+    )
 
 
 def compute(hardware: Hardware, workload: Workload) -> float:
@@ -89,31 +100,6 @@ def compute(hardware: Hardware, workload: Workload) -> float:
     if workload.compute_ms is not None:
         return workload.compute_ms
     return 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
-
-
-def _moves(
-    hardware: Hardware, workload: Workload, rows: float, gradients: float, ranks: int, skew: float, *,
-    staged: bool = False,
-) -> Moves:  # fmt: skip
-    """`rows`, `gradients`: sent forward and back, as shares of the events.
-
-    Exchanges end when the busiest rank has sent its bytes.
-    """
-    each = FLOAT * workload.dim * workload.events
-    lookup, apply = workload.lookup_ms, workload.apply_ms
-    return Moves(
-        lookup=_floor(hardware, rows, _ms(LOOKUP * rows * each, hardware.memory) if lookup is None else rows * lookup),
-        rows=exchange(hardware, skew * rows * each, ranks, staged=staged),
-        gradients=exchange(hardware, skew * gradients * each, ranks, staged=staged),
-        apply=_floor(
-            hardware, gradients, _ms(APPLY * gradients * each, hardware.memory) if apply is None else gradients * apply
-        ),
-    )
-
-
-def _floor(hardware: Hardware, share: float, ms: float) -> float:
-    """No kernel is launched for no rows."""
-    return max(ms, hardware.kernel_floor / 1e3) if share > 0 else 0.0
 
 
 def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = False) -> float:

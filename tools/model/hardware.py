@@ -1,22 +1,67 @@
-"""The hardware that steps are simulated on: from a TOML file of `clusters` or the user's, or as a run has shown it."""
+"""The hardware that steps are simulated on: from a TOML file of `clusters` or the user's, or as a run has shown it.
+
+Its numbers have a unit and limits, and say where they come from. Those of a workload are such `parameters`, too.
+"""
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.parameters import check, number, numbers, parameters
-
-GIVEN = {"value", "unit", "source"}
-
 
 ALL_TO_ALLS = "all-to-alls of"
 """Stands in the source of what all-to-alls have shown, before the number of their ranks."""
+_CLUSTERS = Path(__file__).parent / "clusters"
+_GIVEN = ("value", "unit", "source")
+
+
+def number(
+    unit: str, *, least: float = 0, most: float = math.inf, whole: bool = False, zero: bool = False,
+    default: Any = dataclasses.MISSING,
+) -> Any:  # fmt: skip
+    """A field. `zero`: whether the number may be 0. With the default None it may be unknown."""
+    limits = {"least": least, "most": most, "whole": whole, "zero": zero}
+    return dataclasses.field(default=default, metadata={"unit": unit, **limits})
+
+
+def numbers(of: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass, or of an instance of one, that were made by `number`."""
+    return [field for field in dataclasses.fields(of) if "unit" in field.metadata]
+
+
+def check(of: Any) -> None:
+    """Raise ValueError for the first number of an instance that is out of its limits."""
+    for field in numbers(of):
+        value, limits = getattr(of, field.name), field.metadata
+        if value is None and field.default is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{field.name} = {value!r}: a finite number is needed")
+        if value < limits["least"] or (value == 0 and not limits["zero"]) or value > limits["most"]:
+            least = f"{limits['least']:g} or more" if limits["zero"] or limits["least"] else "above 0"
+            most = f", at most {limits['most']:g}" if limits["most"] < math.inf else ""
+            raise ValueError(f"{field.name} = {value:g} {limits['unit']}: {least}{most} is needed")
+        if limits["whole"] and value != int(value):
+            raise ValueError(f"{field.name} = {value:g}: a whole number is needed")
+
+
+def parameter(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
+    """One line of a list of parameters."""
+    return {"name": name, "value": value, "unit": unit, "source": source}
+
+
+def parameters(of: Any) -> list[dict[str, Any]]:
+    """The numbers of an instance that are known and have a source."""
+    return [
+        parameter(field.name, getattr(of, field.name), field.metadata["unit"], of.sources[field.name])
+        for field in numbers(of)
+        if of.sources.get(field.name) and getattr(of, field.name) is not None
+    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +89,7 @@ class Hardware:
     peer_latency: float = number("us", zero=True)
     """Latency for each other rank of an exchange."""
     id_metadata: float = number("ms/M events", zero=True)
-    """Time of an ID exchange besides its bytes: sizes, permutes, synchronisation.
-
-    In proportion to a rank's events.
-    """
+    """Time of an ID exchange besides its bytes: sizes, permutes, synchronisation. In proportion to a rank's events."""
     peak_flops: float = number("TFLOP/s")
     flops_efficiency: float = number("share", most=1)
     memory: float = number("GB/s")
@@ -82,11 +124,7 @@ class Hardware:
 
 def bundled() -> list[str]:
     """Names of the files that come with the package."""
-    return sorted(item.name.removesuffix(".toml") for item in _clusters().iterdir())
-
-
-def _clusters() -> Any:
-    return resources.files(__package__) / "clusters"
+    return sorted(file.stem for file in _CLUSTERS.iterdir())
 
 
 def load_hardware(name_or_path: str | Path) -> Hardware:
@@ -96,63 +134,49 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     message.
     """
     known = bundled()
-    if str(name_or_path) in known:
-        text = (_clusters() / f"{name_or_path}.toml").read_text(encoding="utf-8")
-    else:
-        path = Path(name_or_path)
-        if not path.is_file():
-            raise UsageError(f"no hardware {str(name_or_path)!r}: give {', '.join(known)}, or the path of a TOML file")
-        text = None
+    path = _CLUSTERS / f"{name_or_path}.toml" if str(name_or_path) in known else Path(name_or_path)
+    if not path.is_file():
+        raise UsageError(f"no hardware {str(name_or_path)!r}: give {', '.join(known)}, or the path of a TOML file")
     try:
-        return _from_toml(tomllib.loads(path.read_text(encoding="utf-8") if text is None else text))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "like" in document:
+            like = document.pop("like")
+            if like not in known:
+                raise ValueError(f"like = {like!r}: there are {', '.join(known)}")
+            same = {one["name"]: {key: one[key] for key in _GIVEN} for one in parameters(load_hardware(like))}
+            document = same | document
+        return _from_toml(document)
     except (OSError, ValueError) as error:
         raise UsageError(f"hardware {name_or_path}: {error}") from error
 
 
 def _from_toml(document: Mapping[str, Any]) -> Hardware:
-    fields = {field.name: field for field in numbers(Hardware)}
-    if "like" in document:
-        if document["like"] not in bundled():
-            raise ValueError(f"like = {document['like']!r}: there are {', '.join(bundled())}")
-        usual = load_hardware(document["like"])
-        same = {one["name"]: {key: one[key] for key in GIVEN} for one in parameters(usual)}
-        document = {**same, **{key: value for key, value in document.items() if key != "like"}}
-    wrong = [_unknown(key, fields) for key in document if key not in fields and key != "name"]
-    wrong += [
-        f'[{name}] is missing ({field.metadata["unit"]}); like = "h100-ib" takes what is missing from there'
-        for name, field in fields.items()
-        if name not in document
-    ]
-    for name in (name for name in fields if name in document):
-        wrong += _faults(name, document[name], fields[name].metadata["unit"])
-    if not isinstance(document.get("name"), str):
-        wrong.append("name is missing: a text")
+    units = {field.name: field.metadata["unit"] for field in numbers(Hardware)}
+    wrong = [] if isinstance(document.get("name"), str) else ["name is missing: a text"]
+    for key in document.keys() - units.keys() - {"name"}:
+        close = difflib.get_close_matches(key, units, n=1)
+        wrong.append(f"{key!r} is not a parameter" + (f", did you mean {close[0]!r}?" if close else ""))
+    for name, unit in units.items():
+        given = document.get(name)
+        if name not in document:
+            wrong.append(f'[{name}] is missing ({unit}); like = "h100-ib" takes what is missing from there')
+        elif not isinstance(given, dict):
+            wrong.append(f"[{name}] must be a table of value, unit and source")
+        elif given.keys() != set(_GIVEN):
+            there = ", ".join(sorted(given)) or "nothing"
+            wrong.append(f"[{name}] has {there}: value, unit and source are needed, no others")
+        else:
+            if given["unit"] != unit:
+                wrong.append(f"[{name}] is in {given['unit']!r}: convert it to {unit!r}")
+            if not isinstance(given["source"], str) or not given["source"].strip():
+                wrong.append(f"[{name}] has no source: say where the number comes from, or 'assumed'")
     if wrong:
         raise ValueError("; ".join(sorted(wrong)))
     return Hardware(
         name=document["name"],
-        **{name: document[name]["value"] for name in fields},
-        sources={name: document[name]["source"] for name in fields},
+        **{name: document[name]["value"] for name in units},
+        sources={name: document[name]["source"] for name in units},
     )
-
-
-def _unknown(key: str, fields: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, fields, n=1)
-    return f"{key!r} is not a parameter" + (f", did you mean {close[0]!r}?" if close else "")
-
-
-def _faults(name: str, given: Any, unit: str) -> list[str]:
-    """The faults of one parameter's table."""
-    if not isinstance(given, dict):
-        return [f"[{name}] must be a table of value, unit and source"]
-    if given.keys() != GIVEN:
-        return [f"[{name}] has {', '.join(sorted(given)) or 'nothing'}: value, unit and source are needed, no others"]
-    found = []
-    if given["unit"] != unit:
-        found.append(f"[{name}] is in {given['unit']!r}: convert it to {unit!r}")
-    if not isinstance(given["source"], str) or not given["source"].strip():
-        found.append(f"[{name}] has no source: say where the number comes from, or 'assumed'")
-    return found
 
 
 def calibrated(hardware: Hardware, calibration: Calibration) -> Hardware:

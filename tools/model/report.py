@@ -5,11 +5,10 @@ and at the ranks of the verdict what waits for what, before and after.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from freescale_tools.model.batches import BATCHES
-from freescale_tools.model.verdict import INTERVAL, REMEDIES
+from freescale_tools.model.simulation import INTERVAL, REMEDIES
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import (
     Block,
@@ -23,7 +22,7 @@ from freescale_tools.report.blocks import (
     Tile,
     Tiles,
     of_pair,
-)
+)  # fmt: skip
 from freescale_tools.report.closing import closed
 from freescale_tools.report.numbers import (
     COUNT,
@@ -82,14 +81,33 @@ def simulation_report(document: Document) -> Report:
 
 def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Section:
     """Which remedies pay. `tiles`: key figures of more than steps, with the gain of all before them."""
-    found = simulation["verdict"]
+    found, carried = simulation["verdict"], simulation["carried"]
+    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
+    if carried["ranks"] is None:
+        first = min(point["ranks"] for point in simulation["points"])
+        enough = f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
+    else:
+        enough = f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
+
+    def span(remedy: str) -> str:
+        gain = found["gains"][remedy]
+        return f"{signed(gain['low'])} to {signed(gain['high'])}"
+
+    if carried["ranks"] is None:
+        gain = Tile(name="QPS gain", value="not known", note=enough)
+    else:
+        gain = Tile(
+            name=f"QPS gain at {count(found['ranks'])} ranks",
+            value=signed(found["gains"][_ALL]["value"]),
+            note=f"{span(_ALL)}: all remedies over {_PIPELINE}, simulated",
+        )
     table = Table(
         title="Which remedies pay",
         columns=(
             Column("remedy", TEXT, lambda one: REMEDIES[one][0]),
             Column("pays", TEXT, lambda one: found["pays"].get(one, "")),
             Column("gain", GAIN, lambda one: found["gains"][one]["value"]),
-            Column("90 %", TEXT, lambda one: _span(found["gains"][one])),
+            Column("90 %", TEXT, span),
             Column("over", TEXT, lambda one: REMEDIES[one][1]),
         ),
         rows=list(REMEDIES),
@@ -98,20 +116,26 @@ def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Sect
     return Section(
         id="verdict",
         title=f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}",
-        intro=_enough_rows(simulation),
-        blocks=(*([Tiles(tiles=(_gain_tile(simulation), *tiles))] if tiles else []), table),
+        intro=enough,
+        blocks=(Tiles(tiles=(gain, *tiles)), table) if tiles else (table,),
     )
 
 
 def step_section(simulation: Document, *, brief: bool = False) -> Section:
     """Gain and step time by ranks; what waits for what before and after. `brief`: only the gain on the terminal."""
+    at_verdict = [point for point in simulation["points"] if point["ranks"] == simulation["verdict"]["ranks"]]
     return Section(
         id="steps",
         title="A training step",
         intro=f"Simulated on {short(simulation['hardware']['name'])} from the lengths and collisions of the data. "
         f"Plain is a loop that does nothing ahead, {simulation['over']} is TorchRec's {_PIPELINE}, which sends ids one "
         "batch ahead, all is every remedy together.",
-        blocks=tuple(_step_blocks(simulation, brief)),
+        blocks=(
+            _gain_table(simulation),
+            *([_steps_plot(simulation, at_verdict)] if len(simulation["gain"]) > 1 else []),
+            _bubbles_plot(simulation, at_verdict, on_terminal=not brief),
+            *_timelines(simulation, at_verdict),
+        ),
     )
 
 
@@ -138,42 +162,7 @@ def _value(one: Document) -> str:
     return f"{count(value) if value == int(value) else number(value)} {unit}".strip()
 
 
-def _span(gain: Document) -> str:
-    return f"{signed(gain['low'])} to {signed(gain['high'])}"
-
-
-def _enough_rows(simulation: Document) -> str:
-    """How many ranks the rows are enough for."""
-    carried, first = simulation["carried"], min(point["ranks"] for point in simulation["points"])
-    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
-    if carried["ranks"] is None:
-        return f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
-    return f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
-
-
-def _gain_tile(simulation: Document) -> Tile:
-    ranks, found = simulation["verdict"]["ranks"], simulation["verdict"]["gains"]["all"]
-    if simulation["carried"]["ranks"] is None:
-        return Tile(name="QPS gain", value="not known", note=_enough_rows(simulation))
-    note = f"{_span(found)}: all remedies over {_PIPELINE}, simulated"
-    return Tile(name=f"QPS gain at {count(ranks)} ranks", value=signed(found["value"]), note=note)
-
-
-def _at_verdict(simulation: Document) -> list[Document]:
-    """The points at the ranks of the verdict, in the order of the ways."""
-    points = [point for point in simulation["points"] if point["ranks"] == simulation["verdict"]["ranks"]]
-    return sorted(points, key=lambda point: simulation["ways"].index(point["way"]))
-
-
-def _step_blocks(simulation: Document, brief: bool) -> Iterator[Block]:
-    yield _gain_table(simulation)
-    if len(simulation["gain"]) > 1:
-        yield _steps_plot(simulation)
-    yield _bubbles_plot(simulation, on_terminal=not brief)
-    yield from _timelines(simulation)
-
-
-def _steps_plot(simulation: Document) -> Block:
+def _steps_plot(simulation: Document, at_verdict: Sequence[Document]) -> Block:
     ways = simulation["ways"]
     palette = (plots.GREY, plots.GREEN, plots.AMBER, plots.PINK, plots.SKY)
     colors = dict(zip((way for way in ways if way not in ("plain", _ALL)), itertools.cycle(palette), strict=False))
@@ -183,16 +172,14 @@ def _steps_plot(simulation: Document) -> Block:
         Column(way, MS, of_pair(steps, way), look=Look(color=colors[way], dash=dash, symbol=symbol))
         for way, dash, symbol in zip(ways, itertools.cycle(plots.DASHES), itertools.cycle(plots.SYMBOLS), strict=False)
     ]
-    at = _at_verdict(simulation)
-    slowest, fastest = (choose(at, key=lambda one: one["step_ms"]) for choose in (max, min))
+    slowest, fastest = (choose(at_verdict, key=lambda one: one["step_ms"]) for choose in (max, min))
     return Plot(
         title="Time of a step (ms) by ranks",
         aid=f"At {count(slowest['ranks'])} ranks a step takes {milliseconds(slowest['step_ms'])} ({slowest['way']}) to "
         f"{milliseconds(fastest['step_ms'])} ({fastest['way']}).",
         figure=plots.lines(
             sorted({ranks for ranks, _ in steps}),
-            Column("ranks", COUNT, lambda ranks: ranks),
-            columns,
+            [Column("ranks", COUNT, lambda ranks: ranks), *columns],
             x=Axis("ranks", "measured"),
             y=Axis("time of a step (ms)"),
         ),
@@ -200,13 +187,12 @@ def _steps_plot(simulation: Document) -> Block:
 
 
 def _gain_table(simulation: Document) -> Table:
-    steps = {(one["ranks"], one["way"]): one for one in simulation["points"]}
-    carried = simulation["carried"]
+    over, carried = simulation["over"], simulation["carried"]
+    points = {(one["ranks"], one["way"]): one for one in simulation["points"]}
 
-    def of(way: str, key: str) -> Any:
-        return lambda one: steps[one["ranks"], way][key]
+    def of(way: str, key: str) -> Callable[[Document], float]:
+        return lambda gain: points[gain["ranks"], way][key]
 
-    over = simulation["over"]
     return Table(
         title=f"What FreeScale would bring over {_PIPELINE}",
         columns=(
@@ -228,11 +214,15 @@ def _gain_table(simulation: Document) -> Table:
     )
 
 
-def _bubbles_plot(simulation: Document, *, on_terminal: bool) -> Block:
+def _bubbles_plot(simulation: Document, at_verdict: Sequence[Document], *, on_terminal: bool) -> Block:
     """Of the ways at the ranks of the verdict; its table has all points."""
-    at = _at_verdict(simulation)
-    known = {one["way"]: one for one in at}
-    first, last = known[simulation["over"]], known[_ALL]
+
+    def idle_ms(point: Document) -> float:
+        return float(sum(point["bubbles"].values()))
+
+    def share(point: Document) -> float:
+        return idle_ms(point) / point["step_ms"] if point["step_ms"] else 0.0
+
     table = Table(
         title=f"All {count(len(simulation['points']))} simulated steps, of the mean rank",
         columns=(
@@ -242,32 +232,28 @@ def _bubbles_plot(simulation: Document, *, on_terminal: bool) -> Block:
             Column("step", MS, "step_ms"),
             *(Column(name, MS, f"bubbles.{key}", look=Look(color=color)) for key, (name, color) in _BUBBLES.items()),
             Column("waits for data", MS, "data_wait_ms"),
-            Column("idle", SHARE, _idle),
+            Column("idle", SHARE, share),
         ),
         rows=simulation["points"],
         notes=["sm-free: prioritized, and exchanges beside compute leave the compute units (SMs) alone."],
     )
+    known = {one["way"]: one for one in at_verdict}
+    first, last = known[simulation["over"]], known[_ALL]
     causes = ", ".join(
         f"{name} {milliseconds(first['bubbles'][key])} → {milliseconds(last['bubbles'][key])}"
         for key, (name, _) in _BUBBLES.items()
     )
-    idle = " → ".join(f"{milliseconds(_idle_ms(one))} ({percent(_idle(one))} of the step)" for one in (first, last))
+    idle = " → ".join(f"{milliseconds(idle_ms(one))} ({percent(share(one))} of the step)" for one in (first, last))
     return Plot(
         title=f"Idle time of a step (ms) by cause, {count(first['ranks'])} ranks",
         aid=f"From {first['way']} to {last['way']}: {causes}; idle in all {idle}.",
-        figure=plots.bars(at, table.columns[1], table.columns, x=Axis("idle time of a step (ms)"), stacked=True),
+        figure=plots.bars(
+            at_verdict, table.columns[1], table.columns, x=Axis("idle time of a step (ms)"), stacked=True
+        ),
         table=table,
-        height=110 + 42 * len(at),
+        height=110 + 42 * len(at_verdict),
         on_terminal=on_terminal,
     )
-
-
-def _idle_ms(point: Document) -> float:
-    return float(sum(point["bubbles"].values()))
-
-
-def _idle(point: Document) -> float:
-    return _idle_ms(point) / point["step_ms"] if point["step_ms"] else 0.0
 
 
 def work_class(what: str) -> str:
@@ -275,8 +261,8 @@ def work_class(what: str) -> str:
     return next(name for name, (_, words) in _CLASSES.items() if any(word in what for word in words))
 
 
-def _timelines(simulation: Document) -> Iterator[Block]:
-    known = {one["way"]: one for one in _at_verdict(simulation)}
+def _timelines(simulation: Document, at_verdict: Sequence[Document]) -> Iterator[Block]:
+    known = {one["way"]: one for one in at_verdict}
     shown = {f"before: {_PIPELINE}": known[simulation["over"]], "after: all remedies": known[_ALL]}
     until, colors = max(point["step_ms"] for point in shown.values()), {name: of for name, (of, _) in _CLASSES.items()}
     for name, point in shown.items():

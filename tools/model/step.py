@@ -5,22 +5,28 @@ bubbles are those of the mean rank: the straggler share says how much less it co
 rest.
 
 Lanes: `compute` and `network` of a GPU, `memory` (look-ups and updates of exclusive rows), `host` (sizes of
-the ID exchange), `data` (the loader).
+the ID exchange), `data` (the loader). A lane runs one task at a time, the most urgent first, and it is interrupted
+by more urgent ones.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from freescale_tools.model.lanes import Key, Run, Task, schedule, within
 
 PARTS = 4  # of the backward pass, each followed by its share of the dense all-reduce
 _STEPS = (8, 32)  # more where steps do not repeat: a network that cannot keep up, with exchanges put off
 _WARM, _AFTER = 3, 2  # steps before and after those that are counted
 _ALIKE = 1e-3
 _BUFFERED = 2  # batches that the loader keeps ready
+_ROUNDING = 1e-9
 # Urgency on the network. Dense gradients are ready before the gradients of the embeddings.
-DENSE, COLLISION, IDS, EXCLUSIVE = range(4)
+_DENSE, _COLLISION, _IDS, _EXCLUSIVE = range(4)
+
+Key = tuple[str, int]
+"""Name of the task, number of the step."""
+Pieces = list[tuple[float, float]]
+"""(start, end) of every time for which a task ran without being interrupted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,22 @@ class Work:
     """What balancing and prioritized communication themselves take of the training thread."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A piece of work of one lane. It is ready when all tasks that it waits for are done."""
+
+    key: Key
+    lane: str
+    ms: float
+    """How long it takes alone; 0 is allowed."""
+    after: tuple[Key, ...] = ()
+    urgency: int = 0
+    """Lower runs first, and interrupts others. Tasks of equal urgency run in the given order."""
+    slows: float = 0.0
+    """How much longer `slowed` tasks take beside it, as a share. Of several, the largest counts."""
+    slowed: bool = False
+
+
 def timeline(work: Work, way: Way) -> dict[str, Any]:
     """The mean of steady steps: {step_ms, compute_ms, data_wait_ms, bubbles, timeline} as in simulation.json.
 
@@ -108,17 +130,20 @@ def timeline(work: Work, way: Way) -> dict[str, Any]:
     the optimizer.
     """
     for steps in _STEPS:
-        tasks = list(_tasks(work, way, steps))
+        tasks = [task for n in range(steps) for task in _tasks(work, way, n, steps)]
         runs = schedule(tasks)
         counted = range(_WARM, steps - _AFTER)
-        ends = {n: runs["optimizer", n].end for n in (_WARM - 1, *counted)}
+        ends = {n: runs["optimizer", n][-1][1] for n in (_WARM - 1, *counted)}
         lengths = [ends[n] - ends[n - 1] for n in counted]
         if max(lengths) - min(lengths) <= _ALIKE * max(lengths):
             break
     step_ms = sum(lengths) / len(lengths)
-    dense = sum(last - first for n in counted for key in _dense(n) for first, last in runs[key].pieces) / len(lengths)
+    dense = sum(end - start for n in counted for key in _dense(n) for start, end in runs[key]) / len(lengths)
     nominal = work.forward + work.backward
-    waited = sum(_waited(runs, n) for n in counted) / len(lengths)
+    # The loader alone holds a step up from the end of the step before until data are there, or work begins.
+    waited = sum(
+        min(max(runs["data", n][-1][1] - ends[n - 1], 0.0), runs["own work", n][0][0] - ends[n - 1]) for n in counted
+    ) / len(lengths)
     shown = min(counted, key=lambda n: (abs(ends[n] - ends[n - 1] - step_ms), -n))
     return {
         "step_ms": step_ms,
@@ -133,135 +158,136 @@ def timeline(work: Work, way: Way) -> dict[str, Any]:
     }
 
 
-def _waited(runs: Mapping[Key, Run], n: int) -> float:
-    """Milliseconds for which the loader alone held up step `n`."""
-    start = runs["optimizer", n - 1].end
-    return min(max(runs["data", n].end - start, 0.0), runs["own work", n].start - start)
-
-
-def _dense(step: int) -> list[Key]:
-    return [("forward", step), *((f"backward {part}", step) for part in range(PARTS))]
-
-
-def _tasks(work: Work, way: Way, steps: int) -> Iterator[Task]:
-    """All tasks of all steps. Tasks do not wait for steps before the first."""
-    for step in range(steps):
-        for task in (
-            *_loader(work, step),
-            *_compute(work, way, step),
-            *_ids(work, way, step),
-            *(_prioritized(work, way, step) if way.prioritized else _whole(work, step)),
-        ):
-            yield dataclasses.replace(task, after=tuple(key for key in task.after if 0 <= key[1] < steps))
-
-
-def _loader(work: Work, n: int) -> Iterator[Task]:
-    yield Task(key=("read", n), lane="data", ms=work.data, after=(("data", n - 1), ("optimizer", n - 1 - _BUFFERED)))
-    yield Task(key=("data", n), lane="data", ms=work.redistribute, after=(("read", n),))
-
-
-def _compute(work: Work, way: Way, n: int) -> Iterator[Task]:
-    if way.prioritized:
-        rows: tuple[Key, ...] = (("collision rows", n), ("exclusive rows", n))
-        # Autograd hands the gradients over. The optimizer does not wait for their exchange.
-        updated: tuple[Key, ...] = ()
-    else:
-        rows, updated = (("rows", n),), (("apply", n),)
-    yield Task(key=("own work", n), lane="compute", ms=work.own, after=(("optimizer", n - 1), ("data", n), *rows))
-    before: Key = ("own work", n)
-    for key in _dense(n):
-        ms = work.forward if key[0] == "forward" else work.backward / PARTS
-        yield Task(key=key, lane="compute", ms=ms, after=(before,), slowed=True)
-        before = key
-    for part in range(PARTS):
-        yield Task(
-            key=(f"all-reduce {part}", n),
-            lane="network",
-            ms=work.all_reduce / PARTS,
-            after=((f"backward {part}", n),),
-            urgency=DENSE,
-            slows=work.contention,
-        )
-    reduced = tuple((f"all-reduce {part}", n) for part in range(PARTS))
-    yield Task(key=("optimizer", n), lane="compute", ms=work.optimizer, after=(before, *reduced, *updated))
-
-
-def _ids(work: Work, way: Way, n: int) -> Iterator[Task]:
-    turn: Key = ("own work", n - 1) if way.ids_ahead else ("optimizer", n - 1)
-    yield Task(key=("id metadata", n), lane="host", ms=work.id_metadata, after=(("data", n), turn))
-    yield Task(
-        key=("ids", n),
-        lane="network",
-        ms=work.ids,
-        after=(("id metadata", n),),
-        urgency=IDS,
-        slows=0.0 if way.sm_free else work.contention,
-    )
-
-
-def _whole(work: Work, n: int) -> Iterator[Task]:
-    moves, last = work.whole, (f"backward {PARTS - 1}", n)
-    yield _memory(work, ("lookup", n), moves.lookup, ("ids", n), ("optimizer", n - 1))
-    yield _foreground(("rows", n), moves.rows, ("lookup", n), slows=work.contention)
-    yield _foreground(("gradients", n), moves.gradients, last, slows=work.contention)
-    yield _memory(work, ("apply", n), moves.apply, ("gradients", n))
-
-
-def _memory(work: Work, key: Key, ms: float, *after: Key) -> Task:
-    """A look-up or update beside which compute may run."""
-    return Task(key=key, lane="memory", ms=ms, after=after, urgency=EXCLUSIVE, slows=work.memory_contention)
-
-
-def _foreground(key: Key, ms: float, *after: Key, slows: float) -> Task:
-    """A task on the network that is sent before everything but dense gradients."""
-    return Task(key=key, lane="network", ms=ms, after=after, urgency=COLLISION, slows=slows)
-
-
-def _prioritized(work: Work, way: Way, n: int) -> Iterator[Task]:
-    """The paper's Algorithm 2.
-
-    A collision exchange holds the network from its look-up to its update. No exclusive byte moves until it
-    ends.
-    """
-    first, last = work.collision, (f"backward {PARTS - 1}", n)
-    nccl, memory = work.contention, work.memory_contention
-    yield _foreground(("collision lookup", n), first.lookup, ("ids", n), ("collision apply", n - 1), slows=memory)
-    yield _foreground(("collision rows", n), first.rows, ("collision lookup", n), slows=nccl)
-    # The ids of the next step decide which gradients belong to collisions.
-    yield _foreground(("collision gradients", n), first.gradients, last, ("ids", n + 1), slows=nccl)
-    yield _foreground(("collision apply", n), first.apply, ("collision gradients", n), slows=memory)
-    yield from _exclusive(work, n, slows=0.0 if way.sm_free else nccl)
-
-
-def _exclusive(work: Work, n: int, *, slows: float) -> Iterator[Task]:
-    moves, last = work.exclusive, (f"backward {PARTS - 1}", n)
-    # The exclusive gradients of step n - 2 may update a row that step n reads.
-    before = (("ids", n), ("exclusive apply", n - 2), ("own work", n - 1))
-    yield _memory(work, ("exclusive lookup", n), moves.lookup, *before)
-    yield _background(("exclusive rows", n), moves.rows, ("exclusive lookup", n), slows=slows)
-    yield _background(("exclusive gradients", n), moves.gradients, last, ("collision rows", n + 1), slows=slows)
-    yield _memory(work, ("exclusive apply", n), moves.apply, ("exclusive gradients", n))
-
-
-def _background(key: Key, ms: float, *after: Key, slows: float) -> Task:
-    return Task(key=key, lane="network", ms=ms, after=after, urgency=EXCLUSIVE, slows=slows)
-
-
-def _drawn(tasks: list[Task], runs: dict[Key, Run], start: float, end: float, straggler: float) -> list[dict[str, Any]]:
-    """The pieces between `start` and `end`. The compute lane shows the mean rank."""
-    pieces = [
-        {"lane": task.lane, "what": task.key[0].rstrip("0123456789 "), **piece}
-        for task in tasks
-        for piece in within(runs[task.key], start, end)
-    ]
-    dense = [piece for piece in pieces if piece["what"] in ("forward", "backward")]
-    others = [piece for piece in pieces if piece not in dense]
-    first, last = dense[0]["start_ms"], dense[-1]["start_ms"] + dense[-1]["ms"]
-    drawn, at = [], first
+def _drawn(
+    tasks: Sequence[Task], runs: dict[Key, Pieces], start: float, end: float, straggler: float
+) -> list[dict[str, Any]]:
+    """The pieces between `start` and `end`, as {lane, what, start_ms, ms}. The compute lane shows the mean rank."""
+    dense: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
+    for task in tasks:
+        what = task.key[0].rstrip("0123456789 ")
+        for first, last in runs[task.key]:
+            first, last = max(first, start), min(last, end)
+            if last - first > _ROUNDING:
+                piece = {"lane": task.lane, "what": what, "start_ms": first - start, "ms": last - first}
+                (dense if task.slowed else drawn).append(piece)
+    at, last = dense[0]["start_ms"], dense[-1]["start_ms"] + dense[-1]["ms"]
     for what in ("forward", "backward"):
         ms = sum(piece["ms"] for piece in dense if piece["what"] == what) * (1 - straggler)
         drawn.append({"lane": "compute", "what": what, "start_ms": at, "ms": ms})
         at += ms
     if last - at > 0:
         drawn.append({"lane": "compute", "what": "wait for the slowest", "start_ms": at, "ms": last - at})
-    return sorted([*others, *drawn], key=lambda piece: (piece["lane"], piece["start_ms"]))
+    return sorted(drawn, key=lambda piece: (piece["lane"], piece["start_ms"]))
+
+
+def _dense(n: int) -> list[Key]:
+    return [("forward", n), *((f"backward {part}", n) for part in range(PARTS))]
+
+
+def _tasks(work: Work, way: Way, n: int, steps: int) -> Iterator[Task]:
+    """The tasks of step `n` of `steps`. Of prioritized ways, the paper's Algorithm 2."""
+
+    def task(
+        name: str, lane: str, ms: float, *after: Key, urgency: int = 0, slows: float = 0.0, slowed: bool = False
+    ) -> Task:
+        there = tuple(key for key in after if 0 <= key[1] < steps)  # nothing waits for steps that are not simulated
+        return Task(key=(name, n), lane=lane, ms=ms, after=there, urgency=urgency, slows=slows, slowed=slowed)
+
+    nccl, memory = work.contention, work.memory_contention
+    beside = 0.0 if way.sm_free else nccl
+    last: Key = (f"backward {PARTS - 1}", n)
+    yield task("read", "data", work.data, ("data", n - 1), ("optimizer", n - 1 - _BUFFERED))
+    yield task("data", "data", work.redistribute, ("read", n))
+
+    # Of prioritized ways, autograd hands the gradients over, and the optimizer does not wait for their exchange.
+    rows = [("collision rows", n), ("exclusive rows", n)] if way.prioritized else [("rows", n)]
+    updated = [] if way.prioritized else [("apply", n)]
+    yield task("own work", "compute", work.own, ("optimizer", n - 1), ("data", n), *rows)
+    yield task("forward", "compute", work.forward, ("own work", n), slowed=True)
+    for before, (name, _) in itertools.pairwise(_dense(n)):
+        yield task(name, "compute", work.backward / PARTS, before, slowed=True)
+    reduced = [(f"all-reduce {part}", n) for part in range(PARTS)]
+    for part, (name, _) in enumerate(reduced):
+        yield task(name, "network", work.all_reduce / PARTS, (f"backward {part}", n), urgency=_DENSE, slows=nccl)
+    yield task("optimizer", "compute", work.optimizer, last, *reduced, *updated)
+
+    turn = ("own work", n - 1) if way.ids_ahead else ("optimizer", n - 1)
+    yield task("id metadata", "host", work.id_metadata, ("data", n), turn)
+    yield task("ids", "network", work.ids, ("id metadata", n), urgency=_IDS, slows=beside)
+
+    if not way.prioritized:
+        whole = work.whole
+        yield task("lookup", "memory", whole.lookup, ("ids", n), ("optimizer", n - 1), slows=memory)
+        yield task("rows", "network", whole.rows, ("lookup", n), urgency=_COLLISION, slows=nccl)
+        yield task("gradients", "network", whole.gradients, last, urgency=_COLLISION, slows=nccl)
+        yield task("apply", "memory", whole.apply, ("gradients", n), slows=memory)
+        return
+
+    def colliding(name: str, ms: float, *after: Key, slows: float) -> Task:
+        """Look-ups and updates hold the network, too: no exclusive byte moves before the collision exchange ends."""
+        return task(f"collision {name}", "network", ms, *after, urgency=_COLLISION, slows=slows)
+
+    first, rest = work.collision, work.exclusive
+    yield colliding("lookup", first.lookup, ("ids", n), ("collision apply", n - 1), slows=memory)
+    yield colliding("rows", first.rows, ("collision lookup", n), slows=nccl)
+    # The ids of the next step decide which gradients belong to collisions.
+    yield colliding("gradients", first.gradients, last, ("ids", n + 1), slows=nccl)
+    yield colliding("apply", first.apply, ("collision gradients", n), slows=memory)
+    # The exclusive gradients of step n - 2 may update a row that step n reads.
+    before_rows = ("ids", n), ("exclusive apply", n - 2), ("own work", n - 1)
+    yield task("exclusive lookup", "memory", rest.lookup, *before_rows, slows=memory)
+    yield task("exclusive rows", "network", rest.rows, ("exclusive lookup", n), urgency=_EXCLUSIVE, slows=beside)
+    after_rows = last, ("collision rows", n + 1)
+    yield task("exclusive gradients", "network", rest.gradients, *after_rows, urgency=_EXCLUSIVE, slows=beside)
+    yield task("exclusive apply", "memory", rest.apply, ("exclusive gradients", n), slows=memory)
+
+
+def schedule(tasks: Sequence[Task]) -> dict[Key, Pieces]:
+    """When each task runs, in milliseconds. Of equally urgent tasks of a lane, the one that was ready first runs.
+
+    Raises ValueError if a task waits for an unknown task, or for itself.
+    """
+    known = {task.key for task in tasks}
+    for task in tasks:
+        if missing := set(task.after) - known:
+            raise ValueError(f"task {task.key} waits for {sorted(missing)}, which no task is")
+    left = {task.key: task.ms for task in tasks}
+    awaited = {task.key: set(task.after) for task in tasks}
+    waiting: dict[Key, list[int]] = {task.key: [] for task in tasks}  # numbers of the tasks that wait for this one
+    for number, task in enumerate(tasks):
+        for key in awaited[task.key]:
+            waiting[key].append(number)
+    ready = [task for task in tasks if not task.after]
+    runs: dict[Key, Pieces] = {}
+    done: set[Key] = set()
+    now = 0.0
+    while len(done) < len(tasks):
+        running: dict[str, Task] = {}  # lane -> task
+        for task in ready:
+            if task.lane not in running or task.urgency < running[task.lane].urgency:
+                running[task.lane] = task
+        if not running:
+            raise ValueError(f"tasks wait for each other in a circle: {sorted(key for key in awaited if awaited[key])}")
+        slower = 1 + max(task.slows if left[task.key] > 0 else 0.0 for task in running.values())
+        rates = {task.key: 1 / slower if task.slowed else 1.0 for task in running.values()}
+        length = min(left[key] / rate for key, rate in rates.items())
+        end = now + length
+        free: list[int] = []
+        for key, rate in rates.items():
+            pieces = runs.setdefault(key, [])
+            if pieces and now - pieces[-1][1] <= _ROUNDING:
+                pieces[-1] = (pieces[-1][0], end)
+            elif end > now or not pieces:
+                pieces.append((now, end))
+            left[key] -= length * rate
+            if left[key] <= _ROUNDING:
+                left[key] = 0.0
+                done.add(key)
+                for number in waiting[key]:
+                    awaited[tasks[number].key].remove(key)
+                    if not awaited[tasks[number].key]:
+                        free.append(number)
+        ready = [task for task in ready if task.key not in done] + [tasks[number] for number in sorted(free)]
+        now = end
+    return runs

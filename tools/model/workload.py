@@ -11,7 +11,7 @@ import numpy as np
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.batches import UNPACKED, Samples, Setting, simulate_setting
-from freescale_tools.model.parameters import check, number, parameter, parameters
+from freescale_tools.model.hardware import check, number, parameter, parameters
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import CostModel, Polynomial, Power
 
@@ -21,6 +21,7 @@ CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000
 # A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every
 # layer.
 FLOPS_PER_COST = 12 * CHANNELS * LAYERS
+_SENT = ("collision_rows", "collision_gradients", "exclusive_rows", "exclusive_gradients")  # bytes in a profile
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,6 @@ class Workload:
         if not all(0 <= share < 1 for share in self.stragglers.values()):
             raise ValueError(f"stragglers = {dict(self.stragglers)}: shares of 0 to below 1 are needed")
 
-    def straggler(self, ranks: int, method: str) -> float:
-        return self.stragglers[ranks, method]
-
-    def skew(self, ranks: int, method: str) -> float:
-        return self.skews.get((ranks, method), 1.0)
-
     def collision(self, ranks: int) -> float:
         """The rate at `ranks`, interpolated on a logarithmic axis; the nearest rate beyond its ends."""
         known = sorted(self.collisions)
@@ -108,29 +103,19 @@ def workload(
     maximum length, its `dims`. `dim`: floats exchanged per event, or by list column. Raises UsageError for a profile
     without lengths, and for unknown sequences and columns.
     """
-    name = _sequence(profile, sequence)
-    whole = LengthHistogram.from_dict(profile["sequences"][name]["histogram"])
-    grid, advice = profile.get("stragglers") or {"default": {}}, profile.get("recommended") or {}
-    usual, collisions, source = grid["default"], profile.get("collisions"), calibration.source if calibration else ""
-    sources: dict[str, str] = {}
-
-    def first(name: str, *options: tuple[Any, str]) -> Any:
-        """The first value that is known; its source is noted."""
-        value, sources[name] = next(option for option in options if option[0] is not None)
-        return value
-
-    batch_size = first(
-        "batch_size", (batch_size, "given"), (usual.get("batch_size"), "profile: its grid"), (128, "paper, Fig. 8")
+    name, whole = _lengths(profile, sequence)
+    usual, advice = (profile.get("stragglers") or {}).get("default", {}), profile.get("recommended") or {}
+    collisions, source = profile.get("collisions"), calibration.source if calibration else ""
+    batch_size, of_batch_size = _first(
+        (batch_size, "given"), (usual.get("batch_size"), "profile: its grid"), (128, "paper, Fig. 8")
     )
-    max_length = first(
-        "max_length",
+    max_length, of_max_length = _first(
         (max_length, "given"),
         (advice.get("max_length"), "profile: recommended"),
         (usual.get("max_length"), "profile: its grid"),
         (whole.longest, "profile: its longest history"),
     )
-    cost = first(
-        "cost",
+    cost, of_cost = _first(
         (calibration and repr(calibration.cost), source),
         (advice.get("cost_model"), "profile: recommended"),
         (usual.get("cost"), "profile: its grid"),
@@ -138,8 +123,7 @@ def workload(
     )
     dims, given = (dim, "given") if dim is not None else (profile.get("dims"), "profile: given")
     floats, ids = _per_event(profile, name, max_length, dims) if isinstance(dims, Mapping) else (None, 1.0)
-    exchanged = first(
-        "dim",
+    exchanged, of_exchanged = _first(
         (floats, f"{given}, by column"),
         (None if floats else dims, given),
         (calibration and calibration.dim, f"{source}, embeddings"),
@@ -147,62 +131,32 @@ def workload(
         (128, "assumed"),
     )
     histogram = whole.clipped(max_length)
-    measured = _measured(histogram, batch_size, calibration) if calibration else {}
-    counted = collision_rates(collisions)
-    sources |= {
-        **dict.fromkeys(measured, source),
-        "ids": sources["dim"],
-        "events": "profile: its lengths, cut to max_length",
-        "dense_parameters": "assumed",
-        **({} if measured else {"flops": "assumed: from channels and layers"}),
-        **dict.fromkeys(
-            ("distinct", "colliding_distinct"),
-            "profile: its bytes of a step" if collisions else "assumed: no row twice in a rank's batch",
-        ),
-        "collisions": f"profile: at {max(counted)} ranks; counted at {min(counted)} to {max(counted)}, between them by "
-        "logarithm, beyond the nearest"
-        if collisions
-        else "paper, section 2 (Fig. 3): about 12 %; the profile counted none",
+    operations = batch_size * flops(histogram.lengths, histogram.counts)
+    found = {
+        "batch_size": (batch_size, of_batch_size),
+        "max_length": (max_length, of_max_length),
+        "cost": (cost_model(cost), of_cost),
+        "dim": (exchanged, of_exchanged),
+        "ids": (ids, of_exchanged),
+        "events": (batch_size * histogram.mean, "profile: its lengths, cut to max_length"),
+        "dense_parameters": (DENSE_PARAMETERS, "assumed"),
+        "flops": (operations, "" if calibration else "assumed: from channels and layers"),
+        **_counted(collisions),
+        **(_measured(histogram, batch_size, calibration) if calibration else {}),
     }
     return Workload(
         sequence=name,
-        batch_size=batch_size,
-        max_length=max_length,
-        cost=cost_model(cost),
-        events=batch_size * histogram.mean,
-        flops=batch_size * flops(histogram.lengths, histogram.counts),
-        dim=exchanged,
-        ids=ids,
-        dense_parameters=DENSE_PARAMETERS,
-        collisions=counted,
-        **_distinct(collisions),
-        **measured,
-        sources=sources,
+        **{field: value for field, (value, _) in found.items()},
+        sources={field: source for field, (_, source) in found.items() if source},
     )
 
 
-def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int], *, seed: int = 0) -> Workload:
-    """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
-    points = {count: _point(profile, load, count, seed) for count in ranks}
-    by_method = {
-        name: {(count, method): point[name][method] for count, point in points.items() for method in METHODS}
-        for name in ("straggler", "skew")
-    }
-    return dataclasses.replace(load, stragglers=by_method["straggler"], skews=by_method["skew"])
+def _first(*options: tuple[Any, str]) -> tuple[Any, str]:
+    """The first value that is known, and its source."""
+    return next(option for option in options if option[0] is not None)
 
 
-def _point(profile: Mapping[str, Any], load: Workload, ranks: int, seed: int) -> Mapping[str, Any]:
-    assert load.max_length is not None
-    setting = Setting(ranks=ranks, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
-    wanted = {**dataclasses.asdict(setting), "cost": repr(load.cost), "planned_by": repr(load.cost)}
-    for point in (profile.get("stragglers") or {"points": ()})["points"]:
-        if wanted.items() <= point.items() and "skew" in point:
-            return dict(point)
-    histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])
-    return simulate_setting(Samples(histogram=histogram, seed=seed), setting, methods=METHODS[1:])
-
-
-def _sequence(profile: Mapping[str, Any], asked: str | None) -> str:
+def _lengths(profile: Mapping[str, Any], asked: str | None) -> tuple[str, LengthHistogram]:
     """The sequence asked for, or the first. Raises UsageError if the profile has no lengths of it."""
     sequences = profile["sequences"]
     name = next(iter(sequences), "") if asked is None else asked
@@ -214,7 +168,7 @@ def _sequence(profile: Mapping[str, Any], asked: str | None) -> str:
             f"the profile has no lengths of {name!r}: a quick profile counts them only, and a sequence without events "
             "has none; run `freescale profile` without --quick"
         )
-    return str(name)
+    return name, LengthHistogram.from_dict(histogram)
 
 
 def _per_event(
@@ -248,8 +202,31 @@ def mean_lengths(profile: Mapping[str, Any], max_length: int | None) -> dict[str
     return found
 
 
-def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibration) -> dict[str, Any]:
-    """What the calibration says of a rank's step, as far as it does."""
+def _counted(collisions: Mapping[str, Any] | None) -> dict[str, tuple[Any, str]]:
+    """Field -> value and source of what the profile counted; as in the paper if it counted nothing."""
+    if collisions is None:
+        once = 1.0, "assumed: no row twice in a rank's batch"
+        rate = {1: PAPER_COLLISION}, "paper, section 2 (Fig. 3): about 12 %; the profile counted none"
+        return {"collisions": rate, "distinct": once, "colliding_distinct": once}
+    rates = {
+        point["ranks"]: point["by_occurrence"]["mean"]
+        for point in collisions["points"]
+        if point["axis"] in ("ranks", "default")
+    }
+    first, last = min(rates), max(rates)
+    said = f"at {last} ranks; counted at {first} to {last}, between them by logarithm, beyond the nearest"
+    # A gradient is sent for every event, a row once to each rank.
+    sent = collisions.get("bytes") or dict.fromkeys(_SENT, 0)
+    rows, gradients, other_rows, other_gradients = (sent[name] for name in _SENT)
+    shares = {"distinct": (rows + other_rows, gradients + other_gradients), "colliding_distinct": (rows, gradients)}
+    return {
+        "collisions": (rates, f"profile: {said}"),
+        **{name: (of / all if all else 1.0, "profile: its bytes of a step") for name, (of, all) in shares.items()},
+    }
+
+
+def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibration) -> dict[str, tuple[Any, str]]:
+    """Field -> value and source of what the calibration says of a rank's step, as far as it does."""
     costs = calibration.cost({"sequence": histogram.lengths}).astype(np.float64)
     cost = batch_size * float(costs @ histogram.counts) / histogram.rows
     rows = 1e3 * batch_size * histogram.mean
@@ -261,29 +238,27 @@ def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibrat
         "apply_ms": None if calibration.update_s is None else rows * calibration.update_s,
         "balancing_ms": None if calibration.balancing_s is None else 1e3 * calibration.balancing_s,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: (value, calibration.source) for name, value in found.items() if value is not None}
 
 
-def _distinct(collisions: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Rows over events, from the bytes that the profile counted."""
-    sent = collisions.get("bytes") if collisions else None
-    if not sent:
-        return {}
-    colliding, rest = ("collision_rows", "collision_gradients"), ("exclusive_rows", "exclusive_gradients")
-    rows, gradients = (sent[colliding[at]] + sent[rest[at]] for at in (0, 1))
-    found = {"distinct": rows / gradients if gradients else 1.0}
-    return found | {"colliding_distinct": sent[colliding[0]] / sent[colliding[1]] if sent[colliding[1]] else 1.0}
-
-
-def collision_rates(collisions: Mapping[str, Any] | None) -> dict[int, float]:
-    """Ranks -> collision rate by occurrence, from the profile; the rate of the paper if it has none."""
-    if collisions is None:
-        return {1: PAPER_COLLISION}
-    return {
-        point["ranks"]: point["by_occurrence"]["mean"]
-        for point in collisions["points"]
-        if point["axis"] in ("ranks", "default")
-    }
+def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int]) -> Workload:
+    """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
+    assert load.max_length is not None
+    samples = Samples(histogram=LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"]))
+    stragglers: dict[tuple[int, str], float] = {}
+    skews: dict[tuple[int, str], float] = {}
+    for count in ranks:
+        setting = Setting(ranks=count, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
+        wanted = dataclasses.asdict(setting) | dict.fromkeys(("cost", "planned_by"), repr(load.cost))
+        known = [
+            one
+            for one in (profile.get("stragglers") or {"points": ()})["points"]
+            if wanted.items() <= one.items() and "skew" in one
+        ]
+        point = known[0] if known else simulate_setting(samples, setting, methods=METHODS[1:])
+        stragglers |= {(count, method): point["straggler"][method] for method in METHODS}
+        skews |= {(count, method): point["skew"][method] for method in METHODS}
+    return dataclasses.replace(load, stragglers=stragglers, skews=skews)
 
 
 def flops(lengths: np.ndarray, counts: np.ndarray) -> float:

@@ -2,5 +2,5 @@
 
 `command` reads what the user gives. `tables` come from a TOML file, or from a model by `torchrec`, and from the
 profiled data. `costs` says how long the parts of a step take, `torchrec` how tables can be sharded, and `search` finds
-the plan that costs least. `document` says what comes out, and `report` says what is shown.
+the plan that costs least. `report` says what comes out, and what of that is shown.
 """

@@ -4,7 +4,7 @@ import functools
 import math
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,12 +12,6 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header, write_whole
 from freescale_tools.console.options import BatchSize, CalibrationFile, HardwareName, MaxLength, ProfileFile
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.plan.report import plan_blocks
-
-if TYPE_CHECKING:
-    from freescale_tools.plan.tables import Table
-
-GIGABYTE = 1_000_000_000
 
 
 def plan(
@@ -60,12 +54,13 @@ def plan(
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import load_calibration
         from freescale_tools.model.command import read_profile
+        from freescale_tools.model.durations import FLOAT
         from freescale_tools.model.hardware import calibrated, load_hardware
         from freescale_tools.model.simulation import within_reach
         from freescale_tools.model.workload import at_ranks, workload
         from freescale_tools.plan.costs import SHOWN, Setting, rated
-        from freescale_tools.plan.document import compute_ms, document
-        from freescale_tools.plan.tables import with_lengths, with_uses
+        from freescale_tools.plan.report import compute_ms, document, plan_blocks
+        from freescale_tools.plan.tables import read_tables, with_lengths, with_uses
 
         numbers = {"--ranks": ranks, "--batch-size": batch_size, "--max-length": max_length, "--memory": memory}
         for name, value in numbers.items():
@@ -79,6 +74,12 @@ def plan(
             raise UsageError(f"--device {device!r}: cuda or cpu is needed")
         if not out.parent.is_dir():
             raise UsageError(f"--out {out}: the folder {out.parent} is not there; make it first")
+        try:
+            from freescale_tools.plan import torchrec
+        except ImportError as error:
+            raise UsageError(
+                f"planning needs torchrec, which cannot be imported: {error}. Install it as README, Installing, says"
+            ) from error
 
         profiled = read_profile(profile)
         measured = load_calibration(calibration) if calibration else None
@@ -88,26 +89,29 @@ def plan(
         if not extrapolate:
             samples = sum(profiled["sequences"][load.sequence]["histogram"]["counts"])
             within_reach([ranks], samples, load.batch_size, measured, refuse=True)
-        known = with_lengths(_tables(tables), profiled, max_length=load.max_length)
+        is_model = ":" in tables and not Path(tables).exists()
+        given = torchrec.tables_of(torchrec.named_model(tables), name=tables) if is_model else read_tables(Path(tables))
+        known = with_lengths(given, profiled, max_length=load.max_length)
         if rows:
             columns = [*profiled["sequences"], *profiled.get("candidates", {})]
             known = with_uses(known, profiled.get("paths", ()), columns)
         load = at_ranks(load, profiled, [ranks])
+        # A calibration has the seconds of an event, of as many floats as its run exchanged, whatever the profile says.
+        of_event = (measured.lookup_s, measured.update_s) if measured else (None, None)
+        floats = measured.dim if measured and measured.dim else load.dim
+        lookup, apply = (None if one is None else 1e3 * one / (FLOAT * floats) * 1e6 for one in of_event)
         setting = Setting(
             hardware=machine,
             ranks=ranks,
             batch_size=load.batch_size,
             device="cpu" if device == "cpu" else "cuda",
-            memory_bytes=int(memory * GIGABYTE),
-            lookup_ms_per_mb=_per_mb(measured.lookup_s if measured else None, load.dim),
-            apply_ms_per_mb=_per_mb(measured.update_s if measured else None, load.dim),
+            memory_bytes=int(memory * 1e9),
+            lookup_ms_per_mb=lookup,
+            apply_ms_per_mb=apply,
         )
-        torchrec = _torchrec()
         rate = functools.partial(rated, compute=compute_ms(machine, load), collision=load.collision(ranks), way=way)
-        plans = {
-            "chosen": torchrec.chosen_plan(known, setting, rate),
-            "torchrec": torchrec.default_plan(known, setting),
-        }
+        usual = torchrec.default_plan(known, setting)
+        plans = {"chosen": torchrec.chosen_plan(usual, setting, rate), "torchrec": usual}
         found = {
             **header("plan"),
             "tables": tables,
@@ -124,30 +128,3 @@ def plan(
         terminal.show(plan_blocks(found))
         terminal.say(f"written: {out}")
         terminal.result(found)
-
-
-def _per_mb(seconds: float | None, dim: float) -> float | None:
-    """Milliseconds for 1e6 bytes of rows, from the seconds of the `dim` floats of an event; None: not measured."""
-    from freescale_tools.model.durations import FLOAT
-
-    return None if seconds is None else 1e3 * seconds / (FLOAT * dim) * 1e6
-
-
-def _tables(spec: str) -> "tuple[Table, ...]":
-    from freescale_tools.plan.tables import read_tables
-
-    if ":" not in spec or Path(spec).exists():
-        return read_tables(Path(spec))
-    torchrec = _torchrec()
-    found: tuple[Table, ...] = torchrec.tables_of(torchrec.named_model(spec), name=spec)
-    return found
-
-
-def _torchrec() -> Any:
-    try:
-        from freescale_tools.plan import torchrec
-    except ImportError as error:
-        raise UsageError(
-            f"planning needs torchrec, which cannot be imported: {error}. Install it as README, Installing, says"
-        ) from error
-    return torchrec

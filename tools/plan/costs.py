@@ -8,7 +8,7 @@ Letters: W ranks, B samples of a rank.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from freescale_tools.plan.tables import Table
 Sharding = Literal["data_parallel", "table_wise", "column_wise", "row_wise"]
 SHARDINGS: tuple[Sharding, ...] = ("data_parallel", "table_wise", "column_wise", "row_wise")
 PLAIN, PRIORITIZED = "plain", "prioritized"
-SHOWN = (PLAIN, PIPELINED, PRIORITIZED)
-"""The ways of training that a plan is shown for."""
-IDS, ROWS, GRADIENTS = range(3)
-"""What is exchanged, in the order of `Load.moved`."""
+SHOWN = (PLAIN, PIPELINED, PRIORITIZED)  # the ways of training that a plan is shown for
+IDS, ROWS, GRADIENTS = range(3)  # what is exchanged, in the order of `Load.moved`
 ID_EXCHANGES = 3  # of a sharding group: sizes, lengths, ids (TorchRec's KJTAllToAll)
 LENGTH = 8  # bytes of the length of one feature of one sample
 RESERVED = 0.15  # of the memory of a rank: for all that is no table, as TorchRec's default reserves
@@ -37,8 +35,7 @@ class Shard:
     first: int
     rows: int
     dim: int
-    held_bytes: int = 0
-    """As TorchRec counts them: rows, their optimizer, buffers."""
+    held_bytes: int = 0  # as TorchRec counts them: rows, their optimizer, buffers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +53,13 @@ class Setting:
 
     hardware: Hardware
     ranks: int
-    batch_size: int
-    """B."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """Where tables lie. On CPUs ranks exchange by gloo."""
-    memory_bytes: int = 80_000_000_000
-    """Of one rank."""
-    lookup_ms_per_mb: float | None = None
-    """Of 1e6 bytes of rows, as a run has shown; None: twice over the memory."""
-    apply_ms_per_mb: float | None = None
-    """The same of gradients that update rows; None: three times over the memory."""
-    receivers_wait: bool = True
-    """Whether a link takes in no faster than it gives out. False where only sending is held to a rate."""
-    shared_ms_per_mb: float = 0.0
-    """Of 1e6 bytes that all ranks together send, where ranks share cores that move them; 0: each has its own."""
+    batch_size: int  # B
+    device: Literal["cuda", "cpu"] = "cuda"  # where tables lie; on CPUs ranks exchange by gloo
+    memory_bytes: int = 80_000_000_000  # of one rank
+    lookup_ms_per_mb: float | None = None  # of 1e6 bytes of rows, as a run has shown; None: twice over the memory
+    apply_ms_per_mb: float | None = None  # the same of gradients that update rows; None: three times over the memory
+    receivers_wait: bool = True  # a link takes in no faster than it gives out; False where only sending has a rate
+    shared_ms_per_mb: float = 0.0  # of 1e6 bytes that all ranks send, where they share cores that move them
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch_size < 1:
@@ -94,20 +84,17 @@ class Setting:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Load:
-    """Bytes of one table, or of several, on every rank: those of a step, where nothing else is said."""
+class Load(NamedTuple):
+    """Bytes of one table, or of several, on every rank: those of a step, where nothing else is said.
 
-    moved: np.ndarray
-    """float64 [3, 2, W]: IDS, ROWS (forward), GRADIENTS (backward); that leave a rank, that come in."""
-    looked_up: np.ndarray
-    """float64 [W]: rows that a rank reads for all ranks, and writes gradients to."""
-    held: np.ndarray
-    """float64 [W]: what lies on a rank all the time."""
-    travelling: float = 0.0
-    """Ids of a rank that travel: once to every column-wise part, not at all for a data-parallel table."""
-    reduced: float = 0.0
-    """Bytes of the whole gradient of a data-parallel table."""
+    `travelling` counts ids.
+    """
+
+    moved: np.ndarray  # float64 [3, 2, W]: IDS, ROWS (forward), GRADIENTS (backward); that leave a rank, that come in
+    looked_up: np.ndarray  # float64 [W]: rows that a rank reads for all ranks, and writes gradients to
+    held: np.ndarray  # float64 [W]: what lies on a rank all the time
+    travelling: float = 0.0  # ids of a rank: once to every column-wise part, not at all for a data-parallel table
+    reduced: float = 0.0  # the whole gradient of a data-parallel table
 
     def busy_ms(self, setting: Setting) -> np.ndarray:
         """float64 [W]: how long each rank would take if it waited for no other, without latencies."""
@@ -172,13 +159,7 @@ def _to_one(moved: np.ndarray, owner: int, size: float) -> None:
 
 def together(loads: Sequence[Load]) -> Load:
     """The load of several tables, one or more."""
-    return Load(
-        moved=np.sum([one.moved for one in loads], axis=0),
-        looked_up=np.sum([one.looked_up for one in loads], axis=0),
-        held=np.sum([one.held for one in loads], axis=0),
-        travelling=sum(one.travelling for one in loads),
-        reduced=sum(one.reduced for one in loads),
-    )
+    return Load._make(sum(values) for values in zip(*loads, strict=True))
 
 
 def parts(plan: Sequence[Placed], setting: Setting, whole: Load | None = None) -> Parts:

@@ -8,7 +8,8 @@ another way for a table, with its parts on the least busy ranks; when none helps
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,7 @@ _CLIMBS = 5  # from the best of the plans to start from
 _MOST_RATINGS = 50_000  # of one climb, some seconds; then the best plan so far counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Part(NamedTuple):
     placed: Placed
     load: Load
 
@@ -63,6 +63,16 @@ class _Search:
             return math.inf
         return self._rate(parts([part.placed for part in plan], self._setting, whole))
 
+    def cut_by(self, shardings: Sequence[str]) -> _Plan:
+        """Every table in that of these ways which is best for it alone, if it has one of them; heavy tables first."""
+        allowed = [[way for way in ways if way.sharding in shardings] or ways for ways in self._ways]
+        best = [min(ways, key=lambda way: self.rating([self.part(way)])) for ways in allowed]
+        heavy = np.argsort([-self.part(way).load.looked_up.sum() for way in best], kind="stable")
+        found: dict[int, _Part] = {}
+        for place in heavy.tolist():
+            found[place] = self._beside(best[place], tuple(found.values()))
+        return tuple(found[place] for place in range(len(best)))
+
     def climbed(self, plan: _Plan) -> _Plan:
         """The plan after the best of the changes of each table, again and again until none helps."""
         best, changes = self.rating(plan), [self._other_ways, self._other_ranks]
@@ -80,9 +90,9 @@ class _Search:
         return plan
 
     def _other_ways(self, plan: _Plan, place: int) -> Iterator[_Plan]:
-        rest = plan[:place] + plan[place + 1 :]
+        before, after = plan[:place], plan[place + 1 :]
         for way in self._ways[place]:
-            yield (*plan[:place], self._beside(way, rest), *plan[place + 1 :])
+            yield (*before, self._beside(way, before + after), *after)
 
     def _other_ranks(self, plan: _Plan, place: int) -> Iterator[_Plan]:
         """One part of the table goes to another rank, or changes ranks with a part of a later table."""
@@ -98,18 +108,6 @@ class _Search:
                     second = self._moved(other, its, one.shards[at].rank)
                     if first and second:
                         yield (*plan[:place], first, *plan[place + 1 : later], second, *plan[later + 1 :])
-
-    def cut_by(self, shardings: Sequence[str]) -> _Plan:
-        """Every table in that of these ways which is best for it alone, if it has one of them."""
-        allowed = [[way for way in ways if way.sharding in shardings] or ways for ways in self._ways]
-        return self._one_by_one([min(ways, key=lambda way: self.rating([self._beside(way, ())])) for ways in allowed])
-
-    def _one_by_one(self, ways: Sequence[Placed]) -> _Plan:
-        heavy = np.argsort([-self.part(way).load.looked_up.sum() for way in ways], kind="stable")
-        found: dict[int, _Part] = {}
-        for place in heavy.tolist():
-            found[place] = self._beside(ways[place], tuple(found.values()))
-        return tuple(found[place] for place in range(len(ways)))
 
     def _beside(self, way: Placed, rest: _Plan) -> _Part:
         """The parts of a table on the least busy ranks, those with room for them first."""

@@ -34,19 +34,13 @@ class Table:
 
     name: str
     rows: int
-    dim: int
-    """Columns."""
+    dim: int  # columns
     features: tuple[str, ...]
-    kind: str = "sequence"
-    """`sequence`: one vector per id (EmbeddingCollection). `pooled`: one per feature and sample
-    (EmbeddingBagCollection)."""
-    module: str = "embeddings"
-    """Path of the collection in the model, as `named_modules` has it."""
-    ids_per_sample: tuple[float, ...] | None = None
-    """[F] mean ids of a sample; None: not known yet."""
+    kind: str = "sequence"  # one vector per id (EmbeddingCollection); pooled: per feature and sample (...BagCollection)
+    module: str = "embeddings"  # path of the collection in the model, as `named_modules` has it
+    ids_per_sample: tuple[float, ...] | None = None  # [F] means; None: not known yet
     dtype: str = "fp32"
-    uses: np.ndarray | None = None
-    """float64 [S]: share of the look-ups by equal slices of the rows, in their order; None: all rows alike."""
+    uses: np.ndarray | None = None  # float64 [S]: look-ups by equal slices of the rows, in order; None: all rows alike
 
     def __post_init__(self) -> None:
         for name in ("rows", "dim"):
@@ -65,7 +59,9 @@ class Table:
                 f"module = {self.module!r}: the path of the collection in the model is needed, as in dlrm.bags"
             )
         if self.ids_per_sample is not None and not (
-            len(self.ids_per_sample) == len(self.features) and all(map(_above_0, self.ids_per_sample))
+            len(self.ids_per_sample) == len(self.features)
+            and all(isinstance(ids, int | float) and not isinstance(ids, bool) for ids in self.ids_per_sample)
+            and all(math.isfinite(ids) and ids > 0 for ids in self.ids_per_sample)
         ):
             raise ValueError(
                 f"ids_per_sample = {list(self.ids_per_sample)}: a number above 0, or one per feature, is needed, "
@@ -97,10 +93,6 @@ class Table:
         below = np.concatenate([[0.0], np.cumsum(self.uses / self.uses.sum())])
         low, high = np.interp([first, first + rows], ends, below)
         return float(high - low)
-
-
-def _above_0(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def read_tables(path: Path) -> tuple[Table, ...]:
@@ -175,8 +167,8 @@ def with_lengths(tables: Sequence[Table], profile: Mapping[str, Any], *, max_len
     Raises UsageError that names the features of which nothing is known.
     """
     means = mean_lengths(profile, max_length)
-    open_ones = [table for table in tables if table.ids_per_sample is None]
-    if unknown := {feature for table in open_ones for feature in table.features if not means.get(feature)}:
+    unknown = {feature for table in tables if table.ids_per_sample is None for feature in table.features}
+    if unknown := {feature for feature in unknown if not means.get(feature)}:
         raise UsageError(
             f"the profile has no lengths of {', '.join(sorted(unknown))}: it has {', '.join(means) or 'none'}. Profile "
             "these columns (--sequence), or give ids_per_sample in the tables' TOML file"

@@ -32,11 +32,10 @@ from freescale_tools.console.errors import UsageError, first_line
 from freescale_tools.console.files import read_document
 from freescale_tools.plan.costs import RESERVED, SHARDINGS, Placed, Setting, Shard, parts
 from freescale_tools.plan.search import Rate, searched
-from freescale_tools.plan.tables import Table, check_tables
+from freescale_tools.plan.tables import DTYPES, Table, check_tables
 
 LEAST_COLUMNS = 32  # of a column-wise part; narrower ones read less than a cache line per row and rank
 MARGIN = 0.05  # of the rate: smaller differences are within the error of the model
-_DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 
 def named_model(spec: str) -> nn.Module:
@@ -75,9 +74,9 @@ def tables_of(model: nn.Module, *, name: str) -> tuple[Table, ...]:
         else:
             continue
         for config in configs:
-            dtype = next((key for key, value in _DTYPES.items() if value == config.data_type), None)
-            if dtype is None:
-                raise UsageError(f"{name}: table {config.name} is {config.data_type}: {' or '.join(_DTYPES)} is needed")
+            dtype = config.data_type.name.lower()
+            if dtype not in DTYPES:
+                raise UsageError(f"{name}: table {config.name} is {config.data_type}: {' or '.join(DTYPES)} is needed")
             found.append(
                 Table(
                     name=config.name, rows=config.num_embeddings, dim=config.embedding_dim,
@@ -103,7 +102,7 @@ def _collections(tables: Sequence[Table]) -> nn.Module:
         configs = [
             config(
                 name=table.name, num_embeddings=table.rows, embedding_dim=table.dim,
-                feature_names=list(table.features), data_type=_DTYPES[table.dtype],
+                feature_names=list(table.features), data_type=DataType[table.dtype.upper()],
             )
             for table in inside
         ]  # fmt: skip
@@ -121,12 +120,24 @@ class _AnyDevice(EmbeddingBagCollectionSharder):
         return list(dict.fromkeys([*super().sharding_types(compute_device_type), "row_wise"]))
 
 
-def chosen_plan(tables: Sequence[Table], setting: Setting, rate: Rate) -> tuple[Placed, ...]:
-    """The plan of least `rate`; TorchRec's own, if its rate is not MARGIN above that.
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """TorchRec's planner warns of data-parallel tables, and of its own objects not being made by its factories."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
-    Blocks for up to some minutes. Raises UsageError where TorchRec finds no plan that fits into the memory.
+
+@_quiet()
+def chosen_plan(usual: Sequence[Placed], setting: Setting, rate: Rate) -> tuple[Placed, ...]:
+    """The plan of least `rate` for the tables of `usual`, which is TorchRec's own plan.
+
+    It is `usual` where that is rated within MARGIN of the least. Blocks for up to some minutes.
     """
-    theirs = default_plan(tables, setting)
+    tables = [one.table for one in usual]
     limits = _constraints(tables, setting, narrow=True)
     topology = _topology(setting)
     enumerator = EmbeddingEnumerator(
@@ -135,14 +146,14 @@ def chosen_plan(tables: Sequence[Table], setting: Setting, rate: Rate) -> tuple[
         constraints=limits,
         estimator=[EmbeddingStorageEstimator(topology=topology, constraints=limits)],
     )
-    with _quiet():
-        options = enumerator.enumerate(_collections(tables), [_AnyDevice(), EmbeddingCollectionSharder()])
+    options = enumerator.enumerate(_collections(tables), [_AnyDevice(), EmbeddingCollectionSharder()])
     ways = [[_placed(option, table) for option in options if option.name == table.name] for table in tables]
-    own = searched(ways, theirs, setting, rate)
-    found, usual = (rate(parts(plan, setting)) for plan in (own, theirs))
-    return own if found < (1 - MARGIN) * usual else theirs
+    own = searched(ways, usual, setting, rate)
+    better = rate(parts(own, setting)) < (1 - MARGIN) * rate(parts(usual, setting))
+    return own if better else tuple(usual)
 
 
+@_quiet()
 def default_plan(tables: Sequence[Table], setting: Setting) -> tuple[Placed, ...]:
     """What TorchRec's planner chooses by itself: its own estimates, bandwidths and proposers, given the lengths.
 
@@ -157,8 +168,7 @@ def default_plan(tables: Sequence[Table], setting: Setting) -> tuple[Placed, ...
     )
     sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     try:
-        with _quiet():
-            planner.plan(_collections(tables), sharders)
+        planner.plan(_collections(tables), sharders)
     except PlannerError as error:
         # Its text is a page long; the first line says what is missing.
         raise UsageError(
@@ -191,13 +201,9 @@ def _placed(option: ShardingOption, table: Table) -> Placed:
 
 def _topology(setting: Setting) -> Topology:
     memory = {"ddr_cap" if setting.device == "cpu" else "hbm_cap": setting.memory_bytes}
-    with _quiet():
-        return Topology(
-            world_size=setting.ranks,
-            compute_device=setting.device,
-            local_world_size=setting.ranks_per_host,
-            **memory,
-        )
+    return Topology(
+        world_size=setting.ranks, compute_device=setting.device, local_world_size=setting.ranks_per_host, **memory
+    )
 
 
 def _constraints(tables: Sequence[Table], setting: Setting, *, narrow: bool) -> dict[str, ParameterConstraints]:
@@ -219,17 +225,6 @@ def _constraints(tables: Sequence[Table], setting: Setting, *, narrow: bool) -> 
     return found
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """TorchRec's planner warns of data-parallel tables, and of its own objects not being made by its factories."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def as_document(plan: Sequence[Placed], setting: Setting) -> dict[str, Any]:
     """{version, kind, ranks, device, ranks_per_host, modules}: module -> table -> how and where it is sharded.
 
@@ -237,24 +232,20 @@ def as_document(plan: Sequence[Placed], setting: Setting) -> dict[str, Any]:
     """
     modules: dict[str, dict[str, Any]] = {}
     for one in sorted(plan, key=lambda one: (one.table.module, one.table.name)):
-        modules.setdefault(one.table.module, {})[one.table.name] = _written(one)
+        everywhere, shards, column = one.sharding == "data_parallel", [], 0
+        for shard in () if everywhere else one.shards:
+            shards.append({"offset": [shard.first, column], "size": [shard.rows, shard.dim], "rank": shard.rank})
+            column += shard.dim if one.sharding == "column_wise" else 0
+        modules.setdefault(one.table.module, {})[one.table.name] = {
+            "sharding_type": one.sharding,
+            "compute_kernel": "dense" if everywhere else "fused",
+            "ranks": [shard.rank for shard in one.shards],
+            "shards": shards,
+        }
     return {
         "version": 1, "kind": "sharding-plan", "ranks": setting.ranks, "device": setting.device,
         "ranks_per_host": setting.ranks_per_host, "modules": modules,
     }  # fmt: skip
-
-
-def _written(placed: Placed) -> dict[str, Any]:
-    everywhere, shards, column = placed.sharding == "data_parallel", [], 0
-    for shard in () if everywhere else placed.shards:
-        shards.append({"offset": [shard.first, column], "size": [shard.rows, shard.dim], "rank": shard.rank})
-        column += shard.dim if placed.sharding == "column_wise" else 0
-    return {
-        "sharding_type": placed.sharding,
-        "compute_kernel": "dense" if everywhere else "fused",
-        "ranks": [shard.rank for shard in placed.shards],
-        "shards": shards,
-    }
 
 
 def load_plan(path: Path | str) -> ShardingPlan:
@@ -263,7 +254,8 @@ def load_plan(path: Path | str) -> ShardingPlan:
     Raises UsageError for other files, and for ranks outside the plan's.
     """
     make = "write one with `freescale plan TABLES --profile DIR --ranks N`"
-    document = read_document(Path(path), "sharding-plan", make=make)
+    needs = ("ranks", "device", "ranks_per_host", "modules")
+    document = read_document(Path(path), "sharding-plan", make=make, needs=needs)
     return from_document(document, str(path))
 
 

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import enum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.files import check_folder, write_report
+from freescale_tools.console.files import check_folder
 from freescale_tools.console.options import (
     RANKS,
     CalibrationFile,
@@ -24,6 +23,10 @@ from freescale_tools.console.options import (
     stored_histories,
 )  # fmt: skip
 from freescale_tools.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from freescale_tools.profile.measure import Columns, Settings
+    from freescale_tools.scan.files import FileSet
 
 
 class EngineName(enum.StrEnum):
@@ -90,6 +93,9 @@ def profile(
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import load_calibration
         from freescale_tools.profile.measure import Columns, Settings
+        from freescale_tools.profile.report import profile_report
+        from freescale_tools.scan.columns import only_list
+        from freescale_tools.scan.files import open_files
 
         columns = Columns(sequences=tuple(sequence or ()), candidates=candidates, time=time)
         settings = Settings(
@@ -104,97 +110,62 @@ def profile(
         )
         check_folder(out)
         stored = stored_histories(histories, on=on, event_time=event_time, time=time)
-        _check_stored(stored, share, quick=quick, engine=engine)
+        if share and stored is None:
+            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
+        if share and stored and share != stored.on:
+            said = f"samples share the histories of the key of --on, and that is {stored.on}"
+            raise UsageError(f"--share {share}: {said}")
+        if stored and quick:
+            said = "windows of histories are found by the time of each row: leave out --quick"
+            raise UsageError(f"--quick reads no rows, and {said}")
+        if stored and engine is EngineName.ray:
+            said = "all of them are in the memory of this process. Leave out --engine"
+            raise UsageError(f"--engine ray cannot read --histories: {said}")
         if quick and (time or ids or calibration or gpu_hour_price):
             raise UsageError(
                 "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration and "
                 "--gpu-hour-price, or --quick"
             )
-        _run(terminal, paths, columns, settings, out, engine.value if not quick else None, stored)
-
-
-def _check_stored(stored: StoredHistories | None, share: str | None, *, quick: bool, engine: EngineName) -> None:
-    """Raise UsageError for options that do not go together with --histories, or not without."""
-    if stored is None:
-        if share:
-            raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
-        return
-    if share and share != stored.on:
-        raise UsageError(f"--share {share}: samples share the histories of the key of --on, and that is {stored.on}")
-    if quick:
-        raise UsageError(
-            "--quick reads no rows, and windows of histories are found by the time of each row: leave out --quick"
-        )
-    if engine is EngineName.ray:
-        raise UsageError(
-            "--engine ray cannot read --histories: all of them are in the memory of this process. Leave out --engine"
-        )
-
-
-def _run(
-    terminal: Terminal,
-    paths: list[str],
-    columns: Any,
-    settings: Any,
-    out: Path | None,
-    engine_name: str | None,
-    stored: StoredHistories | None,
-) -> None:
-    """Profile the files and show the result. `engine_name` is None if only footers are read."""
-    from freescale_tools.profile.report import profile_report
-    from freescale_tools.scan.columns import only_list
-    from freescale_tools.scan.files import open_files
-    from freescale_tools.scan.histories import open_requests
-
-    files = open_files(paths)
-    if not columns.sequences:
-        if stored is not None:
-            raise UsageError("--histories needs --sequence, a list column of the table of histories")
-        columns = dataclasses.replace(columns, sequences=(only_list(files),))
-    lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
-    histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
-    with histories as requests:
-        document, notes = _profiled(terminal, paths, files, columns, settings, engine_name, requests)
-    report = profile_report(document)
-    written = write_report(document, report, out, "profile")
-    terminal.report(report)
-    for note in notes:
-        terminal.say(note)
-    terminal.say(written)
-    terminal.result(document)
+        files = open_files(paths)
+        if not columns.sequences:
+            if stored is not None:
+                raise UsageError("--histories needs --sequence, a list column of the table of histories")
+            columns = dataclasses.replace(columns, sequences=(only_list(files),))
+        document, notes = _profiled(terminal, paths, files, columns, settings, stored, None if quick else engine)
+        terminal.finish(document, profile_report(document), out, "profile", notes=notes)
 
 
 def _profiled(
     terminal: Terminal,
     paths: list[str],
-    files: Any,
-    columns: Any,
-    settings: Any,
-    engine_name: str | None,
-    requests: Any,
+    files: "FileSet",
+    columns: "Columns",
+    settings: "Settings",
+    stored: StoredHistories | None,
+    engine: EngineName | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """(profile.json, why parts of it are null)."""
-    from freescale_tools.profile import measure as profiles
-    from freescale_tools.scan.columns import bind, ids
-    from freescale_tools.scan.engines import REMOTE_THREADS, Threads
-    from freescale_tools.scan.ray_cluster import cluster
+    """(profile.json, why parts of it are null). Only footers are read if `engine` is None."""
+    from freescale_tools.profile import measure
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.engines import REMOTE_THREADS, Threads, cluster
+    from freescale_tools.scan.histories import open_requests
 
-    if settings.ids is not None:
-        bind(requests.table if requests else files, [settings.ids], ids)  # before all lengths are read
-    if engine_name is None:
-        found = profiles.quick(files, columns, paths=paths)
-        terminal.skipped(found.document["skipped"])
-        return found.document, []
-    from freescale_tools.profile.predict import predict
+    lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
+    histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
+    with histories as requests:
+        if settings.ids is not None:
+            bind(requests.table if requests else files, [settings.ids], "ids")  # before all lengths are read
+        if engine is None:
+            document = measure.quick(files, columns, paths=paths)
+            terminal.skipped(document["skipped"])
+            return document, []
+        from freescale_tools.profile.predict import predict  # late: --quick needs nothing of it
 
-    threads = None if files.footers[0].file.local else REMOTE_THREADS
-    local = engine_name == EngineName.local
-    with (
-        contextlib.nullcontext(Threads(threads)) if local else cluster() as where,
-        terminal.progress("reading lengths", rows=files.rows) as progress,
-    ):
-        found = profiles.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
-    terminal.skipped(found.document["skipped"])
-    return found.document, predict(
-        found, files, columns, settings, paths=paths, bar=terminal.progress, requests=requests
-    )
+        threads = Threads(None if files.footers[0].file.local else REMOTE_THREADS)
+        with (
+            cluster() if engine is EngineName.ray else contextlib.nullcontext(threads) as where,
+            terminal.progress("reading lengths", rows=files.rows) as progress,
+        ):
+            document = measure.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
+        terminal.skipped(document["skipped"])
+        return document, predict(document, files, columns, settings, bar=terminal.progress, requests=requests)

@@ -19,6 +19,36 @@ from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Terminal
 
 _CONDITION = re.compile(r"\s*(?P<name>[^<>]+?)\s*(?P<sign>[<>])\s*(?P<limit>[-+]?[\d.]+)\s*(?P<percent>%?)\s*")
+Figures = Iterator[tuple[str, tuple[float | None, str]]]
+"""Name -> value and unit; `share` for those that change by points."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One figure of both documents. `change` is None where it is not known: one of them is missing, or A is 0."""
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    change: float | None
+
+    @property
+    def said(self) -> str:
+        """How it changed."""
+        if self.change is None:
+            return "-"
+        if self.unit == "distance":
+            return f"{self.change:.3f}"
+        return f"{100 * self.change:+.1f} points" if self.unit == "share" else f"{self.change:+.1%}"
+
+    @property
+    def row(self) -> list[Any]:
+        """Name, before, after, unit and change; shares as percents."""
+        if self.unit != "share":
+            return [self.name, self.before, self.after, self.unit, self.said]
+        percents = (value and 100 * value for value in (self.before, self.after))
+        return [self.name, *percents, "%", self.said]
 
 
 def diff(
@@ -47,16 +77,11 @@ def diff(
             found = differences(*documents)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{before} or {after} is not whole, {error} is missing: make it again") from error
-        limits = conditions(fail_if or [], found)
-        rows = [[one.name, _shown(one.before, one), _shown(one.after, one), _unit(one), _change(one)] for one in found]
-        terminal.table(f"From {before} to {after}", ["what", "before", "after", "unit", "change"], rows)
-        for limit in limits:
-            (quantity,) = (one for one in found if one.name == limit.name)
-            if quantity.change is None:
-                reason = "one of the two lacks it" if None in (quantity.before, quantity.after) else "it was 0 before"
-                terminal.finding(f"{limit.name}: how it changed is not known, {reason}: --fail-if '{limit.text}'")
-            elif limit.holds(quantity):
-                terminal.finding(f"{limit.name} changed by {_change(quantity)}: --fail-if '{limit.text}'")
+        too_much = too_much_changed(fail_if or [], found)
+        columns = ["what", "before", "after", "unit", "change"]
+        terminal.table(f"From {before} to {after}", columns, [one.row for one in found])
+        for text in too_much:
+            terminal.finding(text)
         terminal.result({
             **header("diff"), "before": str(before), "after": str(after),
             "quantities": [asdict(one) for one in found],
@@ -80,83 +105,61 @@ def _read(path: Path) -> dict[str, Any]:
     return calibrated_run(file)
 
 
-def _unit(one: Any) -> str:
-    return "%" if one.unit == "share" else str(one.unit)
+def too_much_changed(limits: Sequence[str], found: Sequence[Quantity]) -> list[str]:
+    """A sentence for each of the limits, `name>2%` or `name<-0.05`, that a change is beyond, or is not known.
 
-
-def _shown(value: float | None, one: Any) -> float | None:
-    return 100 * value if value is not None and one.unit == "share" else value
-
-
-def _change(one: Any) -> str:
-    if one.change is None:
-        return "-"
-    if one.unit == "distance":
-        return f"{one.change:.3f}"
-    return f"{100 * one.change:+.1f} points" if one.unit == "share" else f"{one.change:+.1%}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """One figure of both documents. `change` is None where it is not known: one of them is missing, or A is 0."""
-
-    name: str
-    unit: str
-    before: float | None
-    after: float | None
-    change: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """A change that is too much."""
-
-    text: str
-    name: str
-    above: bool
-    limit: float
-
-    def holds(self, quantity: Quantity) -> bool:
-        """False where the change is not known."""
-        if quantity.change is None:
-            return False
-        return quantity.change > self.limit if self.above else quantity.change < self.limit
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Quantity]:
-    """The quantities of two documents of the same kind, `profile` or `calibrate`."""
-    read = {"profile": _of_profile, "calibrate": _of_run}[before["kind"]]
-    first, second = (dict(read(document)) for document in (before, after))
-    found = [
-        _quantity(name, unit, first.get(name, (None, unit))[0], second.get(name, (None, unit))[0])
-        for name, unit in {**{n: u for n, (_, u) in first.items()}, **{n: u for n, (_, u) in second.items()}}.items()
-    ]
-    return [*found, *_drift(before, after)] if before["kind"] == "profile" else found
-
-
-def conditions(texts: Sequence[str], known: Sequence[Quantity]) -> list[Condition]:
-    """Read `name>2%` or `name<-0.05`. Raises UsageError for other texts and for names that no quantity has."""
-    names = [quantity.name for quantity in known]
-    found = []
-    for text in texts:
+    Raises UsageError for other texts and for names that no quantity has.
+    """
+    known = {one.name: one for one in found}
+    said = []
+    for text in limits:
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise UsageError(f"--fail-if {text!r}: a name, > or < and a change are needed, as in 'straggler>2%'")
-        if match["name"] not in names:
-            close = difflib.get_close_matches(match["name"], names, n=1)
+        name = match["name"]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
             meant = f", did you mean {close[0]!r}?" if close else ""
-            there = f"there are {', '.join(names)}"
-            raise UsageError(f"--fail-if {text!r}: nothing is called {match['name']!r}{meant}; {there}")
+            raise UsageError(f"--fail-if {text!r}: nothing is called {name!r}{meant}; there are {', '.join(known)}")
         try:
             limit = float(match["limit"]) / (100 if match["percent"] else 1)
         except ValueError:
             raise UsageError(f"--fail-if {text!r}: {match['limit']!r} is no number") from None
-        found.append(Condition(text=text.strip(), name=match["name"], above=match["sign"] == ">", limit=limit))
+        one = known[name]
+        if one.change is None:
+            reason = "one of the two lacks it" if None in (one.before, one.after) else "it was 0 before"
+            said.append(f"{name}: how it changed is not known, {reason}: --fail-if '{text.strip()}'")
+        elif one.change > limit if match["sign"] == ">" else one.change < limit:
+            said.append(f"{name} changed by {one.said}: --fail-if '{text.strip()}'")
+    return said
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Quantity]:
+    """The quantities of two documents of the same kind, `profile` or `calibrate`."""
+    from freescale_tools.scan.histogram import LengthHistogram
+
+    read = {"profile": _of_profile, "calibrate": _of_run}[before["kind"]]
+    figures = [dict(read(document)) for document in (before, after)]
+    found = []
+    for name, (_, unit) in (figures[0] | figures[1]).items():
+        first, second = (of.get(name, (None, unit))[0] for of in figures)
+        change: float | None = None
+        if first is not None and second is not None:
+            if unit == "share":
+                change = second - first
+            elif first:
+                change = second / first - 1
+            elif second == first:
+                change = 0.0
+        found.append(Quantity(name=name, unit=unit, before=first, after=second, change=change))
+    if before["kind"] == "profile":
+        for name in (name for name in before["sequences"] if name in after["sequences"]):
+            both = [document["sequences"][name].get("histogram") for document in (before, after)]
+            if all(both):
+                one, other = map(LengthHistogram.from_dict, both)
+                drift = one.distance(other)
+                found.append(Quantity(name=f"{name} lengths", unit="distance", before=None, after=None, change=drift))
     return found
-
-
-Figures = Iterator[tuple[str, tuple[float | None, str]]]
-"""Name -> value and unit; `share` for those that change by points."""
 
 
 def _of_profile(document: Mapping[str, Any]) -> Figures:
@@ -198,26 +201,3 @@ def _of_run(document: Mapping[str, Any]) -> Figures:
             yield unit, (1e9 * run[kind]["seconds"]["value"], "ns")
     if run["all_to_all"] and run["all_to_all"]["bytes_per_s"]["value"]:
         yield "all-to-all bandwidth", (run["all_to_all"]["bytes_per_s"]["value"] / 1e6, "MB/s")
-
-
-def _drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Quantity]:
-    from freescale_tools.scan.histogram import LengthHistogram
-
-    for name in (name for name in before["sequences"] if name in after["sequences"]):
-        both = [document["sequences"][name].get("histogram") for document in (before, after)]
-        if all(both):
-            first, second = (LengthHistogram.from_dict(one) for one in both)
-            distance = first.distance(second)
-            yield Quantity(name=f"{name} lengths", unit="distance", before=None, after=None, change=distance)
-
-
-def _quantity(name: str, unit: str, before: float | None, after: float | None) -> Quantity:
-    change: float | None = None
-    if before is not None and after is not None:
-        if unit == "share":
-            change = after - before
-        elif before:
-            change = after / before - 1
-        elif after == before:
-            change = 0.0
-    return Quantity(name=name, unit=unit, before=before, after=after, change=change)

@@ -1,26 +1,13 @@
 """The sections of a profile about lengths of histories and candidates: distribution, drift, files, longest rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from freescale_tools.report import numbers as n
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import Block, Column, Document, Look, Plot, Section, Table
-from freescale_tools.report.numbers import (
-    COUNT,
-    SHARE,
-    TEXT,
-    TIME,
-    Kind,
-    count,
-    dated_spans,
-    many,
-    moment,
-    percent,
-    short,
-    times,
-)  # fmt: skip
 from freescale_tools.report.plots import Axis
 
 MOST_POINTS = 400
@@ -39,63 +26,53 @@ def length_sections(sequences: Document, candidates: Document, advice: Document 
     columns = {**sequences, **candidates}
     yield _overview(columns, candidates)
     for place, (name, found) in enumerate(list(columns.items())[:_MOST_DRAWN]):
+        first = place == 0
         # The advice is about the first sequence.
-        cut = advice if advice and place == 0 and advice["max_length"] < found["max"] else None
-        blocks = tuple(_blocks(found, cut, on_terminal=place == 0))
+        cut = advice if advice and first and advice["max_length"] < found["max"] else None
+        blocks: list[Block] = []
+        if found["histogram"] and found["events"]:
+            blocks += _distribution(found, cut)
+        blocks += _drift([step for step in found["drift"] or () if step["rows"]], on_terminal=first)
+        blocks += _files([one for one in found["per_file"] if one["rows"]])
+        if found["longest"]:
+            shown = (Column("file", n.TEXT, "file"), Column("row", n.COUNT, "row"), Column("events", n.COUNT, "length"))
+            blocks.append(Table(title="The longest rows", columns=shown, rows=found["longest"], on_terminal=first))
         if blocks:
-            yield Section(id=f"lengths-{place}", title=f"Lengths of {short(name)}", blocks=blocks)
+            yield Section(id=f"lengths-{place}", title=f"Lengths of {n.short(name)}", blocks=blocks)
 
 
 def _overview(columns: Document, candidates: Document) -> Section:
     rows = [
-        {**found, "column": short(name) + (" (candidates)" if name in candidates else "")}
+        {**found, "column": n.short(name) + (" (candidates)" if name in candidates else "")}
         for name, found in list(columns.items())[:_MOST_NAMED]
     ]
     unsure = sum(row.get("row_groups_without_statistics", 0) for row in rows)
     notes = []
     if len(columns) > len(rows):
-        notes.append(f"{count(len(columns) - len(rows))} more columns are in the JSON document.")
+        notes.append(f"{n.count(len(columns) - len(rows))} more columns are in the JSON document.")
     if unsure:
         notes.append(
-            f"{count(unsure)} row groups have no statistics: there each empty or null list counts as an event, and "
+            f"{n.count(unsure)} row groups have no statistics: there each empty or null list counts as an event, and "
             "events and means are upper bounds."
         )
-    column = Column("column", TEXT, "column")
-    blocks = [
-        Table(
-            title="Rows and events",
-            columns=(
-                column,
-                Column("rows", COUNT, "rows"),
-                Column("events", COUNT, "events"),
-                Column("mean", COUNT, "mean"),
-                Column("longest", COUNT, "max"),
-                Column("empty rows", COUNT, "empty"),
-                Column("null rows", COUNT, "null"),
-                Column("null events", COUNT, "null_elements"),
-                Column("longest 1 % hold", Kind(percent), "top1_share"),
-            ),
-            rows=rows,
-            notes=notes,
-        )
-    ]
+    column = Column("column", n.TEXT, "column")
+    counted = (
+        Column("rows", n.COUNT, "rows"),
+        Column("events", n.COUNT, "events"),
+        Column("mean", n.COUNT, "mean"),
+        Column("longest", n.COUNT, "max"),
+        Column("empty rows", n.COUNT, "empty"),
+        Column("null rows", n.COUNT, "null"),
+        Column("null events", n.COUNT, "null_elements"),
+        Column("longest 1 % hold", n.Kind(n.percent), "top1_share"),
+    )
+    blocks = [Table(title="Rows and events", columns=(column, *counted), rows=rows, notes=notes)]
     known = [row for row in rows if row["quantiles"]]
     if known:
-        quantiles = (Column(heading, COUNT, f"quantiles.{key}") for key, heading in _QUANTILES.items())
+        quantiles = (Column(heading, n.COUNT, f"quantiles.{key}") for key, heading in _QUANTILES.items())
         blocks.append(Table(title="Quantiles of the length (events)", columns=(column, *quantiles), rows=known))
     intro = "" if known else "A quick profile counts rows and events from footers; it reads no single length."
     return Section(id="lengths", title="Lengths", intro=intro, blocks=blocks)
-
-
-def _blocks(found: Document, cut: Document | None, *, on_terminal: bool) -> Iterator[Block]:
-    if found["histogram"] and found["events"]:
-        yield from _distribution(found, cut)
-    if found["drift"]:
-        yield from _drift([step for step in found["drift"] if step["rows"]], on_terminal=on_terminal)
-    yield from _files([one for one in found["per_file"] if one["rows"]])
-    if found["longest"]:
-        columns = (Column("file", TEXT, "file"), Column("row", COUNT, "row"), Column("events", COUNT, "length"))
-        yield Table(title="The longest rows", columns=columns, rows=found["longest"], on_terminal=on_terminal)
 
 
 def log_bins(
@@ -118,31 +95,31 @@ def log_bins(
 def _distribution(found: Document, cut: Document | None) -> Iterator[Block]:
     """Rows and events per doubling of the length, so that areas are shares; and both added up."""
     lengths, counts = (np.asarray(found["histogram"][key], np.int64) for key in ("lengths", "counts"))
-    columns = (
-        Column("rows", SHARE, 1, look=Look(color=plots.BLUE, filled=True)),
-        Column("events", SHARE, 2, look=Look(color=plots.AMBER, dash="dot")),
-    )
     at, removed = None, ""
     if cut:
         at = cut["max_length"]
-        removed = f" The cut at {count(at)} leaves out {percent(cut['events_cut'])} of them."
+        removed = f" The cut at {n.count(at)} leaves out {n.percent(cut['events_cut'])} of them."
+
+    def drawn(length: str, at_length: np.ndarray, shares: Iterable[Iterable[float]], y: str) -> Any:
+        """A figure of the shares of rows and of events; `length`: how a length is said beside the pointer."""
+        columns = (
+            Column("length", n.Kind(lambda value: f"{length} {value:,} events"), 0),
+            Column("rows", n.SHARE, 1, look=Look(color=plots.BLUE, filled=True)),
+            Column("events", n.SHARE, 2, look=Look(color=plots.AMBER, dash="dot")),
+        )
+        rows = list(zip(at_length.tolist(), *shares, strict=True))
+        return plots.lines(rows, columns, x=Axis(_LENGTH, "log"), y=Axis(y), steps=True, cut=at)
+
     edges, *binned = log_bins(lengths, counts)
     heights = [[*(held / max(held.sum(), 1) / np.diff(np.log2(edges))).tolist(), 0.0] for held in binned]
-    without = f" {count(found['empty'])} empty ones are not drawn." if found["empty"] else ""
+    without = f" {n.count(found['empty'])} empty ones are not drawn." if found["empty"] else ""
+    quantiles = found["quantiles"]
     yield Plot(
         title="Share of rows and of events (%) by length (events)",
-        aid=f"Half of the {many(found['rows'], 'row')} have at most {count(found['quantiles']['p50'])} events, 95 % at "
-        f"most {count(found['quantiles']['p95'])}, the longest has {count(found['max'])}.{without} Areas are shares: "
-        "where the dotted line is high, few rows carry most of the work.",
-        figure=plots.lines(
-            list(zip(edges.tolist(), *heights, strict=True)),
-            Column("length", Kind(lambda least: f"from {least:,} events"), 0),
-            columns,
-            x=Axis(_LENGTH, "log"),
-            y=Axis("share per doubling of length (%)"),
-            steps=True,
-            cut=at,
-        ),
+        aid=f"Half of the {n.many(found['rows'], 'row')} have at most {n.count(quantiles['p50'])} events, 95 % at most "
+        f"{n.count(quantiles['p95'])}, the longest has {n.count(found['max'])}.{without} Areas are shares: where the "
+        "dotted line is high, few rows carry most of the work.",
+        figure=drawn("from", edges, heights, "share per doubling of length (%)"),
         half=True,
     )
     edges, rows, events = log_bins(lengths, counts, bins=4 * _BINS)
@@ -152,18 +129,10 @@ def _distribution(found: Document, cut: Document | None) -> Iterator[Block]:
     middle = int(np.searchsorted(up_to, up_to[-1] / 2))
     yield Plot(
         title="Cumulative share of rows and of events (%)",
-        aid=f"Half of all events lie in rows of {count(lengths[middle])} events or more, which are "
-        f"{percent(counts[middle:].sum() / counts.sum())} of the rows; the longest 1 % of the rows hold "
-        f"{percent(found['top1_share'])}.{removed}",
-        figure=plots.lines(
-            list(zip((edges[1:] - 1).tolist(), *(one.tolist() for one in added), strict=True)),
-            Column("length", Kind(lambda most: f"up to {most:,} events"), 0),
-            columns,
-            x=Axis(_LENGTH, "log"),
-            y=Axis("share up to this length (%)"),
-            steps=True,
-            cut=at,
-        ),
+        aid=f"Half of all events lie in rows of {n.count(lengths[middle])} events or more, which are "
+        f"{n.percent(counts[middle:].sum() / counts.sum())} of the rows; the longest 1 % of the rows hold "
+        f"{n.percent(found['top1_share'])}.{removed}",
+        figure=drawn("up to", edges[1:] - 1, [one.tolist() for one in added], "share up to this length (%)"),
         half=True,
     )
 
@@ -171,34 +140,28 @@ def _distribution(found: Document, cut: Document | None) -> Iterator[Block]:
 def _drift(steps: list[Document], *, on_terminal: bool) -> Iterator[Block]:
     if len(steps) < 2 or not any(step["mean"] for step in steps):
         return
-    spans, unit = dated_spans(thinned(steps))
+    spans, unit = n.dated_spans(thinned(steps))
     first, last = spans[0], spans[-1]
     means = [step["mean"] for step in steps if step["mean"]]
     table = Table(
         title=f"Lengths over time ({unit})",
         columns=(
-            Column("from", TIME, "from"),
-            Column("before", TIME, "to"),
-            Column("rows", COUNT, "rows"),
-            Column("mean length", COUNT, "mean", look=Look(color=plots.BLUE, symbol="circle")),
-            Column("median", COUNT, "p50", look=Look(color=plots.GREEN, dash="dot", symbol="diamond")),
-            Column("P95", COUNT, "p95", look=Look(color=plots.AMBER, dash="dash", symbol="square")),
+            Column("from", n.TIME, "from"),
+            Column("before", n.TIME, "to"),
+            Column("rows", n.COUNT, "rows"),
+            Column("mean length", n.COUNT, "mean", look=Look(color=plots.BLUE, symbol="circle")),
+            Column("median", n.COUNT, "p50", look=Look(color=plots.GREEN, dash="dot", symbol="diamond")),
+            Column("P95", n.COUNT, "p95", look=Look(color=plots.AMBER, dash="dash", symbol="square")),
         ),
         rows=spans,
     )
     yield Plot(
         title="Length over time (events)",
-        aid=f"Over {count(len(steps))} spans of about equally many rows, the mean goes from {count(first['mean'])} "
-        f"events ({moment(first['from'])}) to {count(last['mean'])} ({moment(last['from'])}), P95 from "
-        f"{count(first['p95'])} to {count(last['p95'])}. The largest mean is {times(max(means) / min(means))} the "
-        "smallest.",
-        figure=plots.lines(
-            spans,
-            table.columns[0],
-            table.columns,
-            x=Axis(f"time of the rows ({unit})", "date"),
-            y=Axis(_LENGTH, "log"),
-        ),
+        aid=f"Over {n.count(len(steps))} spans of about equally many rows, the mean goes from {n.count(first['mean'])} "
+        f"events ({n.moment(first['from'])}) to {n.count(last['mean'])} ({n.moment(last['from'])}), P95 from "
+        f"{n.count(first['p95'])} to {n.count(last['p95'])}. The largest mean is {n.times(max(means) / min(means))} "
+        "the smallest.",
+        figure=plots.lines(spans, table.columns, x=Axis(f"time of the rows ({unit})", "date"), y=Axis(_LENGTH, "log")),
         table=table,
         on_terminal=on_terminal,
     )
@@ -209,28 +172,26 @@ def _files(files: list[Document]) -> Iterator[Block]:
         return
     ordered = sorted(files, key=lambda one: one["mean"])
     least, most = ordered[0], ordered[-1]
-    ratio = f", {times(most['mean'] / least['mean'])} as many" if most["mean"] > 1.1 * least["mean"] > 0 else ""
+    ratio = f", {n.times(most['mean'] / least['mean'])} as many" if most["mean"] > 1.1 * least["mean"] > 0 else ""
     table = Table(
         title="Files with the shortest and the longest rows",
         columns=(
-            Column("file", TEXT, "file"),
-            Column("rows", COUNT, "rows"),
-            Column("events", COUNT, "events"),
-            Column("mean length", COUNT, "mean", look=Look(color=plots.BLUE, dash="", symbol="circle")),
+            Column("file", n.TEXT, "file"),
+            Column("rows", n.COUNT, "rows"),
+            Column("events", n.COUNT, "events"),
+            Column("mean length", n.COUNT, "mean", look=Look(color=plots.BLUE, dash="", symbol="circle")),
         ),
         rows=ordered if len(ordered) <= 10 else [*ordered[:5], *ordered[-5:]],
     )
+    # Drawn by their place, since names have no room below an axis; the pointer tells the name.
+    by_place = Column("file", n.Kind(lambda place: files[place - 1]["file"]), "place")
+    drawn = thinned([{**one, "place": place} for place, one in enumerate(files, start=1)])
+    x, y = Axis("file, in the order of the paths"), Axis("mean length (events)")
     yield Plot(
         title="Mean length by file (events)",
-        aid=f"The mean length of the {count(len(files))} files goes from {count(least['mean'])} events in "
-        f"{short(least['file'])} to {count(most['mean'])} in {short(most['file'])}{ratio}.",
-        figure=plots.lines(
-            thinned([{**one, "number": number} for number, one in enumerate(files, start=1)]),
-            Column("file", Kind(lambda number: files[number - 1]["file"]), "number"),
-            table.columns,
-            x=Axis("file, in the order of the paths"),
-            y=Axis("mean length (events)"),
-        ),
+        aid=f"The mean length of the {n.count(len(files))} files goes from {n.count(least['mean'])} events in "
+        f"{n.short(least['file'])} to {n.count(most['mean'])} in {n.short(most['file'])}{ratio}.",
+        figure=plots.lines(drawn, (by_place, *table.columns[1:]), x=x, y=y),
         table=table,
         height=280,
         on_terminal=True,

@@ -3,17 +3,16 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import Bound, any_column, bind
+from freescale_tools.scan.columns import Bound, bind
 from freescale_tools.scan.engines import Engine, Lost, Threads
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.histories import Requests, scan_windows
 from freescale_tools.scan.lengths import LengthSums, Piece, Scanned, counts, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
@@ -85,29 +84,15 @@ class Settings:
         return min(self.ranks, key=lambda ranks: (abs(ranks - _USUAL_RANKS), ranks))
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Profile:
-    """A profile before its predictions.
-
-    Attributes:
-        document: profile.json; stragglers, recommended, tradeoff, collisions, simulation and sharing are
-            still null.
-        histograms: one for every list column; none in quick mode.
-    """
-
-    document: dict[str, Any]
-    histograms: dict[str, LengthHistogram] = dataclasses.field(default_factory=dict)
-
-
-def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> Profile:
-    """Profile from footers: rows, events and means, in all and by file. Reads no page.
+def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> dict[str, Any]:
+    """profile.json from footers: rows, events and means, in all and by file. Reads no page, predicts nothing.
 
     Files whose column is not a list are in the document's `skipped`. Raises UsageError if a column is a list
     in no file.
     """
     bound = bind(files, columns.lists)
     found = {column: counts(files, bound, column) for column in columns.lists}
-    return Profile(document=_document("quick", files, columns, paths, found, [*files.skipped, *bound.missing]))
+    return _document("quick", files, columns, paths, found, [*files.skipped, *bound.missing])
 
 
 def full(
@@ -118,11 +103,12 @@ def full(
     engine: Engine | None = None,
     progress: Progress | None = None,
     requests: Requests | None = None,
-) -> Profile:
-    """Profile from the lengths of all rows. Reads these lengths and the time column once.
+) -> dict[str, Any]:
+    """profile.json from the lengths of all rows, with what is predicted still null.
 
-    `requests`: the files, if their histories are stored once. The sequences are then lists of the histories,
-    and a row has the length of its window. Candidates are always in the rows.
+    Reads these lengths and the time column once. `requests`: the files, if their histories are stored once. The
+    sequences are then lists of the histories, and a row has the length of its window. Candidates are always in the
+    rows.
 
     Damaged row groups, files that cannot be reached and files with an unusable column are in the document's
     `skipped`. Raises UsageError if a column is usable in no file.
@@ -135,74 +121,61 @@ def full(
     if columns.time is not None:
         spans, timed = time_spans(files, columns.time)
         missing += timed.missing
-    sums = {column: _no_rows(bound, column) for column in in_rows}
-    todo = pieces(files, bound, spans, workers=where.workers)
-    lost = _scan(sums, functools.partial(scan, spans=spans), todo, where, progress)
+    sums, lost = _scan(functools.partial(scan, spans=spans), files, bound, in_rows, spans, where, progress)
     if requests is not None:
-        windows, more = _scan_windows(requests, spans, where, progress)
-        sums |= dict.fromkeys(columns.sequences, windows)
+        # The window of a request is as long in every list of the histories: its key and time say how long.
+        stored = requests.stored
+        keyed = bind(requests.files, [stored.on, stored.time], "any")
+        work = functools.partial(scan_windows, requests=requests, spans=spans)
+        windows, more = _scan(work, requests.files, keyed, [stored.on], None, where, progress)
+        sums |= dict.fromkeys(columns.sequences, windows[stored.on])
         known = {(one.file, one.row_group) for one in lost}
-        lost += [one for one in more if (one.file, one.row_group) not in known]
+        lost += [one for one in (*more, *requests.skipped) if (one.file, one.row_group) not in known]
     found = {column: each.document(files, spans) for column, each in sums.items()}
     document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
     if requests is not None:
-        document["histories"] = _histories(requests)
-    return Profile(document=document, histograms={column: each.lengths.merged() for column, each in sums.items()})
-
-
-def _scan_windows(
-    requests: Requests, spans: Spans | None, engine: Engine, progress: Progress | None
-) -> tuple[LengthSums, list[Skipped]]:
-    """The lengths of the windows of all requests: the same for every list of the histories."""
-    stored = requests.stored
-    bound = bind(requests.files, [stored.on, stored.time], any_column)
-    sums = _no_rows(bound, stored.on)
-    work = functools.partial(scan_windows, requests=requests, spans=spans)
-    todo = pieces(requests.files, bound, None, workers=engine.workers)
-    lost = _scan({stored.on: sums}, work, todo, engine, progress)
-    return sums, [*lost, *requests.skipped]
-
-
-def _no_rows(bound: Bound, column: str) -> LengthSums:
-    """Of all files that have the column: those without a readable row group are listed, too."""
-    return LengthSums(per_file={file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves})
+        document["histories"] = {
+            **dataclasses.asdict(requests.stored),
+            "keys": requests.keys,
+            "events": requests.events,
+            "files": len(requests.table.footers),
+            "bytes": requests.table.bytes,
+        }
+    return document
 
 
 def _scan(
-    sums: Mapping[str, LengthSums],
     work: Callable[[Piece], Scanned],
-    todo: Iterable[Piece],
+    files: FileSet,
+    bound: Bound,
+    columns: Sequence[str],
+    spans: Spans | None,
     engine: Engine,
     progress: Progress | None,
-) -> list[Skipped]:
-    """Add what `work` finds in all pieces to the sums. Returns what could not be read."""
+) -> tuple[dict[str, LengthSums], list[Skipped]]:
+    """What `work` finds of the columns in all pieces of the files, and what could not be read."""
+    # A file without a readable row group is listed, too.
+    sums = {
+        column: LengthSums(per_file={file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves})
+        for column in columns
+    }
     unreachable: dict[tuple[str, str], int] = {}
     damaged: list[Skipped] = []
-    for piece, found in engine.run(work, todo):
+    for piece, found in engine.run(work, pieces(files, bound, spans, workers=engine.workers)):
         if isinstance(found, Lost):
             key = piece.footer.file.name, found.reason
             unreachable[key] = unreachable.get(key, 0) + piece.rows
         else:
-            damaged += found.skipped
-            for column, more in found.sums.items():
+            more_sums, skipped = found
+            damaged += skipped
+            for column, more in more_sums.items():
                 sums[column].add(more)
         if progress is not None:
             progress.advance(rows=piece.rows, bytes=piece.bytes)
     lost = [
         Skipped(file=file, row_group=None, rows=rows, reason=reason) for (file, reason), rows in unreachable.items()
     ]
-    return [*lost, *damaged]
-
-
-def _histories(requests: Requests) -> dict[str, Any]:
-    """`histories` of profile.json: where they are, and how many."""
-    return {
-        **dataclasses.asdict(requests.stored),
-        "keys": requests.keys,
-        "events": requests.events,
-        "files": len(requests.table.footers),
-        "bytes": requests.table.bytes,
-    }
+    return sums, [*lost, *damaged]
 
 
 def _document(

@@ -8,7 +8,7 @@ Letters: W ranks, G samples of a global batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.collisions.batch_order import Batches, Orders
 from freescale_tools.collisions.held import Held
 from freescale_tools.console.terminal import Progress
-from freescale_tools.model.batches import enough_for, fitting
+from freescale_tools.model.batches import enough_for, fitting, rank_share
 from freescale_tools.model.durations import FLOAT, ID, step
 from freescale_tools.model.hardware import Hardware, calibrated
 from freescale_tools.model.step import PIPELINED
@@ -25,23 +25,11 @@ from freescale_tools.model.workload import Workload, cost_model, workload
 from fsdata.balance.cost import CostModel
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.balance.packing.plan import straggler_share
 from fsdata.balance.sharing import events_shared
 
 _SMALLER, _LARGER = 1 / 4, 4  # batch sizes beside that of the profile
 _STEPS = 8
 _SEQUENCE = "sequence"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Of some steps, added up or averaged: `before` without sharing, `after` with it."""
-
-    steps: int
-    events: int
-    shared: int
-    straggler_before: float
-    straggler_after: float
 
 
 def sharing(
@@ -54,7 +42,6 @@ def sharing(
     dim: int,
     orders: Sequence[str],
     calibration: Calibration | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The `sharing` of a profile document.
@@ -73,17 +60,17 @@ def sharing(
     ranks, usual = fitting(held.rows_read, default["ranks"], default["batch_size"])
     sizes = sorted({max(int(usual * _SMALLER), 1), usual})
     sizes += [usual * _LARGER] if enough_for(held.rows_read, ranks, usual * _LARGER) else []
-    in_order = Orders(held.units, held.time, held.known, seed=seed)
+    in_order = Orders(held.units, held.time, held.known, seed=0)
     points = []
     for order in orders:
         for batch_size in sizes:
             batches = in_order.batches(order, ranks=ranks, batch_size=batch_size)
             load = workload(profile, batch_size=batch_size, dim=dim, calibration=calibration)
             for balance in (None, Balance(advice["method"], cost=cost)):
-                found = _over_steps(held, batches, ranks, cost, balance)
+                found = _point(held, batches, load, hardware, ranks=ranks, fields=fields, cost=cost, balance=balance)
                 if found is not None:
                     setting = {"order": order, "batch_size": batch_size, "balanced": balance is not None}
-                    points.append(setting | _point(found, load, hardware, ranks, fields, balanced=balance is not None))
+                    points.append(setting | found)
             if progress is not None:
                 progress.advance(rows=_STEPS * ranks * batch_size)
     return {
@@ -97,8 +84,18 @@ def sharing(
     }
 
 
-def _over_steps(held: Held, batches: Batches, ranks: int, cost: CostModel, balance: Balance | None) -> _Found | None:
-    """Of steps that are spread evenly over the data; None if the order has no whole step."""
+def _point(
+    held: Held,
+    batches: Batches,
+    load: Workload,
+    hardware: Hardware,
+    *,
+    ranks: int,
+    fields: int,
+    cost: CostModel,
+    balance: Balance | None,
+) -> dict[str, Any] | None:
+    """Means over steps that are spread evenly over the data; None if the order has no whole step."""
     every = [(run, step) for run, steps in enumerate(batches.steps) for step in range(steps)]
     if not every:
         return None
@@ -112,8 +109,35 @@ def _over_steps(held: Held, batches: Batches, ranks: int, cost: CostModel, balan
         events += int(length.sum())
         shared += int(length.sum() - events_shared(place, length, rank, ranks).sum())
         stragglers.append(shares)
-    before, after = np.mean(stragglers, axis=0).tolist()
-    return _Found(steps=len(chosen), events=events, shared=shared, straggler_before=before, straggler_after=after)
+    straggler, straggler_shared = np.mean(stragglers, axis=0).tolist()
+    ratio = shared / events if events else 1.0
+    each = len(chosen) * ranks
+    saved = (events - shared) / each * (ranks - 1) / ranks
+    method, way = ("none", PIPELINED) if balance is None else ("fbs+swap", "all")
+
+    def step_ms(share: float, straggler: float) -> float:
+        """Of a step that reads, moves, looks up and updates this share of the events; the model computes as before."""
+        held_events = load.events * share
+        lookup, apply = (ms and ms * held_events / load.events for ms in (load.lookup_ms, load.apply_ms))
+        waits = {(ranks, method): straggler}
+        changed = replace(load, events=held_events, lookup_ms=lookup, apply_ms=apply, stragglers=waits)
+        return float(step(hardware, changed, way, ranks=ranks)["step_ms"])
+
+    return {
+        "steps": len(chosen),
+        "events": events / each,
+        "shared_events": shared / each,
+        "ratio": ratio,
+        "bytes_saved": {
+            "ids": saved * ID * fields,
+            "rows": saved * FLOAT * load.dim,
+            "gradients": saved * FLOAT * load.dim,
+        },
+        "straggler": straggler,
+        "straggler_shared": straggler_shared,
+        "step_ms": step_ms(1.0, straggler),
+        "step_ms_shared": step_ms(ratio, straggler_shared),
+    }
 
 
 def dealt(
@@ -127,48 +151,9 @@ def dealt(
     home = np.repeat(np.arange(ranks), len(place) // ranks)
     lengths = {_SEQUENCE: length}
     if balance is None:
-        load = np.zeros(ranks, np.int64)
-        np.add.at(load, home, cost(lengths))
-        share = straggler_share(load)
+        share = rank_share(cost(lengths), home, ranks)
         return home, share, share
     planner = StepPlanner(balance, ranks)
     apart = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=()))
     groups = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=(), places={_SEQUENCE: place}))
     return groups.rank, apart.straggler_after or 0.0, groups.straggler_after or 0.0
-
-
-def _point(
-    found: _Found, load: Workload, hardware: Hardware, ranks: int, fields: int, *, balanced: bool
-) -> dict[str, Any]:
-    ratio = found.shared / found.events if found.events else 1.0
-    each = found.steps * ranks
-    saved = (found.events - found.shared) / each * (ranks - 1) / ranks
-    before, after = (
-        _step_ms(load, hardware, ranks, events=load.events * of, straggler=share, balanced=balanced)
-        for of, share in ((1.0, found.straggler_before), (ratio, found.straggler_after))
-    )
-    return {
-        "steps": found.steps,
-        "events": found.events / each,
-        "shared_events": found.shared / each,
-        "ratio": ratio,
-        "bytes_saved": {
-            "ids": saved * ID * fields,
-            "rows": saved * FLOAT * load.dim,
-            "gradients": saved * FLOAT * load.dim,
-        },
-        "straggler": found.straggler_before,
-        "straggler_shared": found.straggler_after,
-        "step_ms": before,
-        "step_ms_shared": after,
-    }
-
-
-def _step_ms(
-    load: Workload, hardware: Hardware, ranks: int, *, events: float, straggler: float, balanced: bool
-) -> float:
-    """A step with so many events to read, move, look up, send and update; the model computes as many as before."""
-    method, way = ("fbs+swap", "all") if balanced else ("none", PIPELINED)
-    lookup, apply = (ms and ms * events / load.events for ms in (load.lookup_ms, load.apply_ms))
-    changed = replace(load, events=events, lookup_ms=lookup, apply_ms=apply, stragglers={(ranks, method): straggler})
-    return float(step(hardware, changed, way, ranks=ranks)["step_ms"])

@@ -4,9 +4,10 @@ Batch sizes go from a quarter of the asked one to four times it, as far as a glo
 are the longest history, the cuts that lose about 5 and 20 % of the events, and the even cut (`cuts`).
 """
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +50,13 @@ def tradeoff(
         for size in batch_sizes(samples.histogram.rows, cut.uncut)
         for length in lengths(samples.histogram, cut)
     ]
-    counted = _collisions(profile["collisions"], cut.uncut.ranks)
+    # Share of the look-ups whose row the batch before used, too, for the batch sizes that it was counted for.
+    collisions = profile["collisions"]
+    counted = {
+        point["batch_size"]: point["by_occurrence"]["mean"]
+        for point in (collisions["points"] if collisions else ())
+        if point["ranks"] == cut.uncut.ranks and point["axis"] in ("default", "batch_size")
+    }
 
     def one(setting: Setting) -> dict[str, Any]:
         found = simulate_setting(samples, setting, methods=(method,))
@@ -80,7 +87,7 @@ def tradeoff(
         "ranks": cut.uncut.ranks,
         "method": method,
         "dim": dim,
-        "collisions_max_length": profile["collisions"]["max_length"] if counted else None,
+        "collisions_max_length": collisions["max_length"] if counted else None,
         "calibrated": calibration is not None,
         "step_source": calibration.source if calibration else f"simulated on {hardware.name}",
         "gpu_hour_price": gpu_hour_price,
@@ -112,23 +119,10 @@ def batch_sizes(rows: int, uncut: Setting) -> list[int]:
 
 def lengths(histogram: LengthHistogram, cut: EvenCut) -> list[int]:
     """The lengths to cut at, ascending; the last is that of no cut."""
-    return sorted({*(_shortest(histogram, lost) for lost in _LOST), cut.max_length, histogram.longest})
 
+    def shortest(lost: float) -> int:
+        """That cuts off at most `lost` of the events."""
+        within = range(histogram.longest)
+        return bisect.bisect_left(within, True, lo=1, key=lambda length: 1.0 - histogram.kept_share(length) <= lost)
 
-def _shortest(histogram: LengthHistogram, lost: float) -> int:
-    """The shortest length at which at most `lost` of the events are cut off, by bisection."""
-    low, high = 0, histogram.longest
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if 1.0 - histogram.kept_share(middle) <= lost else (middle, high)
-    return high
-
-
-def _collisions(document: Mapping[str, Any] | None, ranks: int) -> dict[int, float]:
-    """Batch size -> share of the look-ups whose row the batch before used, too, where it was counted."""
-    points: Sequence[Mapping[str, Any]] = document["points"] if document else ()
-    return {
-        point["batch_size"]: point["by_occurrence"]["mean"]
-        for point in points
-        if point["ranks"] == ranks and point["axis"] in ("default", "batch_size")
-    }
+    return sorted({*map(shortest, _LOST), cut.max_length, histogram.longest})

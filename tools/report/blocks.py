@@ -6,7 +6,7 @@ Blocks hold raw values, and texts that are plain; how they look is up to the ter
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from freescale_tools.report.numbers import Kind
 
@@ -80,15 +80,25 @@ def of_pair(values: Mapping[tuple[Any, Any], Any], second: Any) -> Callable[[Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Block:
+    """A part of a section."""
+
+    title: str
+    on_terminal: bool = True
+
+    @property
+    def kind(self) -> str:
+        """By which the page knows how to show it."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Block):
     """Rows under columns, with sentences below."""
 
-    kind: ClassVar[str] = "table"
-    title: str
     columns: Sequence[Column]
     rows: Sequence[Any]
     notes: Sequence[str] = ()
-    on_terminal: bool = True
 
     @property
     def cells(self) -> list[list[str]]:
@@ -96,7 +106,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class Plot(Block):
     """A figure with its title, and a sentence that reads it for this data. The terminal shows sentence and table.
 
     Attributes:
@@ -105,8 +115,6 @@ class Plot:
         half: two such plots share a line if the window is wide.
     """
 
-    kind: ClassVar[str] = "plot"
-    title: str
     aid: str
     figure: "go.Figure"
     table: Table | None = None
@@ -116,23 +124,17 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class Code(Block):
     """Code to copy."""
 
-    kind: ClassVar[str] = "code"
-    title: str
     text: str
-    on_terminal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
+class Points(Block):
     """A list of sentences."""
 
-    kind: ClassVar[str] = "points"
-    title: str
     sentences: Sequence[str]
-    on_terminal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +147,12 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class Tiles(Block):
     """Key figures side by side, for a page: what they say stands in tables, too."""
 
-    kind: ClassVar[str] = "tiles"
     tiles: Sequence[Tile]
-    on_terminal: ClassVar[bool] = False
-
-
-Block = Table | Plot | Code | Points | Tiles
+    title: str = ""
+    on_terminal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

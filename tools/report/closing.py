@@ -3,17 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from freescale_tools.report.blocks import Code, Column, Document, Plot, Points, Report, Section, Table, Tiles
+from freescale_tools.report.blocks import Code, Column, Document, Plot, Points, Report, Section, Table, Tile, Tiles
 from freescale_tools.report.numbers import COUNT, TEXT, count, many, short
 
 MOST_SKIPPED = 200
 _MOST_PATHS = 5
 _EVERY_REPORT = "Shares and means are of the rows that could be read; empty and null histories count as rows."
 _TERMS = {
-    "Bubble": (
-        "bubble|idle time",
-        "Time in which a GPU waits, for a slower rank or for communication.",
-    ),
+    "Bubble": ("bubble|idle time", "Time in which a GPU waits, for a slower rank or for communication."),
     "Collision": ("collision", "A row of an embedding table that two consecutive batches both use."),
     "Contention": ("contention", "Time that compute loses because transfers use the same GPU beside it."),
     "Event": ("events?", "One element of a history, such as one item that a user saw."),
@@ -30,10 +27,7 @@ _TERMS = {
     ),
     "P95": ("p95", "Of 100 values, 95 are at most this; P50 is the median."),
     "Padding": ("padding", "The empty part of a batch whose histories are all filled up to the longest."),
-    "Prioritized communication": (
-        "prioritized",
-        "Rows that compute waits for are sent first, others beside compute.",
-    ),
+    "Prioritized communication": ("prioritized", "Rows that compute waits for are sent first, others beside compute."),
     "QPS": ("qps", "Samples that all ranks together train per second."),
     "Rank": ("ranks?", "One process of the training job, usually one GPU."),
     "Repair": ("repair", "Balancing that moves few samples, from the slowest ranks only."),
@@ -45,6 +39,12 @@ _TERMS = {
     "Tokens": ("tokens?|max_tokens", "Events and candidates together, where memory is counted."),
     "VBS": ("vbs", "Balancing with a variable batch size: ranks get equal work, not equally many samples."),
 }
+"""Term -> the pattern of the words that need it, and what it means."""
+
+
+def in_short(tiles: Sequence[Tile]) -> Section:
+    """The key figures of a report, as its first section."""
+    return Section(id="summary", title="In short", blocks=(Tiles(tiles=tiles),))
 
 
 def closed(
@@ -58,6 +58,10 @@ def closed(
     skipped: Sequence[Document] = (),
 ) -> Report:
     """The report of a document: `sections`, then skipped files, assumptions with tables of parameters, and terms."""
+    subtitle = f"Of the profile {short(document['profile'])}" if document.get("profile") else ""
+    if paths := document.get("paths"):
+        more = f" and {count(len(paths) - _MOST_PATHS)} more" if len(paths) > _MOST_PATHS else ""
+        subtitle = ", ".join(short(path) for path in paths[:_MOST_PATHS]) + more
     if document.get("created"):
         facts = [*facts, ("Made", str(document["created"]).replace("T", " ").replace("+00:00", " UTC"))]
     sentences = Points(title="How the figures came about", sentences=(_EVERY_REPORT, *assumptions), on_terminal=False)
@@ -66,17 +70,17 @@ def closed(
         *([_skipped(skipped)] if skipped else []),
         Section(id="assumptions", title="Assumptions", blocks=(sentences, *parameters)),
     ]
-    return Report(
-        title=title, subtitle=_subtitle(document), facts=facts, sections=(*sections, *_terms(sections))
-    )  # fmt: skip
-
-
-def _subtitle(document: Document) -> str:
-    paths = document.get("paths")
-    if not paths:
-        return f"Of the profile {short(document['profile'])}" if document.get("profile") else ""
-    named = ", ".join(short(path) for path in paths[:_MOST_PATHS])
-    return named + (f" and {count(len(paths) - _MOST_PATHS)} more" if len(paths) > _MOST_PATHS else "")
+    text = "\n".join(_texts(sections))
+    terms = [
+        (term, meaning)
+        for term, (pattern, meaning) in _TERMS.items()
+        if re.search(rf"\b(?:{pattern})", text, re.IGNORECASE)
+    ]
+    if terms:
+        columns = (Column("Term", TEXT, 0), Column("Meaning", TEXT, 1))
+        table = Table(title="What the words of this page mean", columns=columns, rows=terms, on_terminal=False)
+        sections.append(Section(id="terms", title="Terms", blocks=(table,)))
+    return Report(title=title, subtitle=subtitle, facts=facts, sections=sections)
 
 
 def _skipped(skipped: Sequence[Document]) -> Section:
@@ -102,38 +106,22 @@ def _skipped(skipped: Sequence[Document]) -> Section:
     return Section(id="skipped", title="Skipped", intro=intro, blocks=(table,))
 
 
-def _terms(sections: Sequence[Section]) -> Iterator[Section]:
-    """The section of the terms that the others use, if they use some."""
-    text = "\n".join(_texts(sections))
-    rows = [
-        (term, sentence)
-        for term, (pattern, sentence) in _TERMS.items()
-        if re.search(rf"\b(?:{pattern})", text, re.IGNORECASE)
-    ]
-    if rows:
-        columns = (Column("Term", TEXT, 0), Column("Meaning", TEXT, 1))
-        table = Table(title="What the words of this page mean", columns=columns, rows=rows, on_terminal=False)
-        yield Section(id="terms", title="Terms", blocks=(table,))
-
-
 def _texts(sections: Sequence[Section]) -> Iterator[str]:
+    """All that a reader of the page reads, but code."""
     for section in sections:
         yield from (section.title, section.intro)
         for block in section.blocks:
+            table = block if isinstance(block, Table) else None
             match block:
-                case Table():
-                    yield from _of_table(block)
                 case Plot():
                     yield from (block.title, block.aid, *(trace.name or "" for trace in block.figure.data))
-                    yield from _of_table(block.table) if block.table else ()
+                    table = block.table
                 case Points():
                     yield from (block.title, *block.sentences)
                 case Tiles():
                     yield from (text for tile in block.tiles for text in (tile.name, tile.note))
                 case Code():
                     yield block.title
-
-
-def _of_table(table: Table) -> Iterator[str]:
-    yield from (table.title, *table.notes, *(column.name for column in table.columns))
-    yield from (cell for row in table.cells for cell in row)
+            if table is not None:
+                yield from (table.title, *table.notes, *(column.name for column in table.columns))
+                yield from (cell for row in table.cells for cell in row)

@@ -63,13 +63,11 @@ def signed(share: float | None) -> str:
     return f"{'+' if whole > 0 else '−' if whole < 0 else ''}{abs(whole):,}\u00a0%"
 
 
-def _ms(value: float | None) -> str:
-    return "<\u00a00.001" if value is not None and 0 < value < 0.001 else number(value)
-
-
 def milliseconds(value: float | None) -> str:
     """`12.3 ms`."""
-    return NOTHING if value is None else f"{_ms(value)}\u00a0ms"
+    if value is None:
+        return NOTHING
+    return "<\u00a00.001\u00a0ms" if 0 < value < 0.001 else f"{number(value)}\u00a0ms"
 
 
 def size(bytes: float | None) -> str:
@@ -157,7 +155,7 @@ NUMBER = Kind(number)
 PERCENTS = Kind(lambda *share: percent(*share).removesuffix("\u00a0%"), share=True)  # under a title with %
 SHARE = Kind(PERCENTS.write, unit="%", share=True)
 GAIN = Kind(signed)
-MS = Kind(_ms, unit="ms")
+MS = Kind(lambda value: milliseconds(value).removesuffix("\u00a0ms"), unit="ms")
 BYTES = Kind(size)
 
 
@@ -166,27 +164,25 @@ def moment(label: object) -> str:
     return re.sub(r"(:\d\d)\.\d+$", r"\1", short(label)).removesuffix("T00:00:00").replace("T", " ")
 
 
-def dated(labels: Sequence[int | str]) -> tuple[list[int | str], str]:
-    """(times as dates, how to read them).
+def dated_spans(spans: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """(spans with `from` and `to` as dates, how to read them).
 
     Integers are taken as time since 1970, in the first unit that puts all of them between 1990 and 2100. If
     no unit does, they stay integers.
     """
-    whole = [label for label in labels if isinstance(label, int)]
-    if len(whole) < len(labels):
-        return list(labels), "date"
+    ends = ("from", "to")
+    whole = [one[end] for one in spans for end in ends]
+    if not all(isinstance(one, int) for one in whole):
+        return [dict(one) for one in spans], "date"
+
+    def dated(seconds: float) -> str:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).replace(tzinfo=None).isoformat()
+
     for unit, per_second in _UNITS.items():
-        seconds = [value / per_second for value in whole]
-        if all(_FIRST_DATE <= value < _LAST_DATE for value in seconds):
-            dates = [datetime.datetime.fromtimestamp(value, datetime.UTC).replace(tzinfo=None) for value in seconds]
-            return [date.isoformat() for date in dates], f"UTC, from {unit} since 1970"
-    return list(whole), "in the unit of the column"
-
-
-def dated_spans(spans: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """(spans with `from` and `to` as dates, how to read them)."""
-    moments, unit = dated([one[end] for one in spans for end in ("from", "to")])
-    return [{**one, "from": moments[2 * at], "to": moments[2 * at + 1]} for at, one in enumerate(spans)], unit
+        if all(_FIRST_DATE <= value / per_second < _LAST_DATE for value in whole):
+            dates = [{**one, **{end: dated(one[end] / per_second) for end in ends}} for one in spans]
+            return dates, f"UTC, from {unit} since 1970"
+    return [dict(one) for one in spans], "in the unit of the column"
 
 
 TIME = Kind(moment, words=True)

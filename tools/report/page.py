@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 
 import jinja2
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from freescale_tools.report.blocks import Report
@@ -28,34 +27,20 @@ def page(report: Report) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters["embedded"] = _figure
-    plotly, script = _PLOTLY.read_bytes(), _script((_FOLDER / "page.js").read_text(encoding="utf-8"))
+    environment.filters["embedded"] = lambda figure: embedded(figure.to_json(validate=False))
+    # The browser converts line ends before it computes the hash; reading text has done so, too.
+    plotly, script = _PLOTLY.read_bytes(), (_FOLDER / "page.js").read_text(encoding="utf-8")
+    hashes = (hashlib.sha256(one).digest() for one in (gzip.decompress(plotly), script.encode()))
     return environment.get_template("page.html").render(
         report=report,
         style=Markup((_FOLDER / "style.css").read_text(encoding="utf-8")),
         plotly=Markup(base64.b64encode(plotly).decode()),
         script=Markup(script),
-        script_hashes=[_hash(gzip.decompress(plotly)), _hash(script.encode())],
+        script_hashes=[Markup(f"'sha256-{base64.b64encode(one).decode()}'") for one in hashes],
         dark=embedded(json.dumps(DARK)),
     )
 
 
 def embedded(json_text: str) -> Markup:
-    """JSON as the content of a script element.
-
-    A `<` could end the element; in JSON it occurs only in strings.
-    """
+    """JSON as the content of a script element. A `<` could end the element; in JSON it occurs only in strings."""
     return Markup(json_text.replace("<", "\\u003c"))
-
-
-def _figure(figure: go.Figure) -> Markup:
-    return embedded(figure.to_json(validate=False))
-
-
-def _script(text: str) -> str:
-    """The script with `\\n` line ends: the browser converts line ends before it computes the hash."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _hash(script: bytes) -> Markup:
-    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'")

@@ -71,7 +71,10 @@ class Axis:
             return look | {"tickformat": ",d" if whole else ",~r", "dtick": 1 if whole and max(known) < 9 else None}
         high = max(known)
         low = min(known) if self.scale == "measured" else min(*known, high / 10)  # or small differences look large
-        ticks = sorted(set(known)) if self.scale == "measured" else _round_ticks(low, high)
+        ticks: list[float] = sorted(set(known))
+        if self.scale == "log":
+            decades = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+            ticks = decades if high / low > 100 else [step * decade for decade in decades for step in (1, 2, 5)]
         return look | {
             "type": "log", "tickmode": "array", "tickvals": ticks,
             "ticktext": [f"{tick:,.15g}" for tick in ticks],
@@ -79,14 +82,8 @@ class Axis:
         }  # fmt: skip
 
 
-def _round_ticks(low: float, high: float) -> list[float]:
-    decades = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    return decades if high / low > 100 else [step * decade for decade in decades for step in (1, 2, 5)]
-
-
 def lines(
     rows: Sequence[Any],
-    by: Column,
     columns: Sequence[Column],
     *,
     x: Axis,
@@ -95,11 +92,12 @@ def lines(
     steps: bool = False,
     cut: int | None = None,
 ) -> go.Figure:
-    """A line, or marks, for each of `columns` that has a look, over the values of `by`.
+    """A line, or marks, for each of `columns` that has a look, over the values of the first one.
 
-    turned: the values of `by` go down, not to the right. steps: a value holds up to the next one. cut: where histories
-    are cut, a line upright.
+    turned: the values of the first go down, not to the right. steps: a value holds up to the next one. cut: where
+    histories are cut, a line upright.
     """
+    by = columns[0]
     along, over = (y, x) if turned else (x, y)
     traces = []
     for column in columns:

@@ -1,11 +1,16 @@
-"""Where work on many files runs: in threads of this process, or on a `ray_cluster` with the same results."""
+"""Where work on many files runs: in threads of this process, or on a Ray cluster with the same results.
+
+This is the only file that imports Ray.
+"""
 
 import collections
+import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from freescale_tools.console.errors import UsageError
 from fsranks.machine.cores import usable_cores
 
 Item = TypeVar("Item")
@@ -13,54 +18,96 @@ Result = TypeVar("Result")
 Handle = TypeVar("Handle")
 
 REMOTE_THREADS = 16  # reading remote files is mostly waiting
-_AHEAD = 3  # items that wait or run per thread
+AGAIN = 3  # times that Ray tries a task again
+_AHEAD, _AHEAD_ON_RAY = 3, 4  # items that wait or run per thread, and per core of the cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(NamedTuple):
     """An item without a result: its file cannot be reached, or its worker died every time."""
 
     reason: str
 
 
-class Engine(Protocol):
-    """Runs `work` on every item.
-
-    `workers`: how many items run at a time; 0 if an item should be a whole file.
-    """
-
-    workers: int
-
-    def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """(item, result) in the order of the items. Only a few items are taken ahead.
-
-        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
-        through.
-        """
-
-
 class Threads:
-    """Runs work in threads of this process."""
+    """Runs work in threads of this process, on `workers` items at a time."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.workers = threads or usable_cores()
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """See `Engine.run`."""
+        """(item, `work(item)`) in the order of the items. Only a few items are taken ahead.
 
-        def one(item: Item) -> Result | Lost:
-            try:
-                return work(item)
-            except OSError as error:
-                return Lost(reason=str(error))
-
+        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
+        through.
+        """
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="freescale-scan")
         try:
-            begun = ahead(items, lambda item: pool.submit(one, item), count=self.workers * _AHEAD)
-            for item, future in begun:
-                yield item, future.result()
+            for item, future in ahead(items, lambda item: pool.submit(work, item), count=self.workers * _AHEAD):
+                found: Result | Lost
+                try:
+                    found = future.result()
+                except OSError as error:
+                    found = Lost(reason=str(error))
+                yield item, found
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Cluster:
+    """Runs one task per item on any node. Every node must see the files under the same paths.
+
+    A task is retried `AGAIN` times if its worker dies or cannot reach its file.
+    """
+
+    workers = 0  # an item should be a whole file
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
+        """As of `Threads.run`."""
+        ray, errors = self._ray, self._ray.exceptions
+
+        def one(item: Any) -> Any:
+            return work(item)
+
+        task = ray.remote(one).options(num_cpus=1, max_retries=AGAIN, retry_exceptions=[OSError])
+        cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        for item, reference in ahead(items, task.remote, count=cores * _AHEAD_ON_RAY):
+            found: Result | Lost
+            try:
+                found = ray.get(reference)
+            except errors.RayTaskError as error:
+                if not isinstance(error.cause, OSError):
+                    raise
+                found = Lost(reason=str(error.cause))
+            except errors.RayError as error:
+                found = Lost(reason=f"its task was lost {AGAIN + 1} times: {str(error).splitlines()[0]}")
+            yield item, found
+
+
+Engine = Threads | Cluster
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """The cluster that this process is connected to, or that RAY_ADDRESS names, or a new one on this machine.
+
+    At the end, this process leaves a cluster that it joined or started here. Raises UsageError if Ray is
+    missing.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("--engine ray needs Ray: pip install 'freescale[ray]'") from error
+    joined = not ray.is_initialized()
+    if joined:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        yield Cluster(ray)
+    finally:
+        if joined:
+            ray.shutdown()
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Handle], *, count: int) -> Iterator[tuple[Item, Handle]]:

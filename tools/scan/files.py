@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.engines import REMOTE_THREADS
 from fsdata.catalog.footers import Footer, Skipped, read_footers
-from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError, SchemaError
 from fsranks.machine.cores import usable_cores
 
-_REMOTE_THREADS = 16  # reading remote footers is waiting, not computing
 _NAMED = 3
 
 
@@ -42,33 +40,25 @@ class FileSet:
 def open_files(paths: Sequence[str]) -> FileSet:
     """Find `paths` (files, globs, folders, hive partitions, URLs) and read all footers.
 
-    Raises UsageError as `read_files` does, and if no file is readable.
-    """
-    found = read_files(paths)
-    footers = tuple(answer for _, answer in found if isinstance(answer, Footer))
-    skipped = tuple(
-        Skipped(file=file.name, row_group=None, rows=0, reason=str(answer))
-        for file, answer in found
-        if isinstance(answer, CorruptFileError)
-    )
-    if not footers:
-        raise UsageError(f"none of {len(found)} files is readable: {skipped[0].reason}")
-    return FileSet(footers=footers, skipped=skipped)
-
-
-def read_files(paths: Sequence[str], filesystem: Any = None) -> list[tuple[FileRef, Footer | CorruptFileError]]:
-    """The files that `paths` stand for, each with its footer or the reason why it has none.
-
-    Raises UsageError if a path stands for no file, or if a store or a file cannot be reached.
+    Raises UsageError if a path stands for no file, if a store or a file cannot be reached, or if no file is readable.
     """
     try:
-        files = discover(paths, filesystem)
-        threads = usable_cores() if files[0].local else _REMOTE_THREADS
-        return list(zip(files, read_footers(files, threads=threads, retry=Retrying()), strict=True))
+        files = discover(paths, None)
+        threads = usable_cores() if files[0].local else REMOTE_THREADS
+        found = read_footers(files, threads=threads, retry=Retrying())
     except (FileNotFoundError, SchemaError) as error:
         raise UsageError(str(error)) from error
     except (OSError, pa.ArrowException) as error:
         raise out_of_reach(paths, error) from error
+    footers = tuple(one for one in found if isinstance(one, Footer))
+    skipped = tuple(
+        Skipped(file=file.name, row_group=None, rows=0, reason=str(one))
+        for file, one in zip(files, found, strict=True)
+        if isinstance(one, CorruptFileError)
+    )
+    if not footers:
+        raise UsageError(f"none of {len(found)} files is readable: {skipped[0].reason}")
+    return FileSet(footers=footers, skipped=skipped)
 
 
 def out_of_reach(paths: Sequence[str], error: Exception) -> UsageError:

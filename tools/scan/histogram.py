@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 _COUNTED = 8  # times as many numbers as rows are counted in place; sorting the rows takes longer
-_UNMERGED = 128  # histograms kept before they are merged: a merge costs time in proportion to its result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,21 +130,3 @@ class LengthHistogram:
             raise ValueError("nothing to draw from: the histogram has no rows")
         row = generator.integers(0, self.rows, samples)
         return self.lengths[np.searchsorted(self.counts.cumsum(), row, side="right")]
-
-
-class HistogramSum:
-    """Adds up histograms, merging many at a time."""
-
-    def __init__(self) -> None:
-        self._parts: list[LengthHistogram] = []
-
-    def add(self, part: LengthHistogram) -> None:
-        self._parts.append(part)
-        if len(self._parts) > _UNMERGED:
-            self._parts = [self.merged()]
-
-    def merged(self) -> LengthHistogram:
-        """The histogram of everything that was added."""
-        if len(self._parts) != 1:
-            self._parts = [LengthHistogram.merged(self._parts)]
-        return self._parts[0]

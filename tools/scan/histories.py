@@ -6,7 +6,7 @@ is copied.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,7 @@ from fsdata.errors import FreeScaleError
 _GROUP = "histories"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(NamedTuple):
     """What N requests see of the table of histories.
 
     Attributes:
@@ -51,6 +50,8 @@ class Requests:
     Attributes:
         stored: how the user names the histories.
         files: the requests. table: the files of the histories.
+        keys: how many histories there are. events: of all of them.
+        floats: the lists of the table that hold floats.
     """
 
     def __init__(self, stored: StoredHistories, files: FileSet, table: FileSet, opened: OpenSource, schema: Schema):
@@ -59,23 +60,11 @@ class Requests:
         self.table = table
         self._opened = opened
         self._layout = layout_of(schema, as_of=opened.histories.groups)
-        self._histories = opened.histories.groups[_GROUP]
         self._numbers = {file.path: number for number, file in enumerate(opened.files)}
-
-    @property
-    def floats(self) -> frozenset[str]:
-        """The lists of the table that hold floats."""
-        return frozenset(name for name, values in self._histories.fields.items() if values.dtype.kind == "f")
-
-    @property
-    def keys(self) -> int:
-        """How many histories there are."""
-        return len(self._histories.keys)
-
-    @property
-    def events(self) -> int:
-        """Of all histories."""
-        return len(self._histories.times)
+        histories = opened.histories.groups[_GROUP]
+        self.keys, self.events = len(histories.keys), len(histories.times)
+        self._fields = histories.fields
+        self.floats = frozenset(name for name, values in self._fields.items() if values.dtype.kind == "f")
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -84,7 +73,7 @@ class Requests:
 
     def values(self, column: str) -> np.ndarray:
         """[E]: a list column of the table, all histories one after another; windows are stretches of it."""
-        return self._histories.fields[column]
+        return self._fields[column]
 
     def windows(self, file: int, row_group: int, rows: int) -> Windows:
         """Of the first `rows` requests of a row group of file number `file`; of none if the row group is damaged.
@@ -93,7 +82,7 @@ class Requests:
         reached.
         """
         footer = self.files.footers[file]
-        whole = footer.metadata.row_group(row_group).num_rows
+        whole = footer.row_groups[row_group]
         group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=whole)
         try:
             found = self._opened.read(group, self._layout, 0, rows).rows
@@ -101,7 +90,7 @@ class Requests:
         except FreeScaleError as error:
             raise UsageError(str(error)) from error
         length = found.spans(self._layout.groups[_GROUP]).length[0]
-        return Windows(place=places(found, self._layout)[_GROUP], length=length, time=time[: len(length)])
+        return Windows(places(found, self._layout)[_GROUP], length, time[: len(length)])
 
 
 @contextmanager
@@ -115,13 +104,14 @@ def open_requests(
     Raises UsageError for what a loader of these files refuses; CommandFailed if a file cannot be reached.
     """
     table = open_files(stored.paths)
-    floats = tuple(name for name in lists if _holds_floats(table, name))
-    ids = tuple(name for name in lists if name not in floats)
+    found = zip(table.footers, bind(table, lists).leaves, strict=True)
+    floating = {name for footer, leaves in found for name in leaves if holds(footer, name, pa.types.is_floating)}
+    floats = tuple(name for name in lists if name in floating)
+    ids = tuple(name for name in lists if name not in floating)
     schema = Schema(sequences=(Group(_GROUP, ids, floats=floats, share=stored.on),), time=stored.time)
+    histories = ParquetSource(stored.paths)
     try:
-        join = AsOf(
-            ParquetSource(stored.paths), on=stored.on, at=stored.time, time=stored.event_time, fields=tuple(lists)
-        )
+        join = AsOf(histories, on=stored.on, at=stored.time, time=stored.event_time, fields=tuple(lists))
         opened = open_source(ParquetSource(list(paths), join=[join], on_error="skip"), schema)
     except FreeScaleError as error:
         raise UsageError(str(error)) from error
@@ -134,20 +124,14 @@ def open_requests(
 
 
 def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:
-    """Find the lengths of the windows of a piece; `Scanned.sums` has them under the key of the histories.
+    """Find the lengths of the windows of a piece; the sums stand under the key of the histories.
 
     A damaged row group is left out and listed by `requests.skipped`. Raises as `Requests.windows`.
     """
     sums = LengthSums()
-    for group, first_row, rows in piece.groups():
+    for group, first_row, rows in piece.groups:
         if rows:
             seen = requests.windows(piece.file, group, rows)
             span = None if spans is None else spans.of(seen.time // 1000 if spans.calendar else seen.time)
-            sums.count(Lengths(of_row=seen.length, null_rows=0, null_elements=0), piece.file, first_row, span)
-    return Scanned(sums={requests.stored.on: sums}, skipped=())
-
-
-def _holds_floats(files: FileSet, column: str) -> bool:
-    """Whether one of the files has floats in the column."""
-    found = zip(files.footers, bind(files, [column]).leaves, strict=True)
-    return any(column in leaves and holds(footer, column, pa.types.is_floating) for footer, leaves in found)
+            sums.count(Lengths(seen.length, 0, 0), piece.file, first_row, span)
+    return {requests.stored.on: sums}, []

@@ -4,8 +4,7 @@ What was counted of some rows is a `LengthSums`; sums of other rows are added to
 machines count apart.
 """
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +13,16 @@ import numpy as np
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Bound, Leaf
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.histogram import HistogramSum, LengthHistogram
+from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.rows import Rows
 from freescale_tools.scan.times import Spans
 from fsdata.catalog.footers import Footer, Skipped
 from fsdata.errors import CorruptFileError
 
-LONGEST = 10
-QUANTILES = {
+_LONGEST = 10
+_UNMERGED = 128  # histograms kept before they are merged: a merge costs time in proportion to its result
+_QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
 }  # fmt: skip
 _PIECES = 8  # per worker, so that all workers end at about the same time
@@ -34,36 +34,27 @@ class Piece:
 
     Attributes:
         file: position of the file among the footers.
-        first_row: row of the file at which the first of `row_groups` begins.
+        groups: (row group, row of the file at which it begins, its rows).
         leaves: the list columns that the file has.
         time: the time column, if the file has it.
     """
 
     file: int
     footer: Footer
-    row_groups: range
-    first_row: int
+    groups: tuple[tuple[int, int, int], ...]
     leaves: dict[str, Leaf]
     time: Leaf | None
 
     @property
     def rows(self) -> int:
-        return sum(self.footer.metadata.row_group(group).num_rows for group in self.row_groups)
+        return sum(rows for _, _, rows in self.groups)
 
     @property
     def bytes(self) -> int:
         """Stored size of the columns that are read."""
         places = [*self.leaves.values(), *([self.time] if self.time else [])]
-        groups = [self.footer.metadata.row_group(group) for group in self.row_groups]
+        groups = [self.footer.metadata.row_group(group) for group, _, _ in self.groups]
         return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
-
-    def groups(self) -> Iterator[tuple[int, int, int]]:
-        """(row group, row of the file at which it begins, its rows)."""
-        first = self.first_row
-        for group in self.row_groups:
-            rows = self.footer.metadata.row_group(group).num_rows
-            yield group, first, rows
-            first += rows
 
 
 def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -> Iterator[Piece]:
@@ -73,15 +64,14 @@ def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -
         if not leaves:
             continue
         time = spans.leaves[number] if spans else None
-        make = functools.partial(Piece, file=number, footer=footer, leaves=leaves, time=time)
-        begin = first_row = rows = 0
+        groups: list[tuple[int, int, int]] = []
+        first = rows = 0
         for group, count in enumerate(footer.row_groups):
-            rows += count
-            if rows >= target:
-                yield make(row_groups=range(begin, group + 1), first_row=first_row)
-                begin, first_row, rows = group + 1, first_row + rows, 0
-        if begin < footer.metadata.num_row_groups:
-            yield make(row_groups=range(begin, footer.metadata.num_row_groups), first_row=first_row)
+            groups.append((group, first, count))
+            first, rows = first + count, rows + count
+            if rows >= target or group == footer.metadata.num_row_groups - 1:
+                yield Piece(file=number, footer=footer, groups=tuple(groups), leaves=leaves, time=time)
+                groups, rows = [], 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,46 +79,72 @@ class LengthSums:
     """Lengths of one column in some rows.
 
     Attributes:
-        lengths: of all rows; null rows count as length 0. spans: by span of time, of the rows that have a time.
-        longest: (length, file, row in the file) of the `LONGEST` longest rows, longest first, equal lengths in the
+        spans: the lengths of all rows, null rows as 0: span of time -> histograms to be merged, -1 of rows without a
+            time.
+        longest: (length, file, row in the file) of the `_LONGEST` longest rows, longest first, equal lengths in the
             order of files and rows.
         per_file: file -> (rows, events).
     """
 
     null_rows: int = 0
     null_elements: int = 0
-    lengths: HistogramSum = field(default_factory=HistogramSum)
-    spans: dict[int, HistogramSum] = field(default_factory=dict)
+    spans: dict[int, list[LengthHistogram]] = field(default_factory=dict)
     longest: list[tuple[int, int, int]] = field(default_factory=list)
     per_file: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def count(self, found: Lengths, file: int, first_row: int, span: np.ndarray | None = None) -> None:
         """Add the rows from `first_row` of a file on. span: int64 [N], that of every row, -1 without a time."""
         of_row = found.of_row
-        self.null_rows += found.null_rows
-        self.null_elements += found.null_elements
-        self.lengths.add(LengthHistogram.of(of_row))
-        self._note_file(file, len(of_row), int(of_row.sum()))
-        self._note_longest(of_row, file, first_row)
-        for one in np.unique(span).tolist() if span is not None else ():
-            if one >= 0:
-                self.spans.setdefault(one, HistogramSum()).add(LengthHistogram.of(of_row[span == one]))
+        floor = self.longest[-1][0] if len(self.longest) == _LONGEST else 0
+        if len(of_row) > _LONGEST and of_row.max() > floor:
+            floor = max(floor, int(np.partition(of_row, -_LONGEST)[-_LONGEST]) - 1)
+        rows = np.flatnonzero(of_row > floor)
+        rows = rows[np.argsort(-of_row[rows], kind="stable")[:_LONGEST]]
+        by_span = {-1: of_row} if span is None else {one: of_row[span == one] for one in np.unique(span).tolist()}
+        more = LengthSums(
+            null_rows=found.null_rows,
+            null_elements=found.null_elements,
+            spans={one: [LengthHistogram.of(lengths)] for one, lengths in by_span.items()},
+            longest=[(int(of_row[row]), file, first_row + int(row)) for row in rows],
+            per_file={file: (len(of_row), int(of_row.sum()))},
+        )
+        self.add(more)
 
     def add(self, other: "LengthSums") -> None:
         """Add the lengths of other rows."""
         self.null_rows += other.null_rows
         self.null_elements += other.null_elements
-        self.lengths.add(other.lengths.merged())
-        for span, some in other.spans.items():
-            self.spans.setdefault(span, HistogramSum()).add(some.merged())
-        self._keep_longest(other.longest)
+        for span, more in other.spans.items():
+            parts = self.spans.get(span, []) + more
+            self.spans[span] = [LengthHistogram.merged(parts)] if len(parts) > _UNMERGED else parts
+        self.longest = sorted([*self.longest, *other.longest], key=lambda one: (-one[0], *one[1:]))[:_LONGEST]
         for file, (rows, events) in other.per_file.items():
-            self._note_file(file, rows, events)
+            before = self.per_file.get(file, (0, 0))
+            self.per_file[file] = before[0] + rows, before[1] + events
+
+    @property
+    def lengths(self) -> LengthHistogram:
+        """Of all rows; computed anew by each call."""
+        return LengthHistogram.merged(part for parts in self.spans.values() for part in parts)
 
     def document(self, files: FileSet, spans: Spans | None) -> dict[str, Any]:
         """One entry of `sequences` in profile.json."""
-        lengths = self.lengths.merged()
+        lengths = self.lengths
         names = [footer.file.name for footer in files.footers]
+        drift = []
+        for one in sorted(self.spans) if spans else ():
+            if spans and one >= 0:
+                some = LengthHistogram.merged(self.spans[one])
+                drift.append(
+                    {
+                        "from": spans.label(one),
+                        "to": spans.label(one + 1),
+                        "rows": some.rows,
+                        "mean": some.mean,
+                        "p50": some.quantile(0.5),
+                        "p95": some.quantile(0.95),
+                    }
+                )
         return {
             "rows": lengths.rows,
             "events": lengths.events,
@@ -137,49 +153,17 @@ class LengthSums:
             "null_elements": self.null_elements,
             "mean": lengths.mean,
             "max": lengths.longest,
-            "quantiles": {name: lengths.quantile(share) for name, share in QUANTILES.items()},
+            "quantiles": {name: lengths.quantile(share) for name, share in _QUANTILES.items()},
             "top1_share": lengths.top_share(0.01),
             "histogram": lengths.to_dict(),
             "longest": [{"file": names[file], "row": row, "length": length} for length, file, row in self.longest],
             "per_file": _per_file((names[file], *counted) for file, counted in sorted(self.per_file.items())),
-            "drift": None if spans is None else [self._span(spans, one) for one in sorted(self.spans)],
+            "drift": None if spans is None else drift,
         }
 
-    def _span(self, spans: Spans, span: int) -> dict[str, Any]:
-        lengths = self.spans[span].merged()
-        return {
-            "from": spans.label(span),
-            "to": spans.label(span + 1),
-            "rows": lengths.rows,
-            "mean": lengths.mean,
-            "p50": lengths.quantile(0.5),
-            "p95": lengths.quantile(0.95),
-        }
 
-    def _note_file(self, file: int, rows: int, events: int) -> None:
-        before = self.per_file.get(file, (0, 0))
-        self.per_file[file] = before[0] + rows, before[1] + events
-
-    def _note_longest(self, of_row: np.ndarray, file: int, first_row: int) -> None:
-        floor = self.longest[-1][0] if len(self.longest) == LONGEST else 0
-        if of_row.max(initial=0) <= floor:
-            return
-        if len(of_row) > LONGEST:
-            floor = max(floor, int(np.partition(of_row, -LONGEST)[-LONGEST]) - 1)
-        rows = np.flatnonzero(of_row > floor)
-        rows = rows[np.argsort(-of_row[rows], kind="stable")[:LONGEST]]
-        self._keep_longest([(int(of_row[row]), file, first_row + int(row)) for row in rows])
-
-    def _keep_longest(self, more: Sequence[tuple[int, int, int]]) -> None:
-        self.longest = sorted([*self.longest, *more], key=lambda one: (-one[0], *one[1:]))[:LONGEST]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
-    """The result of a piece: the sums of every column, and its damaged row groups."""
-
-    sums: dict[str, LengthSums]
-    skipped: tuple[Skipped, ...]
+Scanned = tuple[dict[str, LengthSums], list[Skipped]]
+"""The result of a piece: the sums of every column, and its damaged row groups."""
 
 
 def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
@@ -191,7 +175,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     sums = {column: LengthSums() for column in piece.leaves}
     skipped = []
     with Rows(piece.footer) as reading:
-        for group, first_row, rows in piece.groups():
+        for group, first_row, rows in piece.groups:
             try:
                 span = spans.of_rows(reading, group, piece.time) if spans and piece.time else None
                 found = {column: reading.lengths(group, column, leaf) for column, leaf in piece.leaves.items()}
@@ -201,7 +185,7 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
             else:
                 for column, lengths in found.items():
                     sums[column].count(lengths, piece.file, first_row, span)
-    return Scanned(sums=sums, skipped=tuple(skipped))
+    return sums, skipped
 
 
 def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:

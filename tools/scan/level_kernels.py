@@ -16,16 +16,6 @@ NULL_ROWS = 1
 NULL_ELEMENTS = 2
 
 
-@kernel
-def _packed(raw, bit, width):
-    """The number of `width` bits, at most 8, that begins at a bit."""
-    at, shift = bit >> 3, bit & 7
-    value = np.int64(raw[at]) >> shift
-    if shift + width > 8:
-        value |= np.int64(raw[at + 1]) << (8 - shift)
-    return value & ((1 << width) - 1)
-
-
 @kernel(called_with="Array(uint8, 1, 'C', True), int64[::1], int64, int64, int64, int64[::1], int64[::1]")
 def add_lengths(raw, bounds, count, top, empty, length, known):
     """Add a page to `length`; a code.
@@ -76,8 +66,12 @@ def add_lengths(raw, bounds, count, top, empty, length, known):
             if level_r < 0:
                 repetition = np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
                 bit_r += 1
-            if level_d < 0:
-                definition = _packed(raw, bit_d, width)
+            if level_d < 0:  # a number of `width` bits, at most 8
+                at, shift = bit_d >> 3, bit_d & 7
+                definition = np.int64(raw[at]) >> shift
+                if shift + width > 8:
+                    definition |= np.int64(raw[at + 1]) << (8 - shift)
+                definition &= (1 << width) - 1
                 bit_d += width
                 if definition > top:
                     return DAMAGED

@@ -9,7 +9,7 @@ import functools
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cramjam
 import numpy as np
@@ -28,7 +28,6 @@ from fsdata.kernels.pages import headers
 from fsdata.kernels.thrift import DEPTH
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
-_LISTS = (*_SIZED, pa.types.is_fixed_size_list)
 _HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer
 _MOST_HEADER_BYTES = 16 << 20  # as in pyarrow
 # Of a page that are read or unpacked first; most pages with long lists need no more. zstd unpacks blocks of 128 KiB.
@@ -41,16 +40,14 @@ Read = Callable[[int, int], bytes | bytearray | memoryview]
 """(count, first byte) -> these bytes of the file; fewer if it ends before."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListLevels:
+class ListLevels(NamedTuple):
     """Of definition: `top` of an element that is not null, `empty` of a list without elements; lower ones are null."""
 
     top: int
     empty: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Lengths of the lists of some rows.
 
     Attributes:
@@ -89,7 +86,7 @@ def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, 
     rows, null_rows, null_elements = known.tolist()
     if rows != len(found):
         raise Damaged(f"{rows} rows where the footer says {len(found)}")
-    return Lengths(of_row=found, null_rows=null_rows, null_elements=null_elements)
+    return Lengths(found, null_rows, null_elements)
 
 
 Stored = Callable[[int], np.ndarray]
@@ -103,7 +100,11 @@ def _data_pages(
     page, inside = np.zeros(headers.COLUMNS, np.int64), np.empty((DEPTH, 2), np.int64)
     (at, end), number, values, room = where, 0, chunk.num_values, chunk.total_uncompressed_size
     while at < end and values:
-        begin = _read_header(read, at, end, page, inside)
+        size, length = 0, 1
+        while length > size and size < min(end - at, _MOST_HEADER_BYTES):  # until all of the header is read
+            size = min(max(8 * size, _HEADER_BYTES), end - at)
+            length = headers.read_header(_bytes(read, at, size), np.int64(0), page, inside)
+        begin = at + length if length <= size else end + 1
         code = headers.check_header(page, begin, end, number == 0, values, room)
         if code == pages.DAMAGED:
             raise Damaged(f"page {number}: a header that cannot be")
@@ -138,19 +139,6 @@ def _bytes(read: Read, at: int, count: int) -> np.ndarray:
 
 def _front(whole: np.ndarray, count: int) -> np.ndarray:
     return whole[:count]
-
-
-def _read_header(read: Read, at: int, end: int, page: np.ndarray, inside: np.ndarray) -> int:
-    """The header at byte `at` of the file -> `page`. Where it ends; behind `end` if it does not end before."""
-    size = _HEADER_BYTES
-    while True:
-        raw = _bytes(read, at, min(size, end - at))
-        length = headers.read_header(raw, np.int64(0), page, inside)
-        if length <= len(raw):
-            return at + length
-        if len(raw) < size or size > _MOST_HEADER_BYTES:
-            return end + 1
-        size *= 8
 
 
 def _levels(header: np.ndarray, codec: str, data: Stored) -> tuple[np.ndarray, np.ndarray]:
@@ -260,12 +248,12 @@ def _leaves(field: pa.Field, top: int, lists: tuple[int | None, ...]) -> Iterato
     """
     kind = plain(field.type)
     top += field.nullable
+    sized = any(test(kind) for test in _SIZED)
     if pa.types.is_struct(kind):
         inner = [kind.field(number) for number in range(kind.num_fields)]
     elif pa.types.is_map(kind):
         inner, lists, top = [kind.key_field, kind.item_field], (*lists, None), top + 1
-    elif any(test(kind) for test in _LISTS):
-        sized = any(test(kind) for test in _SIZED)
+    elif sized or pa.types.is_fixed_size_list(kind):
         inner, lists, top = [kind.value_field], (*lists, top if sized else None), top + 1
     else:
         yield top, lists

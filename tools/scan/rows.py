@@ -5,7 +5,6 @@ row. Damage is named with file and row group, files that were replaced since the
 reads of remote files are repeated.
 """
 
-import contextlib
 import functools
 import io
 import time
@@ -20,14 +19,13 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from freescale_tools.console.errors import first_line
-from freescale_tools.scan.columns import Leaf, first_name
-from freescale_tools.scan.levels import Lengths, Read, read_lengths
+from freescale_tools.scan.columns import Leaf, first_name, inside_structs
+from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.footers import Footer, digest, footer_bytes, open_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.record_batches import batch_rows, wide_columns
-from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.errors import CorruptFileError
 
@@ -77,11 +75,16 @@ class Rows:
     def group(self, group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows of one row group, as `batches` gives them. columns: also leaves, by their whole paths."""
         found = self._batches(group, columns)
-        while (batch := self._told(group, lambda: self._timed(found))) is not None:
-            yield batch
 
-    def table(self) -> pa.Table:
-        return pa.Table.from_batches(list(self.batches()), self.schema)
+        def timed() -> pa.RecordBatch | None:
+            start = time.thread_time()
+            try:
+                return next(found, None)
+            finally:
+                self.seconds += time.thread_time() - start
+
+        while (batch := self._told(group, timed)) is not None:
+            yield batch
 
     def lengths(self, group: int, column: str, leaf: Leaf) -> Lengths:
         """Of the lists of all rows of a row group.
@@ -96,47 +99,42 @@ class Rows:
         return pa.concat_arrays(found) if found else pa.array([], pa.int64())
 
     def _lengths(self, group: int, column: str, leaf: Leaf) -> Lengths:
-        try:
-            if leaf.levels is None:
-                raise LeftToArrow("no list, or one of another kind")
-            row_group = self._footer.metadata.row_group(group)
-            with self._bytes_of(row_group, leaf) as read:
-                return read_lengths(row_group, leaf.index, leaf.levels, read)
-        except LeftToArrow:
-            parts = [lengths_of(array) for array in self._arrays(group, column, leaf)]
-        except Damaged as error:
-            raise OSError(f"column {column!r}, {error}") from error
-        return Lengths(
-            of_row=np.concatenate([np.empty(0, np.int64), *(part.of_row for part in parts)]),
-            null_rows=sum(part.null_rows for part in parts),
-            null_elements=sum(part.null_elements for part in parts),
-        )
-
-    @contextlib.contextmanager
-    def _bytes_of(self, row_group: pq.RowGroupMetaData, leaf: Leaf) -> Iterator[Read]:
-        """Reads bytes of a column chunk: of a remote file in large requests, one after another."""
-        source = self._source()
-        if self._footer.file.local:
-            yield source.read_at
-            return
-        ((begin, end),) = column_ranges(row_group, [leaf.index])
-        buffered = io.BufferedReader(source, min(end - begin, _REQUEST_BYTES))
+        row_group, source = self._footer.metadata.row_group(group), self._source()
+        buffered = None
+        if not self._footer.file.local:  # bytes are read in large requests, one after another
+            stored = row_group.column(leaf.index).total_compressed_size
+            buffered = io.BufferedReader(source, max(min(stored, _REQUEST_BYTES), 1))
 
         def read(count: int, at: int) -> bytes:
+            if buffered is None:
+                return source.read_at(count, at)
             buffered.seek(at)
             return buffered.read(count)
 
         try:
-            yield read
+            if leaf.levels is None:
+                raise LeftToArrow("no list, or one of another kind")
+            return read_lengths(row_group, leaf.index, leaf.levels, read)
+        except LeftToArrow:
+            parts = [lengths_of(array) for array in self._arrays(group, column, leaf)]
+        except Damaged as error:
+            raise OSError(f"column {column!r}, {error}") from error
         finally:
-            buffered.detach()  # it would close the file
+            if buffered is not None:
+                buffered.detach()  # it would close the file
+        of_row = np.concatenate([np.empty(0, np.int64), *(part.of_row for part in parts)])
+        return Lengths(of_row, sum(part.null_rows for part in parts), sum(part.null_elements for part in parts))
 
     def _arrays(self, group: int, column: str, leaf: Leaf) -> Iterator[pa.Array]:
         """The column of all rows of a row group."""
         rows = 0
         for batch in self._batches(group, [leaf.path]):
             rows += batch.num_rows
-            yield _inside(batch, column)
+            first, *inside = inside_structs(batch.schema, column)[0]
+            array = widen.unwrap(batch.column(first))
+            for name in inside:
+                array = widen.unwrap(pc.struct_field(array, array.type.get_field_index(name)))
+            yield array
         if rows != self._footer.metadata.row_group(group).num_rows:
             raise pa.ArrowInvalid(f"{rows} rows where the footer says otherwise")
 
@@ -150,13 +148,6 @@ class Rows:
         if self._parquet is None:
             self._parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         yield from self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-
-    def _timed(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-        start = time.thread_time()
-        try:
-            return next(batches, None)
-        finally:
-            self.seconds += time.thread_time() - start
 
     def _again(self, read: Callable[[], Result]) -> Result:
         """`read()`, of a remote file several times, each with a file that is opened anew."""
@@ -211,20 +202,8 @@ def written(path: Path) -> Rows:
 def lengths_of(array: pa.Array) -> Lengths:
     """The lengths of a list array of any kind: list, large_list, list_view, fixed_size_list."""
     counted = pc.list_value_length(array)
-    null_rows = counted.null_count
     elements = array.flatten()
     while pa.types.is_struct(elements.type):
         elements = pc.struct_field(elements, [0])
     of_row, _ = widen.numbers_of(pc.fill_null(counted, 0).cast(pa.int64()))
-    return Lengths(of_row=of_row, null_rows=null_rows, null_elements=elements.null_count)
-
-
-def _inside(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """The array that a dotted name stands for."""
-    name, rest = first_name(batch.schema.names, column)
-    array = widen.unwrap(batch.column(name))
-    while rest and pa.types.is_struct(array.type):
-        names = [array.type.field(index).name for index in range(array.type.num_fields)]
-        name, rest = first_name(names, rest)
-        array = widen.unwrap(pc.struct_field(array, [names.index(name)]))
-    return array
+    return Lengths(of_row, counted.null_count, elements.null_count)

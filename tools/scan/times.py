@@ -1,21 +1,20 @@
 """Cuts time into spans that hold about equally many rows, from footers if these say enough."""
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.columns import Bound, Leaf, bind, is_calendar, one_time, type_of
+from freescale_tools.scan.columns import Bound, Leaf, bind, is_calendar
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.rows import Rows
-from fsdata.catalog.footers import Footer
 from fsdata.decode.arrow import widen
 from fsdata.errors import CorruptFileError
 
-SPANS = 20
+_SPANS = 20
 _EPOCH = datetime.datetime(1970, 1, 1)
 
 
@@ -52,21 +51,41 @@ class Spans:
         return (_EPOCH + datetime.timedelta(microseconds=value)).isoformat() if self.calendar else value
 
 
-def time_spans(files: FileSet, column: str, *, spans: int = SPANS) -> tuple[Spans, Bound]:
+def time_spans(files: FileSet, column: str) -> tuple[Spans, Bound]:
     """(spans, what `bind` found).
 
     Spans hold about equally many rows, if times spread evenly inside each row group. Reads the column only in
     row groups without statistics. Raises UsageError if no file has a usable time column, or if it holds dates
     in some files and numbers in others.
     """
-    bound = bind(files, [column], one_time)
+    bound = bind(files, [column], "time")
     leaves = tuple(leaves.get(column) for leaves in bound.leaves)
-    usable = [(footer, leaf) for footer, leaf in zip(files.footers, leaves, strict=True) if leaf is not None]
-    calendar = {is_calendar(type_of(footer.schema, column)) for footer, _ in usable}
+    calendar = {is_calendar(leaf.kind) for leaf in leaves if leaf is not None}
     if len(calendar) > 1:
         raise UsageError(f"{column} holds dates in some files and plain integers in others: they have no common order")
-    ranges = [one for footer, leaf in usable for one in _ranges(footer, column, leaf)]
-    return Spans(column=column, leaves=leaves, edges=even_edges(ranges, spans), calendar=calendar.pop()), bound
+    ranges = []  # (first time, last time, rows) of every row group with times
+    for footer, leaf in zip(files.footers, leaves, strict=True):
+        if leaf is None:
+            continue
+        with Rows(footer) as reading:
+            for group, rows in enumerate(footer.row_groups):
+                chunk = footer.metadata.row_group(group).column(leaf.index)
+                known = chunk.statistics if chunk.is_stats_set else None
+                if known is not None and known.has_min_max:
+                    array = pa.array([known.min_raw, known.max_raw], pa.int64())
+                    if pa.types.is_date(leaf.kind):  # stored as days
+                        array = array.cast(pa.int32()).view(pa.date32())
+                    elif pa.types.is_timestamp(leaf.kind):
+                        array = array.view(leaf.kind)
+                else:
+                    try:
+                        array = reading.column(group, column, leaf).drop_null()
+                    except (CorruptFileError, OSError):  # reading its lengths reports that
+                        continue
+                times, _ = _numbers(array)
+                if len(times):
+                    ranges.append((int(times.min()), int(times.max()), rows))
+    return Spans(column=column, leaves=leaves, edges=even_edges(ranges, _SPANS), calendar=calendar.pop()), bound
 
 
 def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray:
@@ -87,37 +106,6 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
     first, last = min(one[0] for one in ranges), max(one[1] for one in ranges) + 1
     edges = np.unique(np.rint(inner)).astype(np.int64)
     return np.array([first, *edges[(edges > first) & (edges < last)].tolist(), last])
-
-
-def _ranges(footer: Footer, column: str, leaf: Leaf) -> Iterator[tuple[int, int, int]]:
-    """(first time, last time, rows) of every row group with times."""
-    kind = type_of(footer.schema, column)
-    with Rows(footer) as reading:
-        for group, rows in enumerate(footer.row_groups):
-            chunk = footer.metadata.row_group(group).column(leaf.index)
-            known = chunk.statistics if chunk.is_stats_set else None
-            if known is not None and known.has_min_max:
-                times, _ = _numbers(_as_stored([known.min_raw, known.max_raw], kind))
-            else:
-                times = _read(reading, group, column, leaf)
-            if len(times):
-                yield int(times.min()), int(times.max()), rows
-
-
-def _as_stored(raw: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Statistics, as Parquet stores them."""
-    if pa.types.is_date(kind):  # stored as days
-        return pa.array(raw, pa.int32()).view(pa.date32())
-    stored = pa.array(raw, pa.int64())
-    return stored.view(kind) if pa.types.is_timestamp(kind) else stored
-
-
-def _read(reading: Rows, group: int, column: str, leaf: Leaf) -> np.ndarray:
-    """The times of a row group; none if it is damaged: reading its lengths reports that."""
-    try:
-        return _numbers(reading.column(group, column, leaf).drop_null())[0]
-    except (CorruptFileError, OSError):
-        return np.empty(0, np.int64)
 
 
 def _numbers(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:

@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,22 +71,19 @@ def all_to_alls(
         group = dist.new_group(list(range(ranks)))
         for size in sizes:
             part = max(round(size / ranks / _FLOAT), 1)
-            seconds = 0.0
+            exchange = None
             if dist.get_rank() < ranks:
                 given, got = (torch.zeros(part * ranks, device=device) for _ in range(2))
-
-                def exchange(given: torch.Tensor = given, got: torch.Tensor = got, group: Any = group) -> None:
-                    dist.all_to_all_single(got, given, group=group)
-
-                seconds = _median(exchange, device, repeats, group=group)
-            found.append({"ranks": ranks, "bytes": part * ranks * _FLOAT, "seconds": _slowest(seconds, device)})
+                exchange = partial(dist.all_to_all_single, got, given, group=group)
+            seconds = _seconds(exchange, device, repeats, group=group)
+            found.append({"ranks": ranks, "bytes": part * ranks * _FLOAT, "seconds": seconds})
     return found
 
 
 def all_reduce(device: torch.device, size: int, *, repeats: int) -> float:
     """Seconds of an all-reduce of `size` bytes among all ranks."""
     tensor = torch.zeros(max(size // _FLOAT, 1), device=device)
-    return _slowest(_median(lambda: dist.all_reduce(tensor), device, repeats), device)
+    return _seconds(partial(dist.all_reduce, tensor), device, repeats)
 
 
 def slowdown(device: torch.device, *, width: int, repeats: int) -> tuple[float, float]:
@@ -97,47 +95,43 @@ def slowdown(device: torch.device, *, width: int, repeats: int) -> tuple[float, 
     floats = _BESIDE_BYTES // _FLOAT // dist.get_world_size() * dist.get_world_size()
     given, got = (torch.zeros(floats, device=device) for _ in range(2))
 
-    def product() -> None:
-        torch.mm(left, right)
-
     def exchanges() -> list[Any]:
         return [dist.all_to_all_single(got, given, async_op=True) for _ in range(_UNDER_WAY)]
 
-    alone = _median(product, device, repeats)
-    beside = _median(product, device, repeats, beside=exchanges)
-    return _slowest(alone, device), _slowest(beside, device)
+    product = partial(torch.mm, left, right)
+    return _seconds(product, device, repeats), _seconds(product, device, repeats, beside=exchanges)
 
 
-def _median(
-    run: Callable[[], None],
+def _seconds(
+    run: Callable[[], object] | None,
     device: torch.device,
     repeats: int,
     *,
     group: Any = None,
-    beside: Callable[[], list[Any]] | None = None,
+    beside: Callable[[], list[Any]] = list,
 ) -> float:
-    """Seconds of `run`, which all ranks of the group begin together. `beside` starts what runs at the same time."""
-    seconds = []
-    for _ in range(_WARM_UP + repeats):
+    """Median seconds of `run` on the slowest rank. All ranks of the group begin it together, others have none.
+
+    `beside` starts what runs at the same time.
+    """
+    seconds: list[float] = []
+    while run is not None and len(seconds) < _WARM_UP + repeats:
         dist.barrier(group=group)
         _wait_for(device)
-        under_way = beside() if beside else []
+        under_way = beside()
         start = time.perf_counter()
         run()
         _wait_for(device)
         seconds.append(time.perf_counter() - start)
         for work in under_way:
             work.wait()
-    return statistics.median(seconds[_WARM_UP:])
+    median = statistics.median(seconds[_WARM_UP:]) if seconds else 0.0
+    told = torch.tensor([median], dtype=torch.float64, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told.item())
 
 
 def _wait_for(device: torch.device) -> None:
     """For what this thread has given to the device; not for exchanges beside it, which have a stream of their own."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def _slowest(seconds: float, device: torch.device) -> float:
-    told = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told.item())

@@ -60,34 +60,28 @@ def init(
             raise UsageError(str(error)) from error
         check = shlex.join(["freescale", "check", *paths, "--schema", str(out)])
         lines = _lines(guesses, check, out, paths)
-        write_whole(out, "".join(f"{_CONTROL.sub(_escaped, line)}\n" for line in lines))
+        write_whole(out, "".join(f"{_CONTROL.sub(lambda found: repr(found[0])[1:-1], line)}\n" for line in lines))
         terminal.table(
             f"{out}: guesses from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files",
             ["column", "is", "of the sequence", "because"],
             [[each.column, each.role or "left out", each.group, _why(each)] for each in guesses.columns],
         )
         terminal.say(f"Read the comments in {out}, then: {check}")
-        terminal.result(_document(guesses, out))
-
-
-def _document(guesses: "Guesses", out: Path) -> dict[str, object]:
-    columns = [
-        {"column": each.column, "role": each.role, "group": each.group, "buckets": each.buckets, "why": _why(each)}
-        for each in guesses.columns
-    ]
-    return {
-        **header("init"),
-        "out": str(out),
-        "rows": guesses.rows,
-        "files": guesses.files,
-        "all_files": guesses.all_files,
-        "columns": columns,
-        "partitions": list(guesses.partitions),
-    }
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
+        columns = [
+            {"column": each.column, "role": each.role, "group": each.group, "buckets": each.buckets, "why": _why(each)}
+            for each in guesses.columns
+        ]
+        terminal.result(
+            {
+                **header("init"),
+                "out": str(out),
+                "rows": guesses.rows,
+                "files": guesses.files,
+                "all_files": guesses.all_files,
+                "columns": columns,
+                "partitions": list(guesses.partitions),
+            }
+        )
 
 
 def _lines(guesses: "Guesses", check: str, out: Path, paths: Sequence[str]) -> Iterator[str]:
@@ -136,7 +130,11 @@ def _source(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str
     named = [path if path in fixed else os.path.relpath(path, out.parent) for path in paths]
     yield from ("", "[[sources]]", f"paths = [{', '.join(map(_text, named))}]")
     used = [each for each in guesses.columns if each.role]
-    columns = {each.column: _hash(each) for each in used if each.buckets}
+    columns = {}
+    for each in used:
+        if each.buckets:
+            of_lists = ", list = true" if each.group else ""
+            columns[each.column] = f"{{ hash = {_text(each.column)}, buckets = {each.buckets}{of_lists} }}"
     defaults = {each.column: '""' if each.text else "0" for each in used if each.gaps and each.role != "labels"}
     dropped = {each.column: '"drop"' for each in used if each.gaps and each.role == "labels"}
     yield from _table("columns", "texts become ids by a hash: with more buckets fewer texts share an id", columns)
@@ -144,23 +142,15 @@ def _source(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str
     yield from _table("nulls", "rows without a label are left out", dropped)
 
 
-def _table(name: str, what: str, entries: dict[str, str]) -> Iterator[str]:
+def _table(table: str, what: str, entries: dict[str, str]) -> Iterator[str]:
     if entries:
-        yield from ("", f"[sources.{name}]  # {what}")
-        yield from (f"{_key(key)} = {value}" for key, value in entries.items())
-
-
-def _hash(guess: "Guess") -> str:
-    lists = ", list = true" if guess.group else ""
-    return f"{{ hash = {_text(guess.column)}, buckets = {guess.buckets}{lists} }}"
+        yield from ("", f"[sources.{table}]  # {what}")
+        for name, value in entries.items():
+            yield f"{name if re.fullmatch('[A-Za-z0-9_-]+', name) else _text(name)} = {value}"
 
 
 def _why(guess: "Guess") -> str:
     return "; ".join(filter(None, (guess.why, guess.gaps)))
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _text(name)
 
 
 def _text(value: str) -> str:

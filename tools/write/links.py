@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _SIZES = [str(4**power) for power in range(6, 13)]  # 4 KiB to 16 MiB
 
-Points = Sequence[Mapping[str, Any]]
-"""{ranks, bytes, seconds} of all-to-alls."""
-
 
 def measure_links(
     out: Annotated[Path, typer.Option(help="The TOML file that `freescale simulate --hardware` reads.")] = Path(
@@ -56,7 +53,11 @@ def measure_links(
         from freescale_tools.model.hardware import load_hardware
 
         rank, world = _place()
-        of_worlds = _worlds(numbers(worlds, "--worlds"), world)
+        asked = numbers(worlds, "--worlds") or [2**power for power in range(1, world.bit_length())]
+        if wrong := [one for one in asked if not 2 <= one <= world]:
+            raise UsageError(
+                f"--worlds {', '.join(map(str, wrong))}: 2 to {world}, the ranks of this job, are possible"
+            )
         of_sizes = numbers(sizes or _SIZES, "--sizes") or []
         if repeats < 1 or width < 1 or timeout_s <= 0:
             raise UsageError("--repeats, --width and --timeout-s must be above 0")
@@ -65,7 +66,12 @@ def measure_links(
             from freescale_tools.write.exchange_times import measured
 
             found = measured(
-                backend, worlds=of_worlds, sizes=of_sizes, repeats=repeats, width=width, timeout_s=timeout_s
+                backend,
+                worlds=sorted({*asked, world}),
+                sizes=of_sizes,
+                repeats=repeats,
+                width=width,
+                timeout_s=timeout_s,
             )
         except (RuntimeError, ValueError) as error:
             raise CommandFailed(f"rank {rank}: {first_line(error)}") from error
@@ -98,16 +104,11 @@ def _place() -> tuple[int, int]:
     return rank, world
 
 
-def _worlds(asked: list[int] | None, world: int) -> list[int]:
-    """Ascending; the last is `world`."""
-    usual = [2**power for power in range(1, world.bit_length())]
-    if wrong := [one for one in asked or () if not 2 <= one <= world]:
-        raise UsageError(f"--worlds {', '.join(map(str, wrong))}: 2 to {world}, the ranks of this job, are possible")
-    return sorted({*(usual if asked is None else asked), world})
+def fits(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of all-to-alls {ranks, bytes, seconds}: {ranks, latency_s, bytes_per_s, error} by number of ranks.
 
-
-def fits(points: Points) -> list[dict[str, Any]]:
-    """By number of ranks: {ranks, latency_s, bytes_per_s, error}; bytes that a rank gives, its own part included."""
+    Bytes are those that a rank gives, its own part included.
+    """
     import numpy as np
 
     from freescale_tools.calibrate.fits import latency_and_inverse, over, relative_error
@@ -175,13 +176,13 @@ def measured_hardware(measured: Mapping[str, Any], like: "Hardware") -> "Hardwar
         ),
     }
     values = {field: value for field, (value, _) in given.items()}
-    sources = {field: source for field, (_, source) in given.items()}
-    return dataclasses.replace(like, name=f"measured on {where}", sources={**like.sources, **sources}, **values)
+    sources = {**like.sources, **{field: source for field, (_, source) in given.items()}}
+    return dataclasses.replace(like, name=f"measured on {where}", sources=sources, **values)
 
 
 def as_toml(hardware: "Hardware") -> str:
     """The text of a file that `load_hardware` reads back."""
-    from freescale_tools.model.parameters import parameters
+    from freescale_tools.model.hardware import parameters
 
     lines = [f"name = {to_json.dumps(hardware.name)}"]
     for one in parameters(hardware):
@@ -201,20 +202,13 @@ def _show(terminal: Terminal, document: dict[str, Any]) -> None:
         ["ranks", "bytes a rank gives", "ms", "MB/s"],
         [[p["ranks"], p["bytes"], 1e3 * p["seconds"], p["bytes"] / p["seconds"] / 1e6] for p in document["points"]],
     )
-    terminal.table(
-        "Seconds = latency + bytes / bandwidth",
-        ["ranks", "latency ms", "MB/s", "median error"],
-        [
-            [
-                fit["ranks"],
-                1e3 * fit["latency_s"],
-                fit["bytes_per_s"] and fit["bytes_per_s"] / 1e6,
-                f"{fit['error']:.0%}",
-            ]
-            for fit in document["fits"]
-        ],
-        notes=[
-            f"A product of [{product['width']}, {product['width']}] matrices takes {1e3 * product['alone_s']:.3g} ms "
-            f"alone and {1e3 * product['beside_s']:.3g} ms beside exchanges."
-        ],
+    rows = []
+    for fit in document["fits"]:
+        speed = fit["bytes_per_s"] and fit["bytes_per_s"] / 1e6
+        rows.append([fit["ranks"], 1e3 * fit["latency_s"], speed, f"{fit['error']:.0%}"])
+    note = (
+        f"A product of [{product['width']}, {product['width']}] matrices takes {1e3 * product['alone_s']:.3g} ms alone "
+        f"and {1e3 * product['beside_s']:.3g} ms beside exchanges."
     )
+    columns = ["ranks", "latency ms", "MB/s", "median error"]
+    terminal.table("Seconds = latency + bytes / bandwidth", columns, rows, notes=[note])

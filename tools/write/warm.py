@@ -30,6 +30,7 @@ def warm(
             raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
         from fsdata.warm import ALL, compile_lacking, folders_of
+        from fsranks.libraries import compile_kernel
         from fsranks.machine.cores import usable_cores
 
         if not folders_of(ALL):
@@ -41,42 +42,36 @@ def warm(
         def said(name: str) -> None:
             terminal.say(f"{time.monotonic() - begin:5.1f} s  {name}")
 
-        parts = {"fsdata": (len(ALL), compile_lacking(ALL, jobs or usable_cores(), said))}
+        counts = [("fsdata", len(ALL), compile_lacking(ALL, jobs or usable_cores(), said))]
         kernels = list(ALL)
-        for part, made in {"freescale": _of_the_commands, **({"fscomm": _of_fscomm} if fscomm else {})}.items():
-            found = made()
-            parts[part] = (len(found), sum(bool(each.stats.cache_misses) for each in found))
-            kernels += found
+
+        def add(part: str, *modules: ModuleType) -> None:
+            found = [each for module in modules for each in _kernels_in(module)]
+            counts.append((part, len(found), sum(bool(each.stats.cache_misses) for each in found)))
+            kernels.extend(found)
             said(f"{part}: {len(found)} kernels")
-        terminal.table("kernels", ["of", "there", "compiled now"], [[part, *counts] for part, counts in parts.items()])
+
+        from freescale_tools.collisions import kernels as of_collisions  # compiled when it is imported
+        from freescale_tools.scan import level_kernels
+
+        compile_kernel(level_kernels.add_lengths)
+        add("freescale", of_collisions, level_kernels)
+        if fscomm:  # what plans the exchanges of a step
+            from fscomm.plan import hash_tables, wire_kernels
+            from fscomm.plan.group_plan import compile_kernels
+
+            compile_kernels()
+            add("fscomm", hash_tables, wire_kernels)
+        terminal.table("kernels", ["of", "there", "compiled now"], counts)
         folders = folders_of(kernels)
         terminal.say("numba keeps them in")
         for folder in folders:
             terminal.say(f"  {folder}")
-        document = {part: {"kernels": there, "compiled": now} for part, (there, now) in parts.items()}
+        document = {part: {"kernels": there, "compiled": now} for part, there, now in counts}
         terminal.result({**header("warm"), "parts": document, "folders": folders})
 
 
-def _of_the_commands() -> list[Any]:
-    """Kernels of `freescale profile` and `freescale collisions`, compiled or loaded."""
-    from freescale_tools.collisions import kernels  # compiled when it is imported
-    from freescale_tools.scan import level_kernels
-    from fsranks.libraries import compile_kernel
-
-    compile_kernel(level_kernels.add_lengths)
-    return [*_made_in(kernels), *_made_in(level_kernels)]
-
-
-def _of_fscomm() -> list[Any]:
-    """Kernels that plan the exchanges of a step, compiled or loaded."""
-    from fscomm.plan import hash_tables, wire_kernels
-    from fscomm.plan.group_plan import compile_kernels
-
-    compile_kernels()
-    return [*_made_in(hash_tables), *_made_in(wire_kernels)]
-
-
-def _made_in(module: ModuleType) -> list[Any]:
+def _kernels_in(module: ModuleType) -> list[Any]:
     from numba.core.dispatcher import Dispatcher
 
     found = (each for each in vars(module).values() if isinstance(each, Dispatcher))

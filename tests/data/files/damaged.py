@@ -315,7 +315,7 @@ def in_every_way(path: Path, seed: int) -> tuple[dict[str, str], list[str]]:
 
     def lengths() -> str:
         try:
-            return f"{len(full(open_files([str(path)]), Columns(sequences=('items',)), paths=[]).histograms)} columns"
+            return f"{len(full(open_files([str(path)]), Columns(sequences=('items',)), paths=[])['sequences'])} columns"
         except UsageError as error:
             return str(error)
 

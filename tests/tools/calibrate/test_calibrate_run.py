@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from freescale_tools.calibrate.calibration import calibrate
-from freescale_tools.calibrate.fits import estimates, own_costs
+from freescale_tools.calibrate.fits import calibrate, estimates, own_costs
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
@@ -96,10 +95,8 @@ def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, seq
 
 def test_ranks_of_a_step_that_are_disturbed_together_tell_no_more_than_one():
     seconds = np.random.default_rng(0).normal(5, 1, (30, 1))
-    (one,) = estimates(lambda rows: rows.mean(axis=0), seconds, np.arange(30), seed=1)
-    (four,) = estimates(
-        lambda rows: rows.mean(axis=0), np.repeat(seconds, 4, axis=0), np.repeat(np.arange(30), 4), seed=1
-    )
+    (one,) = estimates(lambda rows: rows.mean(axis=0), seconds, np.arange(30))
+    (four,) = estimates(lambda rows: rows.mean(axis=0), np.repeat(seconds, 4, axis=0), np.repeat(np.arange(30), 4))
     assert four == pytest.approx(one)
     assert one["low"] < one["value"] < one["high"]
 

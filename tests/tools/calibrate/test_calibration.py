@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
 
-from freescale_tools.calibrate.calibration import Calibration, calibrate, load_calibration
+from freescale_tools.calibrate.calibration import Calibration, load_calibration
+from freescale_tools.calibrate.fits import calibrate
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import exchange
-from freescale_tools.model.hardware import calibrated, load_hardware
-from freescale_tools.model.parameters import parameters
+from freescale_tools.model.hardware import calibrated, load_hardware, parameters
 from freescale_tools.model.simulation import simulate
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale_tools.check.command import load
-from freescale_tools.check.findings import document
+from freescale_tools.check.report import document
 from freescale_tools.check.source_check import SourceCheck, check_forms
 from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
@@ -93,7 +93,7 @@ def test_all_faults_of_all_rows_are_listed_at_once(tmp_path):
     ]
     ragged = next(one for one in found if one.kind == "ragged")
     assert "item 1, action 2, price 2" in ragged.what
-    answer = document(found, [None] * len(found), rows={}, schema="s")
+    answer = document([(one, None) for one in found], rows={}, schema="s")
     assert answer["counts"] == {"null": 5, "ragged": 1, "null element": 1, "not finite": 3}
     assert "Sequence of its own" in next(one["todo"] for one in answer["found"] if one["kind"] == "ragged")
 

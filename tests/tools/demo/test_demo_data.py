@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from demo_folders import REQUESTS, lists, request_folder
 
+from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import some_lengths, synthetic
-from freescale_tools.demo.discover import DiscoveryError, discover
+from freescale_tools.demo.discover import discover
 from freescale_tools.write.synth import presets as synth
 from fsdata import FreeScaleDataLoader
 
@@ -96,7 +97,7 @@ def test_refuses_what_cannot_be_trained_on(folder, name, options, match):
     if name == "broken":
         (folder / "broken").mkdir()
         (folder / "broken" / "broken.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(DiscoveryError, match=match):
+    with pytest.raises(UsageError, match=match):
         discover(folder / name, **options)
 
 

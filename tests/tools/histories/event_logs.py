@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
-from freescale_tools.write.histories.build import Settings, make_table
+from freescale_tools.write.histories.build import make_table
 
 SCHEMA = pa.schema(
     [("item", pa.int32()), ("user", pa.int64()), ("ts", pa.int64()), ("price", pa.float32()), ("word", pa.string())]
@@ -36,9 +36,9 @@ def write_log(folder, files, schema=SCHEMA):
 
 
 def build(paths, out, **settings):
-    chosen = Settings(**{"by": "user", "time": "ts"} | settings)
+    chosen = {"by": "user", "time": "ts", "fields": None, "buckets": None, "update": False} | settings
     files = open_files([str(path) for path in paths])
-    return make_table(files, Path(out), chosen, lambda what, rows: Terminal().progress(what, rows=rows))
+    return make_table(files, Path(out), **chosen, terminal=Terminal())
 
 
 def tables(out):

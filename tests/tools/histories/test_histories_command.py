@@ -272,11 +272,11 @@ def test_what_a_killed_run_left_is_cleared_put_back_or_named(call, log, tmp_path
 
 def test_two_runs_never_write_the_same_table(call, log, out, monkeypatch):
     before = contents(out)
-    with replacing(out) as place:
+    with replacing(out) as (new, _):
         done = call(log, *OPTIONS, "--out", out, "--update")
         assert (done.exit_code, "another run is writing" in done.stderr) == (1, True)
         assert contents(out) == before
-        assert place.new.exists()
+        assert new.exists()
     assert list(out.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from event_logs import FIELDS, LOGS, SCHEMA, bucket_of, build, reference, tables
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from freescale_tools.write.histories.parts import MOST_PARTS, buckets_of, parts_wanted, plan_parts
+from freescale_tools.write.histories.build import MOST_PARTS, buckets_of, parts_wanted, plan_parts
 
 BUCKETS = st.integers(1, 5)
 PART_BYTES = st.sampled_from([60, 200, 700, 1 << 20])  # from a part per event or two to one part

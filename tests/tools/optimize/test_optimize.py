@@ -11,9 +11,8 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.rows import written
 from freescale_tools.write.optimize import rewrite as rewriting
-from freescale_tools.write.optimize.compare import Difference, equal_rows, unequal_row
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
-from freescale_tools.write.optimize.rewrite import jobs, optimize_all
+from freescale_tools.write.optimize.rewrite import Difference, equal_rows, optimize_all, unequal_row
 from fsdata.errors import CorruptFileError
 
 COMMAND = "optimize"
@@ -68,8 +67,8 @@ def write(path, table, *, group=17, **options):
 def rewrite(source, out, **settings):
     """Documents and findings of one run."""
     told, files, chosen = [], open_files([str(source)]), Settings(**settings)
-    done = optimize_all(jobs(files, out, chosen), chosen, Silent(), told.append)
-    return done, told
+    document = optimize_all(files, out, chosen, Silent(), told.append)
+    return document["files"], told
 
 
 def same(one, other):
@@ -150,7 +149,6 @@ def test_a_run_that_is_interrupted_leaves_no_half_file_and_is_resumed(tmp_path):
     for name in "abc":
         write(tmp_path / "in" / f"{name}.parquet", odd_table())
     files, settings = open_files([str(tmp_path / "in")]), Settings(row_group_rows=20)
-    todo = jobs(files, tmp_path / "out", settings)
 
     class Interrupts(Silent):
         def advance(self, *, rows=0, bytes=0):
@@ -159,11 +157,11 @@ def test_a_run_that_is_interrupted_leaves_no_half_file_and_is_resumed(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        optimize_all(todo, settings, Interrupts(), print)
+        optimize_all(files, tmp_path / "out", settings, Interrupts(), print)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.parquet"]
     again = Silent()
-    done = optimize_all(todo, settings, again, print)
-    assert [one["status"] for one in done] == ["kept", "written", "written"]
+    document = optimize_all(files, tmp_path / "out", settings, again, print)
+    assert [one["status"] for one in document["files"]] == ["kept", "written", "written"]
     assert again.rows == 180
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.parquet", "b.parquet", "c.parquet"]
 
@@ -172,8 +170,8 @@ def test_a_changed_value_is_found_and_the_file_not_kept(tmp_path, monkeypatch):
     write(tmp_path / "in" / "a.parquet", odd_table())
     honest = rewriting.write
 
-    def forging(footer, path, layout, tell):
-        honest(footer, path, layout, tell)
+    def forging(footer, path, layout, progress):
+        honest(footer, path, layout, progress)
         forged = pq.read_table(path).to_pydict()
         forged["pair"][41] = [41, 41]
         pq.write_table(pa.table(forged, layout.schema), path)

@@ -9,6 +9,9 @@ from plan_examples import write_profile
 from test_calibrate_run import run as write_run
 
 import freescale_tools.plan
+from freescale_tools.calibrate.calibration import calibrate
+from freescale_tools.calibrate.measured_steps import read_steps
+from freescale_tools.console.terminal import plain
 from freescale_tools.plan.torchrec import load_plan
 from freescale_tools.scan.histogram import LengthHistogram
 
@@ -121,6 +124,19 @@ def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(planned, fold
     )
     assert slow["ids_ms"] > 3 * 2 > fast["ids_ms"]  # exchanges of 2 ms, of which ids take three
     assert slow["lookup_ms"] != fast["lookup_ms"]
+
+
+def test_look_ups_take_what_the_bytes_of_the_calibrated_run_took(planned, folder):
+    """Whatever dims the profile was given: events of that run had 64 floats."""
+    document = calibrate(read_steps(write_run(folder / "run.json", ranks=4)))
+    document["run"]["bytes"]["embeddings"] = 4 * 64 * document["run"]["events"]
+    (folder / "calibration.json").write_text(json.dumps(document, default=plain))
+    arguments = ("history.toml", "--batch-size", 4096, "--extrapolate", "--calibration", "calibration.json")
+    (known,) = planned(*arguments)["placed"]
+    profile = json.loads((folder / "profile.json").read_text())
+    (folder / "profile.json").write_text(json.dumps(profile | {"dims": 16}))
+    (told,) = planned(*arguments)["placed"]
+    assert told["lookup_ms"] == known["lookup_ms"] > 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from freescale_tools.plan.costs import (
     parts,
     rated,
 )
-from freescale_tools.plan.document import compute_ms, step_ms
+from freescale_tools.plan.report import compute_ms, step_ms
 
 RANKS, BATCH = 4, 100
 

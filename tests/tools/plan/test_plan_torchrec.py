@@ -48,11 +48,16 @@ def total(found):
     return found.total
 
 
+def planned(tables, of, rate):
+    return chosen_plan(default_plan(tables, of), of, rate)
+
+
 @pytest.mark.parametrize("of", [CPU, GPU], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("latency", [0.0, 100.0])
 def test_the_chosen_plan_holds_every_table_and_is_rated_no_worse_than_torchrecs(of, latency):
     of = dataclasses.replace(of, hardware=dataclasses.replace(of.hardware, exchange_latency=latency))
-    chosen, usual = chosen_plan(MIXED, of, total), default_plan(MIXED, of)
+    usual = default_plan(MIXED, of)
+    chosen = chosen_plan(usual, of, total)
     for plan in (chosen, usual):
         assert sorted(one.table.name for one in plan) == ["a", "b", "c", "s", "u"]
         for one in plan:
@@ -68,11 +73,11 @@ def test_a_plan_fits_into_the_memory_as_torchrec_counts_it():
     of = setting(device="cpu", hardware=dataclasses.replace(IDEAL, nvlink=1e6, memory=0.001))
     tables = [table(name, rows=10_000, dim=64, ids=(9.0,), pooled=True) for name in "abc"]
 
-    def planned(memory_bytes):
-        found = chosen_plan(tables, dataclasses.replace(of, memory_bytes=memory_bytes), lambda one: one.ids + one.rows)
+    def within(memory_bytes):
+        found = planned(tables, dataclasses.replace(of, memory_bytes=memory_bytes), lambda one: one.ids + one.rows)
         return [one.sharding for one in found], by_rank(found, of)["memory_bytes"].max()
 
-    (everything, held), (cut, less) = planned(10**9), planned(5 * 10**6)
+    (everything, held), (cut, less) = within(10**9), within(5 * 10**6)
     assert everything == 3 * ["data_parallel"] != cut
     assert less <= 0.85 * 5 * 10**6 < held
 
@@ -82,26 +87,26 @@ def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
     look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""
     even, hot = table("t", rows=4000, dim=128), table("t", rows=4000, dim=128, uses=torch.eye(1, 40)[0].numpy())
     heavy = setting(hardware=dataclasses.replace(IDEAL, memory=0.01), device="cpu", receivers_wait=False)
-    assert chosen_plan([even], heavy, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
-    assert chosen_plan([hot], heavy, total)[0].sharding != "row_wise"
+    assert planned([even], heavy, total)[0].sharding in ("row_wise", "column_wise", "data_parallel")
+    assert planned([hot], heavy, total)[0].sharding != "row_wise"
 
 
 def test_the_rate_decides_what_is_planned():
     """A rate that counts nothing but all-reduces takes no data-parallel table."""
-    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.all_reduce)
+    found = planned(MIXED, setting(hardware=LATE), lambda one: one.all_reduce)
     assert "data_parallel" not in {one.sharding for one in found}
-    found = chosen_plan(MIXED, setting(hardware=LATE), lambda one: one.ids + one.rows)
+    found = planned(MIXED, setting(hardware=LATE), lambda one: one.ids + one.rows)
     assert {one.sharding for one in found} == {"data_parallel"}
 
 
 def test_differences_within_the_error_of_the_model_keep_torchrecs_plan():
     of = setting(hardware=LATE, device="cpu")
     before = logging.root.manager.disable, copy.deepcopy([one.ids_per_sample for one in MIXED])
-    found = chosen_plan(MIXED, of, lambda one: 100 + min(one.total, 1.0))
-    assert found == default_plan(MIXED, of)
+    usual = default_plan(MIXED, of)
+    assert chosen_plan(usual, of, lambda one: 100 + min(one.total, 1.0)) == usual
     assert (logging.root.manager.disable, [one.ids_per_sample for one in MIXED]) == before, "planning changes nothing"
     with pytest.raises(UsageError, match=r"TorchRec's planner finds no plan: .*storage.*--ranks or --memory"):
-        chosen_plan([table(rows=10**9, dim=64)], CPU, total)
+        default_plan([table(rows=10**9, dim=64)], CPU)
 
 
 def plain(plan):
@@ -139,6 +144,7 @@ def test_what_is_written_is_the_planners_own_plan(tmp_path, monkeypatch, of, way
         ({"version": 2}, "has version 2, this program reads 1"),
         ({"ranks": 2}, "table c of module 'bags': rank 3 holds a part, but the plan is for ranks 0 to 1"),
         ("{", "is no JSON document"),
+        ('{"version": 1, "kind": "sharding-plan", "ranks": 2}', "it lacks device, modules, ranks_per_host: write one"),
         (None, r"no sharding plan .*plan.json"),
     ],
 )
@@ -251,7 +257,7 @@ def test_plans_that_are_written_train_on_two_ranks(tmp_path):
     of = setting(ranks=2, device="cpu")
     a, b, c, s, u = MIXED
     given = [row_wise(a, 2), whole(b, 1), columns(c, 1, 0), row_wise(s, 2), columns(u, 0, 1)]
-    for plan in (chosen_plan(MIXED, of, total), given):
+    for plan in (planned(MIXED, of, total), given):
         path = tmp_path / "plan.json"
         path.write_text(json.dumps(as_document(plan, of)))
         for rank, (losses, shardings) in enumerate(shared_world(2).run(train, path)):

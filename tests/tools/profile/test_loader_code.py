@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from worlds import shared_world
 
-from freescale_tools.model.batches import Samples, Setting, balance_options, rank_share, simulate_setting
-from freescale_tools.profile.loader_code import LoaderFiles, OneSchema, code, loader_files
+from freescale_tools.model.batches import Samples, Setting, rank_share, simulate_setting
+from freescale_tools.profile.loader_code import loader_code
 from freescale_tools.profile.measure import Columns, full
-from freescale_tools.profile.recommend import even_cut, recommend
+from freescale_tools.profile.recommend import cut_sentences, even_cut, recommend
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
 
@@ -18,13 +18,17 @@ RANKS, ROWS = 4, 24_000
 
 
 def advised(paths, columns, batch_size=16):
-    """(recommended, its samples and settings) for a profile of the paths."""
+    """What is recommended for a profile of the paths."""
     files = open_files(paths)
-    profiled = full(files, columns, paths=paths)
-    histogram = profiled.histograms[columns.sequences[0]]
-    samples = Samples(histogram=histogram, candidates=profiled.histograms.get(columns.candidates))
+    document = full(files, columns, paths=paths)
+    histogram, *candidates = (
+        LengthHistogram.from_dict(one["histogram"])
+        for one in (document["sequences"][columns.sequences[0]], *document["candidates"].values())
+    )
+    samples = Samples(histogram=histogram, candidates=candidates[0] if candidates else None)
     uncut = Setting(max_length=histogram.longest, ranks=RANKS, batch_size=batch_size)
-    return recommend(samples, even_cut(samples, uncut), files=loader_files(files, profiled.document, paths=paths))
+    advice = document["recommended"] = recommend(samples, even_cut(samples, uncut))
+    return {**advice, "code": loader_code(files, document, uncut, share=False)}
 
 
 def run(found, check=""):
@@ -90,13 +94,19 @@ def test_the_code_reads_what_was_profiled_of_a_mixed_folder(tmp_path):
     assert ran(paths, columns)["samples"] == 64 + 32 + 2
 
 
+def test_candidates_that_no_file_has_beside_its_events_are_left_out(tmp_path):
+    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"shown": histories(40)}), tmp_path / "b.parquet")
+    scope = ran([str(tmp_path)], Columns(sequences=("items",), candidates="shown"))
+    assert (scope["samples"], scope["schema"].candidates) == (64, None)
+
+
 def test_a_path_that_cannot_be_read_whole_stays_as_it_was_given(tmp_path):
     pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     paths, columns = [str(tmp_path / "a*"), str(tmp_path / "b*")], Columns(sequences=("items",))
-    document = full(open_files(paths), columns, paths=paths).document
-    files = loader_files(open_files(paths), document, paths=paths)
-    assert (files.sources, files.damaged) == ((OneSchema(paths=tuple(paths)),), True)
+    code = advised(paths, columns)["code"]
+    assert f'ParquetSource({paths!r}, on_error="skip")' in code
     assert ran(paths, columns)["samples"] == 64
 
 
@@ -170,6 +180,12 @@ def agrees(quoted, error, found, own_error):
     assert abs(found - quoted) <= 3 * np.hypot(error, own_error) + 1e-4, (quoted, error, found, own_error)
 
 
+def test_what_a_cut_loses_and_brings_stands_in_the_code(tmp_path):
+    found = advised(written(tmp_path, np.array([2] * 200 + [900] * 2)), Columns(sequences=("items",)))
+    lost, where = cut_sentences(found)
+    assert f"# {lost}\n# {where}\nbalance = Balance(" in found["code"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("lengths", "method"), [(even, "fbs+swap"), (long_tail, "vbs")])
 def test_what_is_quoted_is_what_the_pasted_code_does(tmp_path, lengths, method):
@@ -185,9 +201,11 @@ def test_every_method_is_simulated_with_the_options_that_its_code_has(tmp_path, 
     lengths = long_tail(np.random.default_rng(4), ROWS)
     paths = written(tmp_path, lengths)
     setting = Setting(max_length=130, ranks=RANKS, batch_size=16)
-    files = LoaderFiles(sources=(OneSchema(paths=tuple(paths)),), column="items")
     samples = Samples(histogram=LengthHistogram.of(lengths))
     cap = simulate_setting(samples, setting, methods=(method,))["fullest"][method] * 11 // 10
     point = simulate_setting(samples, setting, methods=(method,), max_tokens={method: cap})
     shares = point["straggler"][method], point["straggler_error"][method]
-    agrees(*shares, *measured(code(files, setting, options=balance_options(method, setting, cap))))
+    files = open_files(paths)
+    document = full(files, Columns(sequences=("items",)), paths=paths)
+    document["recommended"] = {"max_length": 130, "method": method, "max_tokens": cap, "even_cut": None}
+    agrees(*shares, *measured(loader_code(files, document, setting, share=False)))

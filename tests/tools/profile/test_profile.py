@@ -306,7 +306,7 @@ def test_real_data(name):
     paths = [str(DATA / name / "interactions-*.parquet")]
     files = open_files(paths)
     columns = Columns(sequences=("item_ids", "timestamps"))
-    document = full(files, columns, paths=paths).document
+    document = full(files, columns, paths=paths)
     items, times = document["sequences"].values()
     assert items == times
     known = REAL[name]
@@ -320,7 +320,7 @@ def test_real_data(name):
     place = items["longest"][0]
     row = pq.read_table(DATA / name / place["file"], columns=["item_ids"])["item_ids"][place["row"]]
     assert len(row) == known["max"]
-    counted = quick(files, columns, paths=paths).document["sequences"]["item_ids"]
+    counted = quick(files, columns, paths=paths)["sequences"]["item_ids"]
     assert {key: counted[key] for key in ("rows", "events", "mean", "per_file")} == {
         key: items[key] for key in ("rows", "events", "mean", "per_file")
     }

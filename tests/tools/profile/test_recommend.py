@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from freescale_tools.model.batches import Samples, Setting, simulate_setting
-from freescale_tools.profile.loader_code import LoaderFiles, OneSchema
-from freescale_tools.profile.recommend import EvenCut, even_cut, recommend
+from freescale_tools.profile.recommend import EvenCut, cut_sentences, even_cut, recommend
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
@@ -27,8 +26,7 @@ def uncut(samples, ranks=16, batch_size=64):
 
 @functools.cache
 def advice(samples, *size):
-    files = LoaderFiles(sources=(OneSchema(paths=("data/*.parquet",)),), column="item_ids")
-    return recommend(samples, even_cut(samples, uncut(samples, *size)), files=files)
+    return recommend(samples, even_cut(samples, uncut(samples, *size)))
 
 
 EVEN = lognormal(4000, 0.55)
@@ -45,7 +43,7 @@ def test_nothing_is_cut_where_plans_can_be_even():
     assert found["straggler"] < 0.001 < found["straggler_none"]
     assert found["even_cut"] is None
     assert "Nothing is cut off" in found["why"][0]
-    assert "#" not in found["code"].partition("balance = ")[0]
+    assert cut_sentences(found) == []
 
 
 def test_variable_counts_are_proposed_only_where_they_bring_something():
@@ -87,8 +85,8 @@ def test_a_cut_that_loses_little_is_recommended_with_its_price():
     assert 0 < found["events_cut"] == price["events_lost"] < 0.05
     assert found["lower_bound"] < 0.01
     assert found["straggler"] < 0.03 < price["straggler_uncut"]
-    said = f"# max_length={price['max_length']} cuts off {100 * price['events_lost']:.2f} % of the events"
-    assert said in found["code"]
+    said = f"max_length={price['max_length']} cuts off {100 * price['events_lost']:.2f} % of the events"
+    assert cut_sentences(found)[0].startswith(said)
 
 
 def test_a_cut_that_loses_much_is_named_and_not_recommended():
@@ -97,11 +95,11 @@ def test_a_cut_that_loses_much_is_named_and_not_recommended():
     assert (found["max_length"], found["events_cut"]) == (UNEVEN.histogram.longest, 0.0)
     assert price["events_lost"] > 0.05
     assert price["straggler"] < 0.03 < price["straggler_uncut"]
-    for text in (found["why"][0], found["code"]):
-        assert "Nothing is cut off" in text
-        assert f"max_length={price['max_length']} would leave" in text
-        assert f"lose {100 * price['events_lost']:.1f} % of the events" in text
-    assert "trade-off table" in found["code"]
+    assert found["why"][:2] == cut_sentences(found)
+    assert "Nothing is cut off" in found["why"][0]
+    assert f"max_length={price['max_length']} would leave" in found["why"][0]
+    assert f"lose {100 * price['events_lost']:.1f} % of the events" in found["why"][0]
+    assert "trade-off table" in found["why"][1]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from stored_once_data import Samples, opened
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.collisions.held import hold_stored_once
+from freescale_tools.model.durations import step
 from freescale_tools.model.hardware import calibrated, load_hardware
-from freescale_tools.model.simulation import predict
 from freescale_tools.model.workload import workload
 from freescale_tools.profile.sharing import dealt, sharing
 from freescale_tools.scan.histogram import LengthHistogram
@@ -134,8 +134,8 @@ def test_steps_take_what_a_calibration_says(tmp_path):
         for key, ratio, share in (("step_ms", 1, "straggler"), ("step_ms_shared", point["ratio"], "straggler_shared")):
             held = replace(load, events=load.events * ratio, stragglers={(4, method): point[share]})
             held = replace(held, lookup_ms=1e-3 * held.events, apply_ms=2e-3 * held.events)
-            (step,) = predict(calibrated(HARDWARE, measured), held, ranks=[4], way_names=[way])
-            assert point[key] == pytest.approx(step["step_ms"])
+            of_way = step(calibrated(HARDWARE, measured), held, way, ranks=4)
+            assert point[key] == pytest.approx(of_way["step_ms"])
 
 
 def test_bytes_and_steps(tmp_path):
@@ -151,8 +151,7 @@ def test_bytes_and_steps(tmp_path):
         way, method = ("all", "fbs+swap") if point["balanced"] else ("sparse dist", "none")
         for key, ratio, share in (("step_ms", 1, "straggler"), ("step_ms_shared", point["ratio"], "straggler_shared")):
             changed = replace(load, events=load.events * ratio, stragglers={(4, method): point[share]})
-            (step,) = predict(HARDWARE, changed, ranks=[4], way_names=[way])
-            assert point[key] == pytest.approx(step["step_ms"])
+            assert point[key] == pytest.approx(step(HARDWARE, changed, way, ranks=4)["step_ms"])
         assert point["ratio"] < 1
 
 

@@ -57,7 +57,7 @@ def _measured(rows, way=full):
         for number, sizes in enumerate(rows):
             items = pa.array([[1] * size for size in sizes], pa.list_(pa.int64()))
             pq.write_table(pa.table({"a": items}), f"{name}/{number}.parquet")
-        return json.loads(json.dumps(way(open_files([name]), Columns(sequences=("a",)), paths=["data"]).document))
+        return json.loads(json.dumps(way(open_files([name]), Columns(sequences=("a",)), paths=["data"])))
 
 
 def profile(**changes):

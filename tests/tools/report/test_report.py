@@ -1,5 +1,6 @@
 """What a report holds, without a browser: figures, sentences, sizes, and how numbers are written."""
 
+import copy
 import gzip
 import json
 import re
@@ -79,6 +80,17 @@ def test_sentences_tell_the_figures_of_the_data():
     assert f"{method_name(best)} leaves {least}" in aid
     aid = plain(found["stragglers", "Straggler share (%) by what a sample costs, and by what the plan believes"].aid)
     assert re.search(r"planned by L\S*, .* leaves [\d.]+ %, still less than the", aid)
+
+
+def test_maps_are_of_a_method_that_all_of_their_points_have():
+    """The point that is the usual one, too, has methods that were not simulated at the others."""
+    grid = copy.deepcopy(documents.profile()["stragglers"])
+    two_way = [point["straggler"] for point in grid["points"] if point["axis"] == "two-way"]
+    for point in two_way:
+        point |= {"vbs": 0.0} if "vbs" in point else {}
+    assert {"vbs" in point for point in two_way} == {True, False}
+    titles = [block.title for block in straggler_section(grid).blocks if "by ranks and longest history" in block.title]
+    assert titles[1].startswith("Straggler share (%) with FBS")
 
 
 def test_maps_of_one_quantity_share_their_colours():

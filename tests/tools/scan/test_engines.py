@@ -14,9 +14,8 @@ from patience import PATIENCE_S
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.scan import engines
-from freescale_tools.scan.engines import Lost, Threads, ahead
+from freescale_tools.scan.engines import AGAIN, Lost, Threads, ahead, cluster
 from freescale_tools.scan.files import open_files
-from freescale_tools.scan.ray_cluster import AGAIN, cluster
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -117,8 +116,7 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     gone.unlink()
     columns = Columns(sequences=("items",), time="when")
     ours, theirs = (
-        {**full(files, columns, paths=["here"], engine=one).document, "created": None}
-        for one in (Threads(3), ray_engine)
+        {**full(files, columns, paths=["here"], engine=one), "created": None} for one in (Threads(3), ray_engine)
     )
     assert theirs == ours
     assert [one["file"] for one in ours["skipped"]] == ["4.parquet", "3.parquet"]

@@ -201,7 +201,7 @@ class Many:
         return self.skipped()
 
     def skipped(self) -> Any:
-        document = full(open_files([str(self.path)]), Columns(sequences=("items",)), paths=[]).document
+        document = full(open_files([str(self.path)]), Columns(sequences=("items",)), paths=[])
         lost = sum(one["rows"] for one in document["skipped"])
         assert document["sequences"]["items"]["rows"] + lost == len(self.rows)
         return [(one["file"], one["row_group"], one["rows"], one["reason"]) for one in document["skipped"]]
@@ -248,7 +248,7 @@ def test_headers_that_contradict_the_footer(tmp_path, inner, field, value, reaso
     rows = pa.array([[1, 2], [], None, [3]], pa.list_(pa.int64()))
     pq.write_table(pa.table({"items": rows}), path, use_dictionary=False, compression="none")
     change_page(path, pq.read_metadata(path).row_group(0).column(0).data_page_offset, edit)
-    document = full(open_files([str(path)]), Columns(sequences=("items",)), paths=[]).document
+    document = full(open_files([str(path)]), Columns(sequences=("items",)), paths=[])
     found = document["skipped"][0]["reason"]
     assert re.fullmatch(f"column 'items', ({reason})", found), found
 

@@ -42,11 +42,11 @@ def test_lengths_are_those_of_the_same_samples_in_rows(tmp_path_factory, seed, f
     samples = Samples.drawn(seed)
     samples.write(folder, files=files, group=group, time=pa.timestamp("ms") if calendar else None)
     columns = Columns(sequences=("item",), candidates="shown", time="at")
-    rows = full(open_files([str(folder / "rows")]), columns, paths=["x"]).document
+    rows = full(open_files([str(folder / "rows")]), columns, paths=["x"])
     lists = ("item", "price", "when")
     with opened(folder, *lists) as requests:
         all_lists = Columns(sequences=lists, candidates="shown", time="at")
-        found = full(requests.files, all_lists, paths=["x"], engine=Threads(threads), requests=requests).document
+        found = full(requests.files, all_lists, paths=["x"], engine=Threads(threads), requests=requests)
     assert found["sequences"] == dict.fromkeys(lists, rows["sequences"]["item"])
     assert found["candidates"] == rows["candidates"]
     assert {key: found[key] for key in ("files", "rows", "row_groups", "skipped")} == {
@@ -72,7 +72,7 @@ def test_a_damaged_row_group_is_left_out_and_named(tmp_path):
     (tmp_path / "requests" / "2.parquet").write_bytes(b"PAR1 and no more")
     columns = Columns(sequences=("item",), candidates="shown")
     with opened(tmp_path) as requests:
-        document = full(requests.files, columns, paths=["x"], requests=requests).document
+        document = full(requests.files, columns, paths=["x"], requests=requests)
     assert [(one["file"], one["row_group"], one["rows"]) for one in document["skipped"]] == [
         ("2.parquet", None, 0),
         ("1.parquet", 2, 5),

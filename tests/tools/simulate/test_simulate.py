@@ -15,7 +15,7 @@ from freescale_tools.model.batches import Samples, Setting, simulate_setting
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import gains, predict, simulate
 from freescale_tools.model.step import WAYS
-from freescale_tools.model.workload import collision_rates, cost_model
+from freescale_tools.model.workload import cost_model, workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial, Power
 
@@ -85,7 +85,7 @@ def test_the_gain_grows_with_the_cluster():
     for ranks in (8, 64, 512):
         shares = {(ranks, "none"): expected_straggler(0.55, ranks=ranks), (ranks, "fbs+swap"): 0.0}
         load = dataclasses.replace(PAPER_LIKE, stragglers=shares)
-        found += gains(predict(H100, load, ranks=[ranks], way_names=NAMES))
+        found += gains(predict(H100, load, ranks=[ranks]))
     values = [one["qps_gain"] for one in found]
     assert values == sorted(values)
     assert values[-1] > 1.4 * values[0] > 0
@@ -137,15 +137,17 @@ def test_points_of_the_grid_are_taken_where_they_fit():
         "skew": dict.fromkeys(straggler, 1.0),
     }  # fmt: skip
     given = profile(stragglers={"default": default, "points": [point]})
-    found = simulate(given, H100, ranks=[8, 16], way_names=["plain", "balanced"])
-    share = [
-        one["bubbles"]["straggler_ms"] / (one["compute_ms"] + one["bubbles"]["straggler_ms"]) for one in found["points"]
-    ]
-    assert share[:2] == pytest.approx([0.5, 0.1], abs=0.004)
-    assert share[2] < 0.4
+    found = simulate(given, H100, ranks=[8, 16])
+    share = {
+        (one["ranks"], one["way"]): one["bubbles"]["straggler_ms"]
+        / (one["compute_ms"] + one["bubbles"]["straggler_ms"])
+        for one in found["points"]
+    }
+    assert (share[8, "plain"], share[8, "balanced"]) == pytest.approx((0.5, 0.1), abs=0.004)
+    assert share[16, "plain"] < 0.4
     assert found["points"][0]["qps"] == pytest.approx(1e3 * 8 * 32 / found["points"][0]["step_ms"])
     assert parameter(found, "batch_size")["source"] == "profile: its grid"
-    other = simulate(given, H100, ranks=[8], way_names=["plain"], batch_size=16)["points"][0]
+    other = simulate(given, H100, ranks=[8], batch_size=16)["points"][0]
     assert other["bubbles"]["straggler_ms"] < other["compute_ms"]
 
 
@@ -160,7 +162,7 @@ def test_the_recommendation_and_the_collisions_of_the_profile_are_taken():
     values = {name: parameter(found, name)["value"] for name in ("max_length", "dim", "collision")}
     assert values == {"max_length": 2048, "dim": 64, "collision": 0.4}
     assert parameter(found, "events")["value"] == pytest.approx(128 * HISTOGRAM.clipped(2048).mean)
-    assert collision_rates(given["collisions"]) == {64: 0.2, 256: 0.4}
+    assert workload(given).collisions == {64: 0.2, 256: 0.4}
     # Between known ranks by logarithm, beyond them the nearest.
     load = dataclasses.replace(PAPER_LIKE, collisions={64: 0.2, 256: 0.4})
     assert [load.collision(ranks) for ranks in (8, 64, 128, 256, 1024)] == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.4])
@@ -183,7 +185,6 @@ def without(**histogram):
 @pytest.mark.parametrize(
     ("document", "options", "message"),
     [
-        ({}, {"way_names": ["plain", "fast"]}, "no way fast: there are plain, sparse dist"),
         ({}, {"ranks": []}, r"ranks = \[\]"),
         ({}, {"ranks": [0]}, r"ranks = \[0\]"),
         ({}, {"dim": 0}, "dim = 0: 1 or more"),

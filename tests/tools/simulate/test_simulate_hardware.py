@@ -7,8 +7,7 @@ import pytest
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import all_reduce, exchange, work
-from freescale_tools.model.hardware import bundled, load_hardware
-from freescale_tools.model.parameters import numbers, parameters
+from freescale_tools.model.hardware import bundled, load_hardware, numbers, parameters
 from freescale_tools.model.step import WAYS
 from freescale_tools.model.workload import METHODS, Workload
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from freescale_tools.model.hardware import load_hardware
-from freescale_tools.model.simulation import simulate
-from freescale_tools.model.verdict import verdict
+from freescale_tools.model.simulation import simulate, verdict
 from freescale_tools.model.workload import at_ranks, workload
 from freescale_tools.scan.histogram import LengthHistogram
 

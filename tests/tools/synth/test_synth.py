@@ -14,7 +14,8 @@ from freescale_tools.check.source_check import SourceCheck
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.write.synth import presets as synth
-from freescale_tools.write.synth.histories import Constant, Lengths, from_profile
+from freescale_tools.write.synth.command import from_profile
+from freescale_tools.write.synth.presets import Constant, Lengths
 
 COMMAND = "synth"
 

@@ -33,17 +33,26 @@ def histories(
         import pyarrow as pa
 
         from freescale_tools.scan.files import open_files
-        from freescale_tools.write.histories.build import Settings, make_table
+    with Terminal(json=json) as terminal:
+        import pyarrow as pa
+
+        from freescale_tools.scan.files import open_files
+        from freescale_tools.write.histories.build import make_table
+        from freescale_tools.write.histories.table import MOST_BUCKETS
         from fsdata.errors import CorruptFileError
 
-        try:
-            named = None if fields is None else tuple(name.strip() for name in fields.split(","))
-            settings = Settings(by=by, time=time, fields=named, buckets=buckets, update=update)
-        except ValueError as error:
-            raise UsageError(f"--{error}") from error
+        if buckets is not None and not 1 <= buckets <= MOST_BUCKETS:
+            raise UsageError(f"--buckets must be 1 to {MOST_BUCKETS:,}, got {buckets}")
         try:
             document = make_table(
-                open_files(events), out, settings, lambda what, rows: terminal.progress(what, rows=rows)
+                open_files(events),
+                out,
+                by=by,
+                time=time,
+                fields=None if fields is None else [name.strip() for name in fields.split(",")],
+                buckets=buckets,
+                update=update,
+                terminal=terminal,
             )
         except CorruptFileError as error:
             raise CommandFailed(f"{error}. No table was made, {out} is as before") from error
@@ -54,13 +63,21 @@ def histories(
 
 
 def _show(terminal: Terminal, document: dict[str, Any]) -> None:
-    lengths, ties, future = document["lengths"], document["ties"], document["future"]
-    new = document["new_events"]
+    events, lengths, time, ties, future = (document[key] for key in ("events", "lengths", "time", "ties", "future"))
+    new = "" if document["new_events"] is None else f", {document['new_events']:,} of them new"
+    times = "-"
+    if events:
+        first, last = (time[f"{end}_utc"] or f"{time[end]:,}" for end in ("first", "last"))
+        unit = f" ({time['unit']} since 1970)" if time["unit"] and "int" in time["type"] else ""
+        times = f"{first} to {last}{unit}"
     rows = [
-        ["events", f"{document['events']:,}" + ("" if new is None else f", {new:,} of them new")],
+        ["events", f"{events:,}{new}"],
         ["users", f"{document['users']:,}"],
-        ["events of a user", f"mean {lengths['mean']:,.4g}, " + ", ".join(_lengths(lengths))],
-        ["times", _range(document["time"]) if document["events"] else "-"],
+        [
+            "events of a user",
+            f"mean {lengths['mean']:,.4g}, p50 {lengths['p50']:,}, p99 {lengths['p99']:,}, max {lengths['max']:,}",
+        ],
+        ["times", times],
         ["ties", f"{ties['events']:,} events ({ties['share']:.2%}) have the time of the event before them"],
         ["written", f"{document['bytes'] / 1e6:,.1f} MB in {len(document['files']):,} file(s)"],
         ["seconds", f"{document['seconds']:,.1f}"],
@@ -68,18 +85,8 @@ def _show(terminal: Terminal, document: dict[str, Any]) -> None:
     notes = []
     if future:
         notes.append(
-            f"warning: {future:,} events ({future / document['events']:.2%}) are later than now. Check the clock that "
-            f"wrote {document['time_column']}, and its unit"
+            f"warning: {future:,} events ({future / events:.2%}) are later than now. Check the clock that wrote "
+            f"{document['time_column']}, and its unit"
         )
     title = f"Histories by {document['by']} in order of {document['time_column']}, in {document['out']}"
     terminal.table(title, ["what", "value"], rows, notes=notes)
-
-
-def _lengths(lengths: dict[str, Any]) -> list[str]:
-    return [f"{name} {lengths[name]:,}" for name in ("p50", "p99", "max")]
-
-
-def _range(time: dict[str, Any]) -> str:
-    first, last = (time[f"{end}_utc"] or f"{time[end]:,}" for end in ("first", "last"))
-    unit = f" ({time['unit']} since 1970)" if time["unit"] and "int" in time["type"] else ""
-    return f"{first} to {last}{unit}"

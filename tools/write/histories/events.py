@@ -1,11 +1,14 @@
 """Events, one per row: which columns they have, what is wrong with their files, and how they are read.
 
 What is wrong is found before any work is done: from footers, or from a column if they are silent.
+
+`flat` is everywhere the schema of events in the order of the table: the key, the time, then the other fields.
 """
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,46 +24,6 @@ from fsdata.errors import CorruptFileError
 _NAMED = 8
 _HASH_TEXT = "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little', signed=True)"
 _SAMPLED_FILES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Columns of the events, in the order of the table.
-
-    Attributes:
-        flat: schema of events: the key, the time, then the other fields.
-    """
-
-    flat: pa.Schema
-
-    @property
-    def by(self) -> str:
-        return str(self.flat.names[0])
-
-    @property
-    def time(self) -> str:
-        return str(self.flat.names[1])
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Without key and time."""
-        return tuple(self.flat.names[2:])
-
-
-def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type that Parquet stores, without what Arrow makes of it: no dictionaries, no variants of text."""
-    if pa.types.is_dictionary(kind):
-        return stored_type(kind.value_type)
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        return pa.binary()
-    return kind
-
-
-def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema`, in its order and with its types, which are those of `stored_type`."""
-    return pa.RecordBatch.from_arrays([batch.column(field.name).cast(field.type) for field in schema], schema=schema)
 
 
 def raw_numbers(array: pa.Array) -> np.ndarray:
@@ -80,7 +43,7 @@ class Source:
     """
 
     footers: tuple[Footer, ...]
-    layout: Layout
+    flat: pa.Schema
     lists: bool = False
 
     @property
@@ -93,78 +56,49 @@ class Source:
             for group in range(footer.metadata.num_row_groups)
         )
 
-    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All events in order, one per row, some MiB at a time; the columns `names` of the layout, the time among them.
+    def batches(self, names: Sequence[str]) -> Generator[pa.RecordBatch]:
+        """All events in order, one per row, some MiB at a time. names: columns, key and time among them.
 
         Raises CorruptFileError with file and row group if a file is damaged.
         """
+        by, time = self.flat.names[:2]
+        schema = pa.schema([self.flat.field(name) for name in names])
         for footer in self.footers:
-            yield from self._flat(footer, names)
+            with Rows(footer) as reading:
+                for batch in reading.batches(list(names)):
+                    if self.lists:  # every column but the key, and none of the lists is null
+                        row = pc.list_parent_indices(batch.column(time))
+                        found = [batch[name].take(row) if name == by else batch[name].flatten() for name in names]
+                    else:
+                        found = [batch[field.name].cast(field.type) for field in schema]
+                    events = pa.RecordBatch.from_arrays(found, schema=schema)
+                    for name in (by, time):
+                        if events[name].null_count:
+                            raise CorruptFileError(
+                                f"{footer.file.path}: column {name} has nulls, and the footer says that it has none: "
+                                "the file was not written properly. Write it again"
+                            )
+                    yield events
 
     def event_bytes(self) -> float:
         """Decoded bytes of an event, measured on the first events of a few files; 0 if there are none."""
-        step = max(len(self.footers) // _SAMPLED_FILES, 1)
         size = events = 0
-        for footer in self.footers[::step]:
-            with contextlib.closing(self._flat(footer, self.layout.flat.names)) as batches:
-                batch = next(batches, None)
-            size += batch.nbytes if batch is not None else 0
-            events += batch.num_rows if batch is not None else 0
+        for footer in self.footers[:: max(len(self.footers) // _SAMPLED_FILES, 1)]:
+            with contextlib.closing(replace(self, footers=(footer,)).batches(self.flat.names)) as batches:
+                for batch in itertools.islice(batches, 1):
+                    size += batch.nbytes
+                    events += batch.num_rows
         return size / max(events, 1)
 
-    def _flat(self, footer: Footer, names: Sequence[str]) -> Generator[pa.RecordBatch]:
-        schema = pa.schema([self.layout.flat.field(name) for name in names])
-        with Rows(footer) as reading:
-            for batch in reading.batches(list(names)):
-                events = _exploded(batch, schema, self.layout) if self.lists else as_stored(batch, schema)
-                _refuse_surprising_nulls(events, footer, self.layout)
-                yield events
 
-
-def _refuse_surprising_nulls(events: pa.RecordBatch, footer: Footer, layout: Layout) -> None:
-    for name in (layout.by, layout.time):
-        if name in events.schema.names and events.column(name).null_count:
-            raise CorruptFileError(
-                f"{footer.file.path}: column {name} has nulls, and the footer says that it has none: the file was not "
-                "written properly. Write it again"
-            )
-
-
-def _exploded(batch: pa.RecordBatch, schema: pa.Schema, layout: Layout) -> pa.RecordBatch:
-    """One row per event; every column of a history table but the key is a list, and none is null."""
-    row = pc.list_parent_indices(batch.column(layout.time))
-    names = schema.names
-    columns = [batch.column(name).take(row) if name == layout.by else batch.column(name).flatten() for name in names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def checked_layout(files: FileSet, *, by: str, time: str, fields: Sequence[str] | None) -> Layout:
-    """The layout that all event files have.
+def checked_events(files: FileSet, out: Path, *, by: str, time: str, fields: Sequence[str] | None) -> Source:
+    """The events of the files, which all have the same columns; their nulls are not looked for yet.
 
     fields: the columns beside key and time; None takes all of them, in the order of the first file.
 
-    Raises UsageError if a file is unreadable, lacks a column, or has a column of a type that does not fit or
-    differs from the first file's.
+    Raises UsageError if a file lies in `out`, is unreadable, lacks a column, or has a column of a type that does not
+    fit or differs from the first file's.
     """
-    if files.skipped:
-        one = files.skipped[0]
-        raise UsageError(
-            f"{len(files.skipped)} of the event files cannot be read, first {one.file}: {one.reason}. Its events would "
-            "be missing from the table: repair the file, or leave it out"
-        )
-    first = files.footers[0]
-    names = _names(first, by=by, time=time, fields=fields)
-    for footer in files.footers:
-        _check_names(footer, names)
-    _check_types(first, names)
-    layout = Layout(flat=pa.schema([pa.field(name, stored_type(first.schema.field(name).type)) for name in names]))
-    for footer in files.footers[1:]:
-        _check_same(footer, first, layout, every_column=fields is None)
-    return layout
-
-
-def refuse_input_in(out: Path, files: FileSet) -> None:
-    """Raise UsageError if an event file lies in the folder that is to be written."""
     whole = out.resolve()
     for footer in files.footers:
         if footer.file.local and whole in Path(footer.file.path).resolve().parents:
@@ -172,93 +106,106 @@ def refuse_input_in(out: Path, files: FileSet) -> None:
                 f"{footer.file.path} lies in --out {out}: a table is no event log, and the folder is replaced as a "
                 "whole. Name the event files only, or give another --out"
             )
-
-
-def refuse_nulls(files: FileSet, layout: Layout) -> None:
-    """Raise UsageError if a key or a time is null. Decodes the column only where footers do not count nulls."""
-    for option, name in (("--by", layout.by), ("--time", layout.time)):
-        counts = [(footer, _nulls(footer, name)) for footer in files.footers]
-        there = [(footer, nulls) for footer, nulls in counts if nulls]
-        if there:
-            what = "key belongs to no history" if option == "--by" else "time has no place in its history"
-            raise UsageError(
-                f"{option} {name}: {sum(nulls for _, nulls in there):,} nulls in {len(there):,} of {len(counts):,} "
-                f"files, first in {there[0][0].file.path}. An event without a {what}: remove these events, or give "
-                "them a value"
-            )
-
-
-def _names(first: Footer, *, by: str, time: str, fields: Sequence[str] | None) -> list[str]:
+    if files.skipped:
+        one = files.skipped[0]
+        raise UsageError(
+            f"{len(files.skipped)} of the event files cannot be read, first {one.file}: {one.reason}. Its events would "
+            "be missing from the table: repair the file, or leave it out"
+        )
     if by == time:
         raise UsageError(f"--by and --time are both {by}: the key and the time of an event are two columns")
-    if fields is None:
-        return [by, time, *(name for name in first.schema.names if name not in (by, time))]
-    for name in fields:
+    for name in fields or ():
         if name in (by, time):
             raise UsageError(f"--fields {name}: it is in the table already, by --by or --time. Leave it out")
-    if len(set(fields)) < len(fields):
+    if fields is not None and len(set(fields)) < len(fields):
         raise UsageError(f"--fields {','.join(fields)}: a column is named twice")
-    return [by, time, *fields]
+    first = files.footers[0]
+    others = [name for name in first.schema.names if name not in (by, time)] if fields is None else fields
+    names = [by, time, *others]
+    for footer in files.footers:
+        there = footer.schema.names
+        if missing := [name for name in names if name not in there]:
+            raise UsageError(
+                f"{footer.file.path} has no column {_some(missing)}; it has {_some(there)}. Give the names of columns "
+                "that every event file has"
+            )
+        if twice := [name for name in names if there.count(name) > 1]:
+            raise UsageError(f"{footer.file.path} has two columns {twice[0]}: rename one of them")
+    flat = _common_types(files.footers, names)
+    for footer in files.footers[1:]:
+        extra = [name for name in footer.schema.names if name not in names]
+        if fields is None and extra:
+            raise UsageError(
+                f"{footer.file.path} has a column {_some(extra)} that {first.file.path} has not: name the columns to "
+                "keep by --fields"
+            )
+    return Source(footers=files.footers, flat=flat)
 
 
-def _check_names(footer: Footer, names: Sequence[str]) -> None:
-    there = footer.schema.names
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise UsageError(
-            f"{footer.file.path} has no column {_some(missing)}; it has {_some(there)}. Give the names of columns that "
-            "every event file has"
-        )
-    twice = [name for name in names if there.count(name) > 1]
-    if twice:
-        raise UsageError(f"{footer.file.path} has two columns {twice[0]}: rename one of them")
-
-
-def _check_types(footer: Footer, names: Sequence[str]) -> None:
-    where = footer.file.path
-    by, time, *fields = names
-    kind = stored_type(footer.schema.field(by).type)
-    if not pa.types.is_integer(kind):
-        text = pa.types.is_string(kind) or pa.types.is_binary(kind)
+def _common_types(footers: Sequence[Footer], names: Sequence[str]) -> pa.Schema:
+    """The schema of the events. Raises UsageError for types that do not fit, or that differ between files."""
+    first, where = footers[0].schema, footers[0].file.path
+    flat = pa.schema([pa.field(name, _stored_type(first.field(name).type)) for name in names])
+    by, time, *fields = flat
+    if not pa.types.is_integer(by.type):
+        text = pa.types.is_string(by.type) or pa.types.is_binary(by.type)
         todo = f"Hash texts first, for example by {_HASH_TEXT}" if text else "Cast the column first"
-        raise UsageError(f"--by {by}: it is {kind} in {where}; keys are integers. {todo}, and write the events again")
-    kind = stored_type(footer.schema.field(time).type)
-    if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise UsageError(
-            f"--time {time}: it is {kind} in {where}; a time is an integer, a timestamp or a date. Cast the column, "
-            "and write the events again"
+            f"--by {by.name}: it is {by.type} in {where}; keys are integers. {todo}, and write the events again"
         )
-    for name in fields:
-        kind = footer.schema.field(name).type
+    if not (pa.types.is_integer(time.type) or pa.types.is_timestamp(time.type) or pa.types.is_date(time.type)):
+        raise UsageError(
+            f"--time {time.name}: it is {time.type} in {where}; a time is an integer, a timestamp or a date. Cast the "
+            "column, and write the events again"
+        )
+    for field in fields:
+        kind = first.field(field.name).type
         if pa.types.is_nested(kind):
             raise UsageError(
-                f"column {name} is {kind} in {where}; an event has one value per column. Give one row per event, or "
-                "name the columns to keep by --fields"
+                f"column {field.name} is {kind} in {where}; an event has one value per column. Give one row per event, "
+                "or name the columns to keep by --fields"
             )
+    for footer in footers[1:]:
+        for field in flat:
+            kind = _stored_type(footer.schema.field(field.name).type)
+            if kind != field.type:
+                raise UsageError(
+                    f"column {field.name} is {kind} in {footer.file.path} and {field.type} in {where}: a list has one "
+                    "type. Write one of the files again with the type of the other"
+                )
+    return flat
 
 
-def _check_same(footer: Footer, first: Footer, layout: Layout, *, every_column: bool) -> None:
-    for field in layout.flat:
-        kind = stored_type(footer.schema.field(field.name).type)
-        if kind != field.type:
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type that Parquet stores, without what Arrow makes of it: no dictionaries, no variants of text."""
+    if pa.types.is_dictionary(kind):
+        return _stored_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return kind
+
+
+def refuse_nulls(source: Source) -> None:
+    """Raise UsageError if a key or a time is null. Decodes the column only where footers do not count nulls."""
+    for option, name in zip(("--by", "--time"), source.flat.names[:2], strict=True):
+        counts = [_nulls(footer, name) for footer in source.footers]
+        if any(counts):
+            first = source.footers[np.flatnonzero(counts)[0]].file.path
+            what = "key belongs to no history" if option == "--by" else "time has no place in its history"
             raise UsageError(
-                f"column {field.name} is {kind} in {footer.file.path} and {field.type} in {first.file.path}: a list "
-                "has one type. Write one of the files again with the type of the other"
+                f"{option} {name}: {sum(counts):,} nulls in {np.count_nonzero(counts):,} of {len(counts):,} files, "
+                f"first in {first}. An event without a {what}: remove these events, or give them a value"
             )
-    extra = [name for name in footer.schema.names if name not in layout.flat.names]
-    if every_column and extra:
-        raise UsageError(
-            f"{footer.file.path} has a column {_some(extra)} that {first.file.path} has not: name the columns to keep "
-            "by --fields"
-        )
 
 
 def _nulls(footer: Footer, name: str) -> int:
     schema = footer.metadata.schema
     leaf = next(index for index in range(len(schema)) if schema.column(index).path == name)
-    silent = [group for group, count in enumerate(footer.null_counts[:, leaf].tolist()) if count < 0]
-    known = footer.null_counts[:, leaf]
-    total = int(known[known > 0].sum())
+    counts = footer.null_counts[:, leaf]
+    total = int(counts[counts > 0].sum())
+    silent = np.flatnonzero(counts < 0).tolist()
     if silent:
         with Rows(footer) as reading:
             total += sum(batch.column(0).null_count for group in silent for batch in reading.group(group, [name]))

@@ -1,5 +1,6 @@
 """The command `freescale optimize`: reads its options, runs it, and shows sizes and times before and after."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,6 @@ from freescale_tools.console.terminal import Terminal
 
 _SHOWN = 20
 _NAMED = 12
-_MEANING = {"required": "no nulls, now required", "delta": "stored as deltas"}
 
 
 def optimize(
@@ -31,7 +31,7 @@ def optimize(
     with Terminal(json=json) as terminal:
         from freescale_tools.scan.files import open_files
         from freescale_tools.write.optimize.layout import UNIT_BYTES, Settings
-        from freescale_tools.write.optimize.rewrite import jobs, optimize_all, summary
+        from freescale_tools.write.optimize.rewrite import optimize_all
 
         if row_group_rows is not None and unit_bytes is not None:
             raise UsageError("--row-group-rows and --unit-bytes are two ways to say the same: give one of them")
@@ -43,43 +43,46 @@ def optimize(
         files = open_files(paths)
         for skipped in files.skipped:
             terminal.finding(f"{skipped.file}: {skipped.reason}")
-        todo = jobs(files, out, settings)
         with terminal.progress("rewriting", rows=files.rows, bytes=files.bytes) as progress:
-            done = optimize_all(todo, settings, progress, terminal.finding)
-        document = summary(done, files, out=out, settings=settings)
+            document = optimize_all(files, out, settings, progress, terminal.finding)
         _show(terminal, document)
         terminal.result(document)
 
 
 def _show(terminal: Terminal, document: dict[str, Any]) -> None:
-    total = {"file": "all", "status": "", **document["totals"]}
-    shown = document["files"][:_SHOWN]
-    rows = [_row(one) for one in ([*shown, total] if len(document["files"]) > 1 else shown)]
+    files, total = document["files"], document["totals"]
+    shown = files[:_SHOWN]
+    if len(files) > 1:
+        shown = [*shown, {"file": "all", "status": "", **total}]
     notes = []
-    if len(shown) < len(document["files"]):
-        notes.append(f"{len(document['files']) - len(shown)} more files; --json lists all.")
+    if len(files) > _SHOWN:
+        notes.append(f"{len(files) - _SHOWN} more files; --json lists all.")
     seconds, size = total["decode_s"], total["bytes"]
     if seconds and seconds["before"]:
+        change = size["after"] / size["before"] - 1 if size["before"] else 0.0
         notes.append("decode s: processor time for all columns, taken while the new file was compared with its source.")
-        notes.append(f"Decoding {seconds['after'] / seconds['before'] - 1:+.0%}, size {_change(size):+.0%}.")
-    for what, names in document["layout"].items():
+        notes.append(f"Decoding {seconds['after'] / seconds['before'] - 1:+.0%}, size {change:+.0%}.")
+    for what, meaning in (("required", "no nulls, now required"), ("delta", "stored as deltas")):
+        names = document["layout"][what]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        notes += [f"{_MEANING[what]}: {', '.join(names[:_NAMED])}{more}"] if names else []
+        notes += [f"{meaning}: {', '.join(names[:_NAMED])}{more}"] if names else []
+
+    def change_of(values: dict[str, Any] | None, form: Callable[[float], str]) -> str:
+        if values is None:
+            return "-"
+        return " > ".join("-" if values[when] is None else form(values[when]) for when in ("before", "after"))
+
+    rows = [
+        [
+            one["file"],
+            one["status"],
+            f"{one['rows']:,}",
+            change_of(one["row_groups"], str),
+            change_of(one["bytes"], lambda count: f"{count / 1e6:,.1f}"),
+            change_of(one["decode_s"], lambda value: f"{value:.3g}"),
+        ]
+        for one in shown
+    ]
     terminal.table(
         f"Written to {document['out']}", ["file", "", "rows", "row groups", "MB", "decode s"], rows, notes=notes
     )
-
-
-def _row(one: dict[str, Any]) -> list[Any]:
-    groups, size, seconds = one["row_groups"], one["bytes"], one["decode_s"]
-    megabytes = {when: None if count is None else f"{count / 1e6:,.1f}" for when, count in size.items()}
-    decode = "-" if seconds is None else _arrow({when: f"{value:.3g}" for when, value in seconds.items()})
-    return [one["file"], one["status"], f"{one['rows']:,}", _arrow(groups), _arrow(megabytes), decode]
-
-
-def _arrow(values: dict[str, Any]) -> str:
-    return f"{values['before']} > {'-' if values['after'] is None else values['after']}"
-
-
-def _change(values: dict[str, int]) -> float:
-    return values["after"] / values["before"] - 1 if values["before"] else 0.0

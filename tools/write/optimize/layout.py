@@ -8,12 +8,13 @@ struct.
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import is_list
 from fsdata.catalog.footers import Footer
 
 UNIT_BYTES = 32 << 20
@@ -23,7 +24,7 @@ _FEWEST_ROWS, _MOST_ROWS = 256, 65_536
 _WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _INTEGERS = ("INT32", "INT64")
 
-Path = tuple[str, ...]
+ColumnPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,6 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +65,20 @@ class Layout:
     dictionary: tuple[str, ...]
 
 
-def decoded_bytes(metadata: pq.FileMetaData) -> int:
-    """Bytes of all decoded values, without offsets and validity.
-
-    For text and binary, the size in the footer.
-    """
-    total = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for index in range(row_group.num_columns):
-            column = row_group.column(index)
-            width = _WIDTH.get(column.physical_type)
-            total += column.total_uncompressed_size if width is None else width * column.num_values
-    return total
-
-
 def unit_rows(metadata: pq.FileMetaData, settings: Settings) -> int:
-    """Rows of a row group: as given, or a power of two whose values take about `unit_bytes`."""
+    """Rows of a row group: as given, or a power of two whose values take about `unit_bytes`.
+
+    Offsets and validity do not count; text and binary take what the footer says.
+    """
     if settings.row_group_rows is not None:
         return settings.row_group_rows
-    per_row = decoded_bytes(metadata) / max(metadata.num_rows, 1)
+    size = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for column in map(row_group.column, range(row_group.num_columns)):
+            width = _WIDTH.get(column.physical_type)
+            size += column.total_uncompressed_size if width is None else width * column.num_values
+    per_row = size / max(metadata.num_rows, 1)
     rows = 2 ** round(math.log2(settings.unit_bytes / max(per_row, 1)))
     return min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
 
@@ -95,13 +87,11 @@ def without_nulls(footer: Footer) -> set[str]:
     """Nullable columns of single values that hold no null, by the statistics of every row group."""
     metadata, schema = footer.metadata, footer.schema
     at = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
-    flat = [
-        field.name for field in schema if field.nullable and field.name in at and not pa.types.is_nested(field.type)
-    ]
-    return {name for name in flat if (footer.null_counts[:, at[name]] == 0).all()}
+    flat = [field.name for field in schema if field.nullable and not pa.types.is_nested(field.type)]
+    return {name for name in flat if name in at and (footer.null_counts[:, at[name]] == 0).all()}
 
 
-def note_nulls(array: pa.Array, path: Path, found: set[Path]) -> None:
+def note_nulls(array: pa.Array, path: ColumnPath, found: set[ColumnPath]) -> None:
     """Add to `found` every path of `array` that holds a null. Elements of null lists do not count."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -117,11 +107,22 @@ def note_nulls(array: pa.Array, path: Path, found: set[Path]) -> None:
             note_nulls(array.field(index), (*path, kind.field(index).name), found)
 
 
-def tightened(schema: pa.Schema, found: set[Path]) -> tuple[pa.Schema, tuple[str, ...]]:
+def tightened(schema: pa.Schema, found: set[ColumnPath]) -> tuple[pa.Schema, tuple[str, ...]]:
     """(schema in which all paths outside `found` are required, those that were nullable before)."""
     required: list[str] = []
-    fields = [_tightened(field, (field.name,), found, required) for field in schema]
-    return pa.schema(fields), tuple(required)
+
+    def tighter(field: pa.Field, path: ColumnPath) -> pa.Field:
+        kind = field.type
+        if is_list(kind):
+            kind = list_of(kind, tighter(kind.value_field, (*path, "element")))
+        elif pa.types.is_struct(kind):
+            kind = pa.struct([tighter(inner, (*path, inner.name)) for inner in kind])
+        nullable = field.nullable and (path in found or pa.types.is_null(kind))
+        if field.nullable and not nullable:
+            required.append(".".join(path))
+        return pa.field(field.name, kind, nullable, field.metadata)
+
+    return pa.schema([tighter(field, (field.name,)) for field in schema]), tuple(required)
 
 
 def delta_columns(sample: pa.Table, writer: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -133,22 +134,24 @@ def delta_columns(sample: pa.Table, writer: Mapping[str, Any]) -> tuple[tuple[st
     """
     plain = _written(sample, **writer)
     names = [plain.schema.column(index).path for index in range(plain.num_columns)]
-    integers = [names[i] for i in range(len(names)) if plain.schema.column(i).physical_type in _INTEGERS]
+    integers = [index for index in range(len(names)) if plain.schema.column(index).physical_type in _INTEGERS]
     if not integers or sample.num_rows == 0:
         return (), tuple(names)
-    others = [name for name in names if name not in integers]
-    encodings = dict.fromkeys(integers, "DELTA_BINARY_PACKED")
+    encodings = {names[index]: "DELTA_BINARY_PACKED" for index in integers}
+    others = [name for name in names if name not in encodings]
     packed = _written(sample, **{**writer, "use_dictionary": others, "column_encoding": encodings})
-    before, after = (
-        [one.row_group(0).column(index).total_compressed_size for index in range(len(names))] for one in (plain, packed)
-    )
-    smaller = {name for name, was, is_now in zip(names, before, after, strict=True) if is_now <= was}
-    delta = tuple(name for name in integers if name in smaller)
+
+    def size(of: pq.FileMetaData, index: int) -> int:
+        return int(of.row_group(0).column(index).total_compressed_size)
+
+    delta = tuple(names[index] for index in integers if size(packed, index) <= size(plain, index))
     return delta, tuple(name for name in names if name not in delta)
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def _written(sample: pa.Table, **options: Any) -> pq.FileMetaData:
+    sink = io.BytesIO()
+    pq.write_table(sample, sink, row_group_size=max(sample.num_rows, 1), **options)
+    return pq.read_metadata(io.BytesIO(sink.getvalue()))
 
 
 def list_of(kind: pa.DataType, child: pa.Field | pa.DataType) -> pa.DataType:
@@ -156,22 +159,3 @@ def list_of(kind: pa.DataType, child: pa.Field | pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(child, kind.list_size)
     return pa.large_list(child) if pa.types.is_large_list(kind) else pa.list_(child)
-
-
-def _tightened(field: pa.Field, path: Path, found: set[Path], required: list[str]) -> pa.Field:
-    kind = field.type
-    if is_list(kind):
-        child = _tightened(kind.value_field, (*path, "element"), found, required)
-        kind = list_of(kind, child)
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([_tightened(inner, (*path, inner.name), found, required) for inner in kind])
-    nullable = field.nullable and (path in found or pa.types.is_null(kind))
-    if field.nullable and not nullable:
-        required.append(".".join(path))
-    return pa.field(field.name, kind, nullable, field.metadata)
-
-
-def _written(sample: pa.Table, **options: Any) -> pq.FileMetaData:
-    sink = io.BytesIO()
-    pq.write_table(sample, sink, row_group_size=max(sample.num_rows, 1), **options)
-    return pq.read_metadata(io.BytesIO(sink.getvalue()))

@@ -1,4 +1,4 @@
 """`freescale synth`: seeded Parquet files with histories of uneven length.
 
-`command` writes one of the `presets`, whose `histories` have lengths drawn from a distribution.
+`command` reads the options, and writes one of the sets that `presets` draws.
 """
