@@ -29,6 +29,7 @@ PLACES = 0  # address of uint32, the places of its events inside their histories
 BOUNDS = 1  # address of int64 [K + 1], those of each key
 CAP = 2
 
+_BLOCK = 8  # events looked at without asking whether there is room
 _DENSE = 4  # events looked at for each of those that pools have there, up to which the mask is read
 
 
@@ -88,6 +89,12 @@ def _before(address):
 
 
 @kernel
+def _left_below(end, left, place):
+    """How many of the `left` places that end at an address are below `place`."""
+    return _below(carray(pointer(end - 4 * left), (left,), np.uint32), np.int64(0), left, place)
+
+
+@kernel
 def _latest(end, left, pools):
     """The place of the latest event that is left in one of the pools, -1 without one; it is taken out of all."""
     latest = np.int64(-1)
@@ -138,33 +145,37 @@ def merge(pools, stop, events, end, left):
     _ends(pools, k, np.int64(0), place, end, left)
     while at > 0:
         # Down to `low` the pools that are seen stay the same: then one of them has no event left.
-        low, seen, bits = np.int64(0), np.int64(0), 0
+        low, dense, bits, alive, last = np.int64(0), np.int64(0), 0, 0, 0
         for p in range(pools[POOLS]):
             if left[p] > 0:
                 low = max(low, _before(end[p] - 4 * (left[p] - 1)))
-                bits |= 1 << p
+                bits, alive, last = bits | 1 << p, alive + 1, p
         for p in range(pools[POOLS]):
             if left[p] > 0:
-                size = left[p]
-                places = carray(pointer(end[p] - 4 * size), (size,), np.uint32)
-                here = size - _below(places, np.int64(0), size, low)
-                seen = max(seen, here)
-        if place - low > _DENSE * seen:
-            while at > 0:
+                dense = max(dense, left[p] - _left_below(end[p], left[p], low))
+        if alive == 1:
+            some = min(left[last], at)
+            places = carray(pointer(end[last] - 4 * some), (some,), np.uint32)
+            for i in range(some):
+                events[at - some + i] = begin + places[i]
+            return
+        if place - low > _DENSE * dense:
+            while at > 0 and place > low:
                 place = _latest(end, left, pools[POOLS])
                 at -= 1
                 events[at] = begin + place
-                if place <= low:
-                    break
             continue
+        while place - low >= _BLOCK and at >= _BLOCK:
+            for _ in range(_BLOCK):
+                place -= 1
+                events[at - 1] = begin + place
+                at -= (mask[place] & bits) != 0
         while place > low and at > 0:
             place -= 1
             events[at - 1] = begin + place
             at -= (mask[place] & bits) != 0
         for p in range(pools[POOLS]):
-            size = left[p]
-            if size > 0:
-                places = carray(pointer(end[p] - 4 * size), (size,), np.uint32)
-                here = size - _below(places, np.int64(0), size, place)
-                end[p] -= 4 * here
-                left[p] -= here
+            if left[p] > 0:
+                below = _left_below(end[p], left[p], place)
+                end[p] -= 4 * (left[p] - below)
+                left[p] = below
