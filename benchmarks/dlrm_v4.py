@@ -12,6 +12,7 @@ Run: python benchmarks/dlrm_v4.py --events 1000000 --check
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from common.table import add_results_option, emit
 from eventlog import fast, log
 from eventlog.per_sample import CROSSES, Log, Rules, collate
+from torch.utils.data import DataLoader, Dataset
 
 from fsdata import FreeScaleDataLoader, Polynomial, pack
 
@@ -79,7 +82,7 @@ def main() -> None:
         COLUMNS,
         rows,
         notes=[
-            "One by one: flat arrays in memory, a Dataset's numpy code in one process, without workers and tensors.",
+            "One by one: numpy over flat arrays in memory, in one process, or in the workers of a DataLoader.",
             "Memory: without pages of mapped files.",
         ],
         results=arguments.results,
@@ -124,14 +127,40 @@ def samples(folder: Path, events: int) -> list[list[Any]]:
                 if number >= SAMPLES:
                     break
             ours = 1e6 * (time.process_time() - begin) / number
-    anchors = np.random.default_rng(0).choice(flat.anchors(RULES), min(SAMPLES // 10, number), replace=False)
+    anchors = np.random.default_rng(0).choice(flat.anchors(RULES), min(SAMPLES // 4, number), replace=False)
     begin = time.process_time()
     for first in range(0, len(anchors), BATCH):
         collate([flat.sample(anchor, RULES) for anchor in anchors[first : first + BATCH].tolist()])
     theirs = 1e6 * (time.process_time() - begin) / len(anchors)
-    return [
-        [events, f"processor time of 1,000 samples of {of_events / number:,.0f} events in the mean", ours, theirs, "ms"]
-    ]
+    begin, of_workers = time.process_time(), _of_children()
+    for _ in DataLoader(OneByOne(flat, anchors), batch_size=BATCH, num_workers=2, collate_fn=tensors):
+        pass
+    with_workers = 1e6 * (time.process_time() - begin + _of_children() - of_workers) / len(anchors)
+    what = f"processor time of 1,000 samples of {of_events / number:,.0f} events in the mean"
+    return [[events, what, ours, theirs, "ms"], [events, f"{what}, with 2 workers", ours, with_workers, "ms"]]
+
+
+class OneByOne(Dataset[dict[str, np.ndarray]]):
+    """Samples of these anchors."""
+
+    def __init__(self, flat: Log, anchors: np.ndarray) -> None:
+        self._flat, self._anchors = flat, anchors
+
+    def __len__(self) -> int:
+        return len(self._anchors)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        return self._flat.sample(int(self._anchors[number]), RULES)
+
+
+def tensors(samples: list[dict[str, np.ndarray]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return {name: tuple(map(torch.from_numpy, of)) for name, of in collate(samples).items()}  # type: ignore[misc]
+
+
+def _of_children() -> float:
+    """Seconds of processor time of processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def stragglers(folder: Path, events: int) -> list[list[Any]]:

@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata.decode.block import Column, run
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import pools
+from fsdata.kernels.columns import INT8
+from fsdata.kernels.pages import runs
 
 EVERY_ROW = Schema(sequences=(UIH,), context=("row", "uid"))
 
@@ -174,3 +177,16 @@ def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
     pools.merge(np.array(table), first + 33, seen, *scratch)
     assert length[0] == 10
     assert seen.tolist() == [first - 20 + place for place in range(53) if place % 3][-10:]
+
+
+@pytest.mark.parametrize("first", [2**31, 2**32, 2**33])
+def test_values_beyond_32_bits(tmp_path: Path, first: int) -> None:
+    file = tmp_path / "values"
+    with open(file, "wb") as made:
+        made.truncate(first + 40)
+    values = np.memmap(file, np.int8, "r+")
+    values[first - 20 :] = np.arange(60)
+    where = run(values.ctypes.data, len(values), runs.PLAIN)
+    start, length = np.array([first - 3, first + 33, first - 20]), np.array([7, 5, 60])
+    found = Column(where, start, length, stored=INT8).gathered(np.int64, np.array([1, 0, 2]))
+    assert found.tolist() == [*range(53, 58), *range(17, 24), *range(60)]
