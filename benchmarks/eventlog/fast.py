@@ -60,3 +60,13 @@ def schema(rules: Rules) -> Schema:
         context=("user", *CROSSES),
         labels=("label",),
     )
+
+
+def five_fields(folder: Path, rules: Rules, events: int) -> tuple[ParquetSource, Schema]:
+    """Samples of as many fields, with histories of at most so many events that lie side by side: what copying takes."""
+    fields = ("item", "item_2", "item_3", "ts", "ts_2")
+    columns = dict(zip(fields, ("item_id", "item_id", "item_id", "ts", "ts"), strict=True))
+    table = ParquetSource(folder / "histories", columns=columns)
+    histories = AsOf(table, on="uid", at="position", fields=fields)
+    anchors = histories.anchors(min_history=max(rules.min_history, events))
+    return anchors, Schema(sequences=(Sequence("uih", fields=fields, max_length=events),))
