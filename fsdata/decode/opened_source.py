@@ -141,8 +141,8 @@ class OpenSource:
         return self._retry.count
 
     @property
-    def opened(self) -> SourceFiles:
-        """The files of the main table."""
+    def opened(self) -> SourceFiles | EventRows:
+        """The main table."""
         return self._files
 
     @property
@@ -159,6 +159,7 @@ class OpenSource:
 
         Raises: as `SourceFiles.extend`.
         """
+        assert isinstance(self._files, SourceFiles)
         with self._lock:
             self._files.extend(names, digests)
             self.groups = self._files.groups

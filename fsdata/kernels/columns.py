@@ -317,7 +317,7 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 pools.merge(carray(pointer(merged), (1 << 10,), np.int64), begin, events[:count], end, left)
             looked_up = column[LOOKUP] != 0
             if not looked_up or column[RUNS] != runs:
-                at, width = (ids.ctypes.data, np.int64(8)) if looked_up else (to[f], size)
+                at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (to[f], size)
                 if column[MERGED]:
                     _pick(at, column, events[:some], width)
                 else:

@@ -18,7 +18,7 @@ from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
-from fsdata.sources import AsOf, Join
+from fsdata.sources import AsOf, Join, Lookup
 
 
 class SourceCheck:
@@ -39,9 +39,10 @@ class SourceCheck:
         self.opened: OpenSource | None = None
         # The files that are there now; damaged ones are left out and noted.
         now: dict[str, Any] = {"on_error": "skip", "follow": None}
-        joined: list[Join | AsOf] = []
+        joined: list[Join | AsOf | Lookup] = []
+        kinds = {Join: "side table", AsOf: "histories", Lookup: "lookup table"}  # as fsdata calls them
         for join in source.join:
-            kind = "side table" if isinstance(join, Join) else "histories"
+            kind = kinds[type(join)]
             self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
             table = replace(join.source, **now)
             joined.append(

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fsdata.decode.files.row_groups import RowGroups
 from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
 from fsdata.nodes.follow.late import LateTable
@@ -28,6 +30,10 @@ class FollowedData(Dataset):
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:
         super().__init__([source], schema, mix="sequential", **order)
+        if isinstance(self._shuffle_window, float):
+            raise ValueError(
+                "a source that is followed has no whole to take a share of: give shuffle_window in row groups"
+            )
         del self.fingerprint["rows"]
         self._source = source
         self._time_column = _time_column(given, schema)
@@ -40,6 +46,7 @@ class FollowedData(Dataset):
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""
         opened = self._source.opened
+        assert isinstance(opened, SourceFiles)
         late = [LateTable(number, side.join, opened, side.files) for number, side in self._source.late.items()]
         return Watcher(opened, self._time_column, seen, late)
 
@@ -56,6 +63,7 @@ class FollowedData(Dataset):
         sides = {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
         _when_it_is_seen(lambda: self._source.match(sides))
         groups = self._source.groups
+        assert isinstance(groups, RowGroups)
         places: dict[tuple[int, int], int] = {}
         for file in dict.fromkeys(at.file for at in units):
             number = self._numbers[segment.files[file]]
@@ -74,6 +82,7 @@ class FollowedData(Dataset):
         rest = rest_of(self.streams(progress, world_size)) if before is not None else rest_of([])
         self._open(files)
         groups = self._source.groups
+        assert isinstance(groups, RowGroups)
         left = {unit: groups[self._places[unit]] for unit in np.unique(rest.unit).tolist()}
         by_number = {number: file for file, number in self._numbers.items()}
         numbers = sorted({group.file for group in left.values()})
@@ -92,6 +101,7 @@ class FollowedData(Dataset):
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the segment."""
         assert progress.segment is not None
+        assert isinstance(self._shuffle_window, int)
         first = progress.segment.streams(
             progress.first_world_size, shuffle=self._shuffle, shuffle_window=self._shuffle_window, seed=self._seed
         )
