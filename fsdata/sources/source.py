@@ -301,8 +301,8 @@ class AsOf:
             dates, or both are integers. `"position"`: rows are placed by their `position`, a column of integers that
             says how many events of the history come before the row. Then ties in time do not matter, and the rows may
             be the events themselves, see `anchors`.
-        time: the times of the events, a list column of `source`, ascending in every row. None, with
-            `at="position"`: events have no time, or none that is in order.
+        time: the times of the events, a list column of `source`, ascending in every row; with `at="position"` in any
+            order, or None.
         fields: the schema's fields that come from the histories: all fields of one or several sequences. `time` and
             `known_at` may be among them; timestamps and dates are nanoseconds there, whatever the unit of the column.
         known_at: a second list of times, when each event became known. Those that became known at `at` or later do not

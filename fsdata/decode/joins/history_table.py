@@ -83,7 +83,7 @@ class HistoryTable:
     Attributes:
         label: how messages call it.
         keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
-        times: int64 [E], ascending inside a key, or empty; known: int64 [E], or empty.
+        times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
         unit: of the times, see `time_unit`; empty without times.
         pools: see `fsdata.kernels.pools`; None without pools.
         files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
@@ -327,7 +327,7 @@ class _Reading:
         alive, keys = keyed_rows(piece, on)
         lengths = piece.columns[0].lengths(len(piece.rows))[alive]
         part = _Part(keys, lengths, self._events(piece, alive))
-        if self._join.time is not None:
+        if self._join.time is not None and not self._join.by_position:
             _check_order(part, self._join.time, on, piece.faults, piece.rows[alive])
         if piece.faults.notes is not None:
             for name in self._join.times:

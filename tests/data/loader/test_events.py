@@ -117,6 +117,15 @@ def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) ->
         assert sorted(train.get(window, []) + held_out.get(window, [])) == sorted(expected)
 
 
+def test_times_need_no_order_where_positions_count(tmp_path: Path) -> None:
+    log = Log.drawn(5, users=30)
+    for of in log.events.values():
+        of["ts"].reverse()
+    log.write(tmp_path)
+    with opened(anchors(tmp_path, order="time")) as loader:
+        assert places_of(loader) == in_time(log, log.anchors(0))
+
+
 def test_all_in_order_of_time(tmp_path: Path) -> None:
     log = Log.drawn(5, users=30)
     log.write(tmp_path)
