@@ -33,7 +33,8 @@ from fsdata.schema import Field
 from fsdata.sources.expressions import Expression
 from fsdata.sources.source import POSITION, Events, ParquetSource
 
-GROUP = 4096  # rows that are read at once, as a row group of a file is
+_FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a file is
+_GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled
 _CHUNK = 1 << 20  # events or anchors that are looked at together
 _SORTED = 1 << 24  # anchors that are sorted in memory
 _ROWS, _WINDOWS = "rows", "windows"
@@ -50,12 +51,13 @@ class EventGroups(Sequence[RowGroup]):
     def __init__(self, source: int, windows: np.ndarray) -> None:
         """windows: int64 [T + 1], the anchors of each."""
         rows = np.diff(windows)
-        counts = -(-rows // GROUP)
+        size = np.clip(-(-rows // _GROUPS), _FEWEST, _MOST)
+        counts = -(-rows // size)
         self.ends = np.cumsum(counts)
         within = np.arange(int(counts.sum())) - np.repeat(self.ends - counts, counts)
         self._source = source
-        self._first = np.repeat(windows[:-1], counts) + within * GROUP
-        self.row_counts = np.minimum(GROUP, np.repeat(windows[1:], counts) - self._first)
+        self._first = np.repeat(windows[:-1], counts) + within * np.repeat(size, counts)
+        self.row_counts = np.minimum(np.repeat(size, counts), np.repeat(windows[1:], counts) - self._first)
 
     def __len__(self) -> int:
         return len(self.row_counts)

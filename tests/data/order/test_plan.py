@@ -44,6 +44,17 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
     assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
 
 
+@pytest.mark.parametrize(("share", "size"), [(0.01, 1), (0.3, 3), (1.0, 10)])
+def test_a_share_of_the_epoch_is_shuffled_together_in_the_order_of_the_units(share: float, size: int) -> None:
+    """Of 20 units each of two ranks has 10."""
+    options = {"world_size": 2, "shuffle": True, "shuffle_window": share, "seed": 0, "epoch": 0}
+    streams = deal.epoch_streams([5] * 20, first_unit=100, **options)
+    for rank, stream in enumerate(streams):
+        units = [[piece.unit for piece in window.pieces] for window in stream]
+        assert [unit for of in units for unit in of] == [100 + rank + 2 * n for n in range(10)]
+        assert {len(of) for of in units[:-1]} <= {size}
+
+
 def test_equal_units_are_dealt_round_robin():
     streams = deal.epoch_streams([10] * 12, world_size=3, shuffle=False, shuffle_window=4, seed=0, epoch=0)
     assert [[window.pieces[0].unit for window in stream] for stream in streams] == [
