@@ -71,6 +71,7 @@ class Pile:
         return np.memmap(self._path.with_suffix(".gathered"), self.kind, "w+", shape=size)
 
 
+_NOTHING = np.frombuffer(b"", np.int64)  # read-only, as the arrays of tables are: kernels are compiled for those
 _KEYS, _OFFSETS, _MASK, _PLACES, _BOUNDS = " keys", " offsets", " mask", " places ", " bounds "  # no field is called so
 _ALL = 1 << 62  # events
 _VERSION = 2  # of the arrays that processes share
@@ -120,11 +121,11 @@ class HistoryTable:
 
     @property
     def times(self) -> np.ndarray:
-        return np.empty(0, np.int64) if self.join.time is None else self.shared[self.join.time]
+        return _NOTHING if self.join.time is None else self.shared[self.join.time]
 
     @property
     def known(self) -> np.ndarray:
-        return np.empty(0, np.int64) if self.join.known_at is None else self.shared[self.join.known_at]
+        return _NOTHING if self.join.known_at is None else self.shared[self.join.known_at]
 
     @property
     def fields(self) -> Mapping[str, np.ndarray]:
