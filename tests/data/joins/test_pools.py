@@ -11,8 +11,10 @@ import pytest
 from event_log import OVERLAPPING, POOLS, UIH, Log, as_of, histories_of, lookup
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
+from worlds import shared_world
 
-from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import pools
 
@@ -174,3 +176,41 @@ def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
     pools.merge(np.array(table), first + 33, seen, *scratch)
     assert length[0] == 10
     assert seen.tolist() == [first - 20 + place for place in range(53) if place % 3][-10:]
+
+
+def mixed_samples(rank: int, size: int, folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Row -> history, of a source with pools and one whose lists stand in its rows."""
+    with_pools = ParquetSource(folder / "rows.parquet", join=[as_of(folder, cap=3), lookup(folder)], weight=1)
+    with_lists = ParquetSource(folder / "lists.parquet", join=[lookup(folder)], defaults={"pools": 0}, weight=1)
+    options: dict[str, Any] = {"balance": Balance(), "shuffle": True, "num_threads": 1, "timeout_s": PATIENCE_S}
+    found: dict[int, list[dict[str, Any]]] = {}
+    with FreeScaleDataLoader([with_pools, with_lists], EVERY_ROW, batch_size=5, mix="weighted", **options) as loader:
+        for batch in loader:
+            found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
+    return found
+
+
+def test_pools_beside_a_source_without_histories(tmp_path: Path) -> None:
+    """Then the events of samples that change their rank travel, and not where they lie."""
+    log = Log.drawn(3, users=30)
+    log.write(tmp_path)
+    expected = {row: log.history(*place, cap=3) for row, place in enumerate(write_requests(log, tmp_path, seed=3))}
+    random = np.random.default_rng(0)
+    lists = [random.integers(-5, 60, random.integers(0, 9)).tolist() for _ in range(50)]
+    columns = {
+        "row": [1000 + n for n in range(50)],
+        "uid": [0] * 50,
+        "item": lists,
+        "ts": [[5] * len(of) for of in lists],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "lists.parquet", row_group_size=10)
+    for row, of in zip(columns["row"], lists, strict=True):
+        artists = [log.items.get(item, (-1, 0.5)) for item in of]
+        expected[row] = [
+            {"item": item, "artist": artist, "price": price, "ts": 5, "pools": 0}
+            for item, (artist, price) in zip(of, artists, strict=True)
+        ]
+    found: dict[int, list[dict[str, Any]]] = {}
+    for of_rank in shared_world(2).run(mixed_samples, tmp_path):
+        found |= of_rank
+    assert found == expected
