@@ -375,6 +375,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     known = set(schema.field_names)
     joined: set[str] = set()
     shared: set[str] = set()
+    looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
     for join in source.join:
         of_events = source.events is not None and isinstance(join, Lookup)  # rows may be made of what it finds
         unknown = [name for name in join.fields if name not in known and not of_events]
@@ -387,9 +388,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
                 f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
             )
         if isinstance(join, Lookup):
-            _check_lookup(join, schema, label)
+            _check_lookup(join, schema, label, looked_up)
         if isinstance(join, AsOf):
-            looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
             _check_as_of(join, schema, label, looked_up)
             shared |= {
                 group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
@@ -441,8 +441,13 @@ def _lists_read(source: ParquetSource, wanted: Sequence[Field]) -> tuple[str, ..
     return tuple(sorted(name for name in set(read) if name not in no_lists))
 
 
-def _check_lookup(join: Lookup, schema: Schema, label: str) -> None:
-    """What is found stands beside the ids that are looked up."""
+def _check_lookup(join: Lookup, schema: Schema, label: str, looked_up: Collection[str]) -> None:
+    """What is found stands beside the ids that are looked up. looked_up: what all lookups of the source bring."""
+    if join.on in looked_up:
+        raise SchemaError(
+            f"{label}: Lookup(on={join.on!r}) looks up what another Lookup finds, and only ids that rows hold can be "
+            "looked up: join both dimension tables into one"
+        )
     of = {field.name: field for field in fields_of(schema)}
     found = [of[name] for name in join.fields if name in of]
     if not found:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import pools
 
@@ -214,3 +214,30 @@ def test_pools_beside_a_source_without_histories(tmp_path: Path) -> None:
     for of_rank in shared_world(2).run(mixed_samples, tmp_path):
         found |= of_rank
     assert found == expected
+
+
+def test_what_a_lookup_finds_is_not_looked_up(tmp_path: Path) -> None:
+    artists = Lookup(ParquetSource("items"), on="item", fields=("artist",))
+    labels = Lookup(ParquetSource("artists"), on="artist", fields=("ts",))
+    for join in ([artists, labels], [labels, artists]):
+        schema = Schema(sequences=(Sequence("uih", fields=("item", "artist", "ts")),))
+        with pytest.raises(SchemaError, match=r"Lookup\(on='artist'\) looks up what another Lookup finds"):
+            FreeScaleDataLoader(ParquetSource("rows", join=join), schema, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        ({"artist": 0.5}, "artist: the default 0.5 is not an integer within int64"),
+        ({"artist": 2**63}, "not an integer within int64"),
+        ({"price": 1e300}, "too large for float32"),
+    ],
+)
+def test_a_default_that_its_field_cannot_have(tmp_path: Path, default: dict[str, float], message: str) -> None:
+    log = Log.drawn(4)
+    log.write(tmp_path)
+    write_requests(log, tmp_path, seed=4)
+    items = ParquetSource(tmp_path / "items.parquet", columns={"item": "item_id", "artist": "artist_id"})
+    join = [as_of(tmp_path), Lookup(items, on="item", fields=("artist", "price"), default=default)]
+    with pytest.raises(SchemaError, match=message):
+        FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=join), EVERY_ROW, batch_size=1)
