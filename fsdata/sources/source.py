@@ -143,7 +143,7 @@ class ParquetSource:
             if policy == "default" and name not in self.defaults:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
-            set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
+            set_field(self, "filter", expressions.checked_condition(self.filter, "filter=..."))
         if self.split is None and (self.keep not in ((0.0, 1.0), [0.0, 1.0]) or self.salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
         if self.split is not None:
@@ -358,7 +358,7 @@ class AsOf:
         if not isinstance(self.inclusive, bool):
             raise SchemaError(f"AsOf(inclusive=...) is True or False, got {self.inclusive!r}")
         if self.where is not None:
-            object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
+            object.__setattr__(self, "where", expressions.checked_condition(self.where, "AsOf(where=...)"))
         _check_join(self, columns=(self.on, *self.times, *self.only_read))
         if self.mask is not None and self.mask not in self.fields:
             object.__setattr__(self, "fields", (*self.fields, self.mask))
@@ -367,7 +367,7 @@ class AsOf:
 
     def _check_pools(self) -> None:
         pools = {
-            name: expressions.checked(each, f"AsOf(pools={{{name!r}: ...}})")
+            name: expressions.checked_condition(each, f"AsOf(pools={{{name!r}: ...}})")
             for name, each in _mapping("AsOf(pools=...)", self.pools).items()
         }
         object.__setattr__(self, "pools", pools)
@@ -433,11 +433,11 @@ class AsOf:
         Raises:
             SchemaError: options that contradict each other.
         """
-        condition = None if where is None else expressions.checked(where, "anchors(where=...)")
+        condition = None if where is None else expressions.checked_condition(where, "anchors(where=...)")
         if split is not None and split != self.on:
             raise SchemaError(f"anchors(split={split!r}): histories are split by their key, {self.on!r}")
         part = None if split is None else _part(split, keep, salt)
-        if split is None and (tuple(keep) != (0.0, 1.0) or salt != ""):
+        if split is None and (keep not in ((0.0, 1.0), [0.0, 1.0]) or salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the key whose hash they are asked of")
         unknown = sorted(
             {"paths", "catalog", "table", "events", "follow", "filter", "filesystem", "skip", "limit"} & set(options)

@@ -363,9 +363,19 @@ class _Reading:
 
 
 def where(condition: Expression, events: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool [e]: for which events a condition is true; null is not. events: name -> [e]."""
+    """bool [e]: for which events a condition is true; null is not. events: name -> [e].
+
+    Raises:
+        SchemaError: it is not true or false.
+    """
     names = condition.columns
     rows = pa.RecordBatch.from_arrays([pa.array(events[name]) for name in names], list(names))
+    kind = expressions.output_type(condition, rows.schema)
+    if not pa.types.is_boolean(kind):
+        raise SchemaError(
+            f"the condition over {', '.join(names)} gives {kind} where true or false is needed. Lists of booleans hold "
+            f"0 and 1 here: compare them, as in pl.col({names[0]!r}) == 1"
+        )
     (found,) = expressions.evaluate([condition], [pa.bool_()], rows)
     mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
     return mask

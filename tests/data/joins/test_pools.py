@@ -118,6 +118,17 @@ def test_positions_without_pools(tmp_path: Path, scan: int | None) -> None:
         assert found[row] == [{name: of for name, of in event.items() if name != "pools"} for event in expected]
 
 
+@pytest.mark.parametrize("pools", [POOLS, {}])
+def test_the_event_of_the_row_counts_where_it_is_included(tmp_path: Path, pools: dict[str, pl.Expr]) -> None:
+    """A row behind all events has none of its own."""
+    log = Log.drawn(8)
+    log.write(tmp_path)
+    size = len(log.events[0]["item"])
+    pq.write_table(pa.table({"row": [0, 1], "uid": [0, 0], "position": [size - 1, size]}), tmp_path / "rows.parquet")
+    found = read(tmp_path, as_of(tmp_path, pools=pools, inclusive=True))
+    assert found[0] == found[1] == log.history(0, size, pools=bool(pools))
+
+
 def test_a_position_behind_the_history_is_an_error(tmp_path: Path) -> None:
     log = Log.drawn(8)
     log.write(tmp_path)

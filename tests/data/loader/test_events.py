@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from event_log import LISTEN, SCHEMA, Log, anchors, as_of, lookup, samples_of
+from event_log import LISTEN, SCHEMA, UIH, Log, anchors, as_of, lookup, samples_of
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, cross
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, cross
 from fsdata.errors import SchemaError, StateError
 
 WIDTH = 170
@@ -222,6 +222,8 @@ def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path
         ({"time_window": 0}, "at least 1"),
         ({"split": "item"}, "split by their key, 'uid'"),
         ({"salt": "x"}, "belong to split"),
+        ({"keep": 5}, "belong to split"),
+        ({"where": cross("uid", buckets=2)}, "takes a condition"),
         ({"filter": LISTEN}, "no option filter"),
         ({"limit": 5}, "no option limit"),
     ],
@@ -243,6 +245,18 @@ def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
         opened([anchors(tmp_path, time_window=WIDTH), anchors(tmp_path)])  # type: ignore[arg-type]
 
 
+def test_ids_are_no_condition() -> None:
+    with pytest.raises(SchemaError, match=r"filter=... takes a condition, .* cross\(...\) gives ids"):
+        ParquetSource("x", filter=cross("uid", buckets=2))
+
+
+def test_lists_of_booleans_are_compared(tmp_path: Path) -> None:
+    Log.drawn(3).write(tmp_path)
+    source = as_of(tmp_path).anchors(where=pl.col("organic"), join=lookup(tmp_path), columns={"label": "ratio"})
+    with pytest.raises(SchemaError, match=r"over organic gives uint8 .* as in pl.col\('organic'\) == 1"):
+        FreeScaleDataLoader(source, Schema(sequences=(UIH,), labels=("label",)), batch_size=1)
+
+
 def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
     source = as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")})
@@ -254,7 +268,8 @@ def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     ("values", "given", "message"),
     [
         ((), {"buckets": 3}, "takes values"),
-        (("uid",), {"buckets": 0}, "buckets of at least 1"),
+        (("uid",), {"buckets": 0}, "buckets=...\\) is an integer from 1 to"),
+        (("uid",), {"buckets": 2**63 + 1}, "buckets"),
         (("uid",), {"buckets": 3, "seed": -1}, "seed"),
         ((np.array([1]),), {"buckets": 3}, "polars expression"),
     ],
