@@ -293,6 +293,7 @@ class AsOf:
     says. The table is held in memory once per host, in the integers of the files, shared by the ranks of the host.
 
     A key without a history has none: its lists are empty, unless `source.nulls` says `drop` or `error` for a field.
+    Null elements need a default in `source.defaults`, by the name of the list where it is no field.
 
     Args:
         source: the table of histories. Its rows must have different keys.
@@ -492,8 +493,8 @@ class Events:
             raise SchemaError(f"anchors(min_history=...) is an integer of at least 0, got {self.min_history!r}")
         if self.order not in ("user", "time"):
             raise SchemaError(f"anchors(order=...) is 'user' or 'time', got {self.order!r}")
-        if self.time_window is not None and (type(self.time_window) is not int or self.time_window < 1):
-            raise SchemaError(f"anchors(time_window=...) is an integer of at least 1, got {self.time_window!r}")
+        if self.time_window is not None and (type(self.time_window) is not int or not 1 <= self.time_window < 2**63):
+            raise SchemaError(f"anchors(time_window=...) is an integer from 1 to 2**63 - 1, got {self.time_window!r}")
         if self.of.time is None and (self.order == "time" or self.time_window is not None):
             raise SchemaError("anchors(order='time', time_window=...) need AsOf(time=...), the times of the events")
         if not self.of.by_position:
@@ -602,6 +603,8 @@ def _check_join(join: Join | AsOf | Lookup, columns: Iterable[str]) -> None:
     if join.source.skip or join.source.limit is not None:
         raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):
+        if option == "defaults" and kind == "AsOf":
+            continue  # of all lists that are read; which these are is known when the table is opened
         known = {*join.fields, *columns} if option == "columns" else set(join.fields)
         unknown = sorted(set(getattr(join.source, option)) - known)
         if unknown:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -143,11 +144,11 @@ def load_histories(
     threads: int | None,
     retry: Retrying,
     notes: list[Fault] | None = None,
-    also: Sequence[str] = (),
+    also: Mapping[str, bool] = MappingProxyType({}),
 ) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
 
-    also: further lists that are kept, of numbers.
+    also: further lists that are kept, of numbers, and whether the table must have them.
 
     Raises:
         SchemaError: the files cannot be read as these fields.
@@ -157,7 +158,7 @@ def load_histories(
     label = f"{label}, histories {join.source.label}"
     files = SourceFiles(
         join.source,
-        lambda catalog: _wanted(join, schema, label, also, catalog),
+        lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog),
         index=0,
         label=label,
         threads=threads,
@@ -166,16 +167,22 @@ def load_histories(
     )
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        contents = (_VERSION, identity, join.form, repr(schema), sorted(also), versions(files), *own_copy(notes))
+        more = _there(also, files.catalog)
+        contents = (_VERSION, identity, join.form, repr(schema), sorted(more), versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        reading = _Reading(files, join, also)
+        reading = _Reading(files, join, more)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
     finally:
         files.close()
     unit = _event_unit(files, join) if join.times else ""
     table = _pool_table(join, shared) if join.pools else None
-    lists = tuple(dict.fromkeys((*join.fields, *join.times, *also)))
+    lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
     return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name)
+
+
+def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
+    """Those of further lists that the table must have, or has."""
+    return tuple(name for name, must in also.items() if must or any(name in each.names for each in catalog.schemas))
 
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
@@ -196,6 +203,12 @@ def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
 
 def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog: Catalog) -> list[Field]:
     """What is read of a table. Times that are fields, too, are read once, as times."""
+    unknown = sorted(set(join.source.defaults) - {*join.fields, *join.only_read, *also})
+    if unknown:
+        raise SchemaError(
+            f"{label}: defaults names {', '.join(unknown)}, which nothing is made of; lists that are read: "
+            f"{', '.join((*join.fields, *join.only_read, *also))}"
+        )
     fields = {field.name: field for field in fields_of(schema) if field.name in join.fields and field.name != join.mask}
     for name in join.times:
         if name in fields and fields[name].number != "id":

@@ -236,6 +236,20 @@ def test_what_a_lookup_finds_is_not_looked_up(tmp_path: Path) -> None:
             FreeScaleDataLoader(ParquetSource("rows", join=join), schema, batch_size=1)
 
 
+def test_rows_that_a_dimension_table_leaves_out_are_no_rows_of_the_loader(tmp_path: Path) -> None:
+    """So ranks need not agree on every step."""
+    pq.write_table(pa.table({"item": [1, 2], "artist": [7, None]}), tmp_path / "items.parquet")
+    pq.write_table(pa.table({"item": [1, 2]}), tmp_path / "rows.parquet")
+    join = Lookup(ParquetSource(tmp_path / "items.parquet", nulls={"artist": "drop"}), on="item", fields=("artist",))
+    source, schema = ParquetSource(tmp_path / "rows.parquet", join=join), Schema(context=("item", "artist"))
+    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1, rank=0, world_size=2) as loader:
+        (batch,) = loader
+    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1) as loader:
+        (whole,) = loader
+    assert batch.features["artist"].values().tolist() == [7]
+    assert whole.features["artist"].values().tolist() == [7, 0]
+
+
 @pytest.mark.parametrize(
     ("default", "message"),
     [
