@@ -144,8 +144,8 @@ class OpenSource:
         return self._retry.count
 
     @property
-    def opened(self) -> SourceFiles:
-        """The files of the main table."""
+    def opened(self) -> SourceFiles | EventRows:
+        """The files of the main table, or the events that are its rows."""
         return self._files
 
     @property
@@ -162,6 +162,7 @@ class OpenSource:
 
         Raises: as `SourceFiles.extend`.
         """
+        assert isinstance(self._files, SourceFiles)  # no others are followed
         with self._lock:
             self._files.extend(names, digests)
             self.groups = self._files.groups

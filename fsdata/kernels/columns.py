@@ -323,7 +323,7 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 else:
                     near[f] = fetch(at, column, begin, some, width, near[f])
                 if width == 8:
-                    runs, ids_at, table = column[RUNS], at, np.int64(0)
+                    runs, ids_at, table = column[RUNS], np.int64(at), np.int64(0)
             if looked_up:
                 lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
                 if lookup[lookups.TABLE] != table:

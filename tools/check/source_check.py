@@ -18,7 +18,7 @@ from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
-from fsdata.sources import AsOf, Join
+from fsdata.sources import AsOf, Join, Lookup
 
 
 class SourceCheck:
@@ -36,7 +36,7 @@ class SourceCheck:
         self._map = source.map
         self._tables = {self.label: source}
         for join in source.join:
-            kind = "side table" if isinstance(join, Join) else "histories"
+            kind = {Join: "side table", AsOf: "histories", Lookup: "lookup table"}[type(join)]
             self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
         self._notes: list[Fault] = []
         self.opened = self._open(source, index)
@@ -105,7 +105,7 @@ def check_forms(checks: Sequence[SourceCheck], schema: Schema) -> list[Fault]:
 def _read_once(source: ParquetSource) -> ParquetSource:
     """The files that are there now; damaged ones are left out and noted."""
 
-    def once(join: Join | AsOf) -> Join | AsOf:
+    def once(join: Join | AsOf | Lookup) -> Join | AsOf | Lookup:
         table = replace(join.source, on_error="skip", follow=None)
         return replace(join, source=table, wait=None) if isinstance(join, Join) else replace(join, source=table)
 
