@@ -226,7 +226,7 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
     policy = source.policy(field.name)
     default = source.defaults.get(field.name)
     if default is not None:
-        _check_default(field, default)
+        check_default(field, default)
     if not isinstance(column, str):
         arrow_type = expression_type(source.computed[field.name], schema, partitions)
         _check_type(field, arrow_type, "the expression's result", default)
@@ -268,7 +268,8 @@ def _number(field: Field, value: pa.Scalar) -> float | str | None:
     return float(number) if abs(number) <= _MAX_FLOAT32 else None
 
 
-def _check_default(field: Field, default: float | str) -> None:
+def check_default(field: Field, default: float | str) -> None:
+    """Raises SchemaError: not a number that the field can have."""
     if isinstance(default, str):
         if field.number != "passthrough":
             raise SchemaError(f"the default {default!r} is text, which only passthrough fields take: give a number")

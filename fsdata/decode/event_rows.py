@@ -28,7 +28,7 @@ from fsdata.decode.joins.lookup_table import LookupTable
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_layout import Layout
-from fsdata.errors import Fault, Faults
+from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.expressions import Expression
 from fsdata.sources.source import POSITION, Events, ParquetSource
@@ -37,6 +37,7 @@ _FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a fi
 _GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled
 _CHUNK = 1 << 20  # events or anchors that are looked at together
 _SORTED = 1 << 24  # anchors that are sorted in memory
+_MOST_WINDOWS = 1 << 22  # of time
 _ROWS, _WINDOWS = "rows", "windows"
 _VERSION = 1  # of the arrays that processes share
 
@@ -112,7 +113,7 @@ class EventRows:
         self.faults = Faults(label=label, notes=notes)
         self._table = table
         self._found = {name: each for each in lookups for name in each.join.fields if each.join.on in table.lists}
-        self.source = _with_lists_of_one(source, wanted)
+        self.source = _with_lists_of_one(source, wanted, self._names)
         schema = pa.schema([(name, self._type(name)) for name in self._names])
         self.kinds = [bind_rows(self.source, wanted, schema, label)]
         contents = (_VERSION, table.name, source.events.form)
@@ -133,6 +134,10 @@ class EventRows:
     def time_unit(self) -> str:
         """Times of tables are nanoseconds where they are timestamps."""
         return "integer" if self._table.unit in ("", "integers") else "ns"
+
+    def unit_of(self, name: str) -> str | None:
+        """What times of a field or column count, as `HistoryTable.unit`; None where it is no time of the table."""
+        return self._table.unit if self.source.columns.get(name, name) in self._table.join.times else None
 
     @property
     def _names(self) -> list[str]:
@@ -220,8 +225,9 @@ class EventRows:
         """Nothing is open. The rows stay shared as long as this object lives."""
 
 
-def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field]) -> ParquetSource:
-    """With lists of one element where a field of a sequence or of the candidates is made of one value."""
+def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field], names: Sequence[str]) -> ParquetSource:
+    """With lists of one element where a field of a sequence or of the candidates is made of one value. names: of the
+    columns of an event; a field without one is bound as a missing column."""
     lists = [field.name for field in wanted if field.shape == "list"]
     if not lists:
         return source
@@ -230,6 +236,8 @@ def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field]) -> Parque
     columns = dict(source.columns)
     for name in lists:
         given = columns.get(name, name)
+        if isinstance(given, str) and given not in names:
+            continue
         made = Expression(pl.col(given), given, (given,)) if isinstance(given, str) else source.computed[name]
         columns[name] = replace(made, listed=True)
     return replace(source, columns=columns)
@@ -261,7 +269,15 @@ class _Finding:
             return {_ROWS: rows[np.argsort(self._table.times[rows], kind="stable")], _WINDOWS: np.array([0, len(rows)])}
         last = max((int(self._table.times[some].max()) for _, some in _chunks(rows)), default=first)
         stretch = width or (last - first) // (len(rows) // _SORTED + 1) + 1
-        found, windows = self._by_window(rows, first, stretch, (last - first) // stretch + 1, scratch)
+        number = (last - first) // stretch + 1
+        if number > _MOST_WINDOWS:
+            unit = "integers" if self._table.unit == "integers" else "nanoseconds"
+            raise SchemaError(
+                f"{self._table.label}: anchors(time_window={width}) makes {number} windows of times from {first} to "
+                f"{last}, and at most {_MOST_WINDOWS} can be kept. {self._table.join.time} counts {unit}: give the "
+                "window in the same unit"
+            )
+        found, windows = self._by_window(rows, first, stretch, number, scratch)
         if by_time:
             for begin, end in zip(windows[:-1].tolist(), windows[1:].tolist(), strict=True):
                 some = np.array(found[begin:end])
@@ -294,19 +310,24 @@ class _Finding:
         """(the rows, window after window and in their order inside each; int64 [T + 1], where each begins)."""
         counts = np.zeros(windows, np.int64)
         for _, some in _chunks(rows):
-            counts += np.bincount((self._table.times[some] - first) // stretch, minlength=windows)
+            counts += np.bincount(self._windows_of(some, first, stretch), minlength=windows)
         bounds = np.concatenate([[0], np.cumsum(counts)])
         found = np.empty(len(rows), np.int64)
         if scratch is not None and len(rows):
             found = np.memmap(scratch / "by window", np.int64, "w+", shape=len(rows))
         at = bounds[:-1].copy()
         for _, some in _chunks(rows):
-            window = (self._table.times[some] - first) // stretch
+            window = self._windows_of(some, first, stretch)
             order = np.argsort(window, kind="stable")
             here, begins, sizes = np.unique(window[order], return_index=True, return_counts=True)
             found[np.repeat(at[here] - begins, sizes) + np.arange(len(order))] = some[order]
             at[here] += sizes
         return found, bounds
+
+    def _windows_of(self, events: np.ndarray, first: int, stretch: int) -> np.ndarray:
+        """int64 [n]: the number of the window of each. Times may lie so far apart that it takes all 64 bits."""
+        since = (self._table.times[events] - first).view(np.uint64)
+        return (since // np.uint64(stretch)).astype(np.int64)
 
 
 def _chunks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

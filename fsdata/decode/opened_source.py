@@ -85,7 +85,10 @@ class OpenSource:
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self.time_unit = self._files.time_unit
         self.may_drop = _may_drop(source, schema) or any(
-            side.source.policy(name) == "drop" for side in joined for name in side.join.fields
+            side.source.policy(name) == "drop"
+            for side in joined
+            if not isinstance(side, LookupTable)  # its own rows are left out: ids without one have a default
+            for name in side.join.fields
         )
         self.may_drop |= any(side.join.missing == "drop" for side in sides)
         self.fingerprint = fingerprint(
@@ -121,10 +124,10 @@ class OpenSource:
             sides = _all_or_errors(loads)
             lookups = [each for each in sides if isinstance(each, LookupTable)]
             files = EventRows(source, wanted, sides[0], lookups, index=self.index, label=self.label, notes=notes)
-            return files, sides
-        files, *sides = _all_or_errors(
-            [partial(SourceFiles, source, wanted, index=self.index, **main, **options), *loads]
-        )
+        else:
+            files, *sides = _all_or_errors(
+                [partial(SourceFiles, source, wanted, index=self.index, **main, **options), *loads]
+            )
         for side in sides:
             if isinstance(side, HistoryTable) and not side.join.by_position:
                 _check_units(files, side)
@@ -142,7 +145,7 @@ class OpenSource:
 
     @property
     def opened(self) -> SourceFiles | EventRows:
-        """The main table."""
+        """The files of the main table, or the events that are its rows."""
         return self._files
 
     @property
@@ -159,7 +162,7 @@ class OpenSource:
 
         Raises: as `SourceFiles.extend`.
         """
-        assert isinstance(self._files, SourceFiles)
+        assert isinstance(self._files, SourceFiles)  # no others are followed
         with self._lock:
             self._files.extend(names, digests)
             self.groups = self._files.groups
@@ -376,6 +379,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     known = set(schema.field_names)
     joined: set[str] = set()
     shared: set[str] = set()
+    looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
     for join in source.join:
         of_events = source.events is not None and isinstance(join, Lookup)  # rows may be made of what it finds
         unknown = [name for name in join.fields if name not in known and not of_events]
@@ -388,9 +392,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
                 f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
             )
         if isinstance(join, Lookup):
-            _check_lookup(join, schema, label)
+            _check_lookup(join, schema, label, looked_up)
         if isinstance(join, AsOf):
-            looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
             _check_as_of(join, schema, label, looked_up)
             shared |= {
                 group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
@@ -429,21 +432,30 @@ def _load(join: Join | AsOf | Lookup, schema: Schema, **options: Any) -> SideTab
     return load_side_table(join, opened, schema)
 
 
-def _lists_read(source: ParquetSource, wanted: Sequence[Field]) -> tuple[str, ...]:
-    """The lists of the table that a source of events makes its rows of."""
+def _lists_read(source: ParquetSource, wanted: Sequence[Field]) -> dict[str, bool]:
+    """The lists of the table that a source of events makes its rows of, and whether it must have them: where the field
+    has a default it need not."""
     events = source.events
     assert events is not None
-    of_fields = [source.columns.get(field.name, field.name) for field in wanted if field.name not in source.defaults]
-    read = [each for each in of_fields if isinstance(each, str)]
+    read = dict[str, bool]()
+    for field in wanted:
+        column = source.columns.get(field.name, field.name)
+        if isinstance(column, str):
+            read[column] = read.get(column, False) or field.name not in source.defaults
     made = [*source.computed.values(), *([] if events.condition is None else [events.condition])]
-    read += [name for each in made for name in each.columns]
-    looked_up = {name for join in source.join if isinstance(join, Lookup) for name in join.fields}
-    no_lists = {events.of.on, POSITION, *looked_up}
-    return tuple(sorted(name for name in set(read) if name not in no_lists))
+    read |= {name: True for each in made for name in each.columns}
+    looked_up = {name: join.on for join in source.join if isinstance(join, Lookup) for name in join.fields}
+    read |= {looked_up[name]: True for name in read if name in looked_up}
+    return {name: read[name] for name in sorted(read) if name not in {events.of.on, POSITION, *looked_up}}
 
 
-def _check_lookup(join: Lookup, schema: Schema, label: str) -> None:
-    """What is found stands beside the ids that are looked up."""
+def _check_lookup(join: Lookup, schema: Schema, label: str, looked_up: Collection[str]) -> None:
+    """What is found stands beside the ids that are looked up. looked_up: what all lookups of the source bring."""
+    if join.on in looked_up:
+        raise SchemaError(
+            f"{label}: Lookup(on={join.on!r}) looks up what another Lookup finds, and only ids that rows hold can be "
+            "looked up: join both dimension tables into one"
+        )
     of = {field.name: field for field in fields_of(schema)}
     found = [of[name] for name in join.fields if name in of]
     if not found:
@@ -493,9 +505,12 @@ def _check_as_of(join: AsOf, schema: Schema, label: str, looked_up: Collection[s
         )
 
 
-def _check_units(files: SourceFiles, table: HistoryTable) -> None:
+def _check_units(files: SourceFiles | EventRows, table: HistoryTable) -> None:
     join = table.join
-    unit = time_unit(item_types(files, Field(join.at, "row_time")))
+    if isinstance(files, EventRows):
+        unit = files.unit_of(join.at) or table.unit
+    else:
+        unit = time_unit(item_types(files, Field(join.at, "row_time")))
     if unit != table.unit:
         raise SchemaError(
             f"{files.label}: {join.at} holds {unit}, and {join.time} of the {table.label} {table.unit}: bring one of "

@@ -323,7 +323,7 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 else:
                     near[f] = fetch(at, column, begin, some, width, near[f])
                 if width == 8:
-                    runs, ids_at, table = column[RUNS], at, np.int64(0)
+                    runs, ids_at, table = column[RUNS], np.int64(at), np.int64(0)
             if looked_up:
                 lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
                 if lookup[lookups.TABLE] != table:
@@ -408,20 +408,28 @@ def gather_samples(
     """Copy every field of some rows to a place of its own.
 
     The first five as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M], addresses, 0 leaves a field out.
-    Merged fields do not come here: in their place their references travel.
+    Merged fields come here where some other source has no histories: else their references travel in their place.
     """
     for f in range(len(target)):
-        near, ids = np.int64(0), np.empty(0, np.int64)
+        near, ids, events = np.int64(0), np.empty(0, np.int64), np.empty(0, np.int64)
+        end, left = np.empty(64, np.int64), np.empty(64, np.int64)
         for m in range(len(order)):
             n = order[m]
             if target[f, m] and length[f, n] > 0:
                 column, some, size = columns[block[n], f], length[f, n], itemsize[f]
-                if column[LOOKUP] == 0:
-                    near = fetch(target[f, m], column, start[f, n], some, size, near)
-                    continue
-                if len(ids) < some:
+                looked_up = column[LOOKUP] != 0
+                if looked_up and len(ids) < some:
                     ids = np.empty(2 * some, np.int64)
-                near = fetch(ids.ctypes.data, column, start[f, n], some, np.int64(8), near)
-                lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                lookups.find_places(ids[:some], lookup, ids)
-                lookups.take(target[f, m], ids[:some], lookup, size)
+                at, width = (ids.ctypes.data, np.int64(8)) if looked_up else (target[f, m], size)
+                if column[MERGED]:
+                    if len(events) < some:
+                        events = np.empty(2 * some, np.int64)
+                    merged = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
+                    pools.merge(merged, start[f, n], events[:some], end, left)
+                    _pick(at, column, events[:some], width)
+                else:
+                    near = fetch(at, column, start[f, n], some, width, near)
+                if looked_up:
+                    lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
+                    lookups.find_places(ids[:some], lookup, ids)
+                    lookups.take(target[f, m], ids[:some], lookup, size)

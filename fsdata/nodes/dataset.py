@@ -173,11 +173,7 @@ class Dataset:
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the epoch."""
-        begin, end = 0, len(self._unit_rows)
-        if self._time_windows:
-            begin, end = (
-                int(self._time_windows[0][min(progress.epoch + n, len(self._time_windows[0]) - 1)]) for n in (0, 1)
-            )
+        begin, end = self._units_of(progress.epoch)
         first = epoch_streams(
             self._unit_rows[begin:end],
             first_unit=begin,

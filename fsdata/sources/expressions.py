@@ -59,15 +59,16 @@ def cross(*values: "str | pl.Expr", buckets: int, seed: int = 0) -> Expression:
 
     Args:
         values: names of columns of integers, or polars expressions that give integers.
-        seed: 0 to 2**64 - 1.
+        buckets: 1 to 2**63. seed: 0 to 2**64 - 1.
 
     Raises:
         SchemaError: no values, a number out of range, or an expression that cannot be used.
     """
-    if not values or type(buckets) is not int or buckets < 1 or type(seed) is not int or not 0 <= seed < 2**64:
-        raise SchemaError(
-            f"cross takes values, buckets of at least 1 and a seed below 2**64, got {values!r}, {buckets!r}, {seed!r}"
-        )
+    for name, number, least, most in (("buckets", buckets, 1, 2**63), ("seed", seed, 0, 2**64 - 1)):
+        if type(number) is not int or not least <= number <= most:
+            raise SchemaError(f"cross({name}=...) is an integer from {least} to {most}, got {number!r}")
+    if not values:
+        raise SchemaError("cross takes values: names of columns, or polars expressions")
     import polars as pl
 
     found = tuple(checked(pl.col(each) if isinstance(each, str) else each, "cross(...)") for each in values)
@@ -104,6 +105,14 @@ def checked(value: Any, where: str) -> Expression:
     if not columns:
         raise SchemaError(f"{where} must read at least one column; for a constant use defaults")
     return Expression(value, form, columns)
+
+
+def checked_condition(value: Any, where: str) -> Expression:
+    """As `checked`, of what is true or false."""
+    found = checked(value, where)
+    if found.cross is not None:
+        raise SchemaError(f"{where} takes a condition, which is true or false, and cross(...) gives ids")
+    return found
 
 
 def with_split(condition: Expression | None, split: HashSplit | None) -> Expression | None:

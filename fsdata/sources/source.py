@@ -143,7 +143,7 @@ class ParquetSource:
             if policy == "default" and name not in self.defaults:
                 raise SchemaError(f"nulls={{{name!r}: 'default'}} needs the value: defaults={{{name!r}: ...}}")
         if self.filter is not None:
-            set_field(self, "filter", expressions.checked(self.filter, "filter=..."))
+            set_field(self, "filter", expressions.checked_condition(self.filter, "filter=..."))
         if self.split is None and (self.keep not in ((0.0, 1.0), [0.0, 1.0]) or self.salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
         if self.split is not None:
@@ -293,6 +293,7 @@ class AsOf:
     says. The table is held in memory once per host, in the integers of the files, shared by the ranks of the host.
 
     A key without a history has none: its lists are empty, unless `source.nulls` says `drop` or `error` for a field.
+    Null elements need a default in `source.defaults`, by the name of the list where it is no field.
 
     Args:
         source: the table of histories. Its rows must have different keys.
@@ -358,7 +359,7 @@ class AsOf:
         if not isinstance(self.inclusive, bool):
             raise SchemaError(f"AsOf(inclusive=...) is True or False, got {self.inclusive!r}")
         if self.where is not None:
-            object.__setattr__(self, "where", expressions.checked(self.where, "AsOf(where=...)"))
+            object.__setattr__(self, "where", expressions.checked_condition(self.where, "AsOf(where=...)"))
         _check_join(self, columns=(self.on, *self.times, *self.only_read))
         if self.mask is not None and self.mask not in self.fields:
             object.__setattr__(self, "fields", (*self.fields, self.mask))
@@ -367,7 +368,7 @@ class AsOf:
 
     def _check_pools(self) -> None:
         pools = {
-            name: expressions.checked(each, f"AsOf(pools={{{name!r}: ...}})")
+            name: expressions.checked_condition(each, f"AsOf(pools={{{name!r}: ...}})")
             for name, each in _mapping("AsOf(pools=...)", self.pools).items()
         }
         object.__setattr__(self, "pools", pools)
@@ -433,11 +434,11 @@ class AsOf:
         Raises:
             SchemaError: options that contradict each other.
         """
-        condition = None if where is None else expressions.checked(where, "anchors(where=...)")
+        condition = None if where is None else expressions.checked_condition(where, "anchors(where=...)")
         if split is not None and split != self.on:
             raise SchemaError(f"anchors(split={split!r}): histories are split by their key, {self.on!r}")
         part = None if split is None else _part(split, keep, salt)
-        if split is None and (tuple(keep) != (0.0, 1.0) or salt != ""):
+        if split is None and (keep not in ((0.0, 1.0), [0.0, 1.0]) or salt != ""):
             raise SchemaError("keep=... and salt=... belong to split=..., the key whose hash they are asked of")
         unknown = sorted(
             {"paths", "catalog", "table", "events", "follow", "filter", "filesystem", "skip", "limit"} & set(options)
@@ -492,8 +493,8 @@ class Events:
             raise SchemaError(f"anchors(min_history=...) is an integer of at least 0, got {self.min_history!r}")
         if self.order not in ("user", "time"):
             raise SchemaError(f"anchors(order=...) is 'user' or 'time', got {self.order!r}")
-        if self.time_window is not None and (type(self.time_window) is not int or self.time_window < 1):
-            raise SchemaError(f"anchors(time_window=...) is an integer of at least 1, got {self.time_window!r}")
+        if self.time_window is not None and (type(self.time_window) is not int or not 1 <= self.time_window < 2**63):
+            raise SchemaError(f"anchors(time_window=...) is an integer from 1 to 2**63 - 1, got {self.time_window!r}")
         if self.of.time is None and (self.order == "time" or self.time_window is not None):
             raise SchemaError("anchors(order='time', time_window=...) need AsOf(time=...), the times of the events")
         if not self.of.by_position:
@@ -602,6 +603,8 @@ def _check_join(join: Join | AsOf | Lookup, columns: Iterable[str]) -> None:
     if join.source.skip or join.source.limit is not None:
         raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
     for option in ("columns", "defaults", "nulls"):
+        if option == "defaults" and kind == "AsOf":
+            continue  # of all lists that are read; which these are is known when the table is opened
         known = {*join.fields, *columns} if option == "columns" else set(join.fields)
         unknown = sorted(set(getattr(join.source, option)) - known)
         if unknown:

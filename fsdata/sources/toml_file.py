@@ -33,7 +33,7 @@ from fsdata.schema import load_toml, table_of
 from fsdata.sources import expressions
 from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource, Retry
 
-_IN_PYTHON = ("filter", "where", "pools", "map", "follow", "filesystem")
+_IN_PYTHON = ("filter", "where", "pools", "events", "map", "follow", "filesystem")
 _WRITE_PYTHON = "is written in Python: make the schema and its sources in a file schema.py, and load that"
 
 

@@ -97,7 +97,7 @@ class Histories:
         _apply_policies(table, piece, keys, found)
         before = before + 1 if join.inclusive else before.copy()
         if join.by_position:
-            first, stop = _at_positions(table, piece, found, before)
+            first, stop = _at_positions(table, piece, found, before, own=int(join.inclusive))
         else:
             first, stop = np.empty_like(found), np.empty_like(found)
             histories.find_windows(found, table.offsets, table.times, before, first, stop)
@@ -207,17 +207,20 @@ def _fields(layout: Layout, group: str) -> list[tuple[int, Field]]:
 
 
 def _at_positions(
-    table: HistoryTable, piece: DecodedPiece, found: np.ndarray, before: np.ndarray
+    table: HistoryTable, piece: DecodedPiece, found: np.ndarray, before: np.ndarray, *, own: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(first, stop), int64 [N], of the events before a position. found: int64 [N], the places of the keys, or -1."""
+    """(first, stop), int64 [N], of the events before a position. found: int64 [N], the places of the keys, or -1.
+
+    own: of the events that a row sees, so many are not before it; a row behind all events has none of its own.
+    """
     there = found >= 0
     first = np.where(there, table.offsets[found], 0)
     size = np.where(there, table.offsets[found + 1] - first, 0)
-    wrong = np.flatnonzero(there & ~piece.drop & ((before < 0) | (before > size)))
+    wrong = np.flatnonzero(there & ~piece.drop & ((before - own < 0) | (before - own > size)))
     if len(wrong):
         at, join = wrong[0], table.join
         what = (
-            f"the row stands behind {before[at]} events, and the {table.label} has {size[at]} of {join.on} "
+            f"the row stands behind {before[at] - own} events, and the {table.label} has {size[at]} of {join.on} "
             f"{table.keys[found[at]]}"
         )
         piece.faults.found("range", join.at, piece.rows[wrong], what, todo=": both must be of one log")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -144,11 +145,11 @@ def load_histories(
     threads: int | None,
     retry: Retrying,
     notes: list[Fault] | None = None,
-    also: Sequence[str] = (),
+    also: Mapping[str, bool] = MappingProxyType({}),
 ) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
 
-    also: further lists that are kept, of numbers.
+    also: further lists that are kept, of numbers, and whether the table must have them.
 
     Raises:
         SchemaError: the files cannot be read as these fields.
@@ -158,7 +159,7 @@ def load_histories(
     label = f"{label}, histories {join.source.label}"
     files = SourceFiles(
         join.source,
-        lambda catalog: _wanted(join, schema, label, also, catalog),
+        lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog),
         index=0,
         label=label,
         threads=threads,
@@ -167,16 +168,22 @@ def load_histories(
     )
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        contents = (_VERSION, identity, join.form, repr(schema), sorted(also), versions(files), *own_copy(notes))
+        more = _there(also, files.catalog)
+        contents = (_VERSION, identity, join.form, repr(schema), sorted(more), versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        reading = _Reading(files, join, also)
+        reading = _Reading(files, join, more)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
     finally:
         files.close()
     unit = _event_unit(files, join) if join.times else ""
     table = _pool_table(join, shared) if join.pools else None
-    lists = tuple(dict.fromkeys((*join.fields, *join.times, *also)))
+    lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
     return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name)
+
+
+def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
+    """Those of further lists that the table must have, or has."""
+    return tuple(name for name, must in also.items() if must or any(name in each.names for each in catalog.schemas))
 
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
@@ -197,6 +204,12 @@ def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
 
 def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog: Catalog) -> list[Field]:
     """What is read of a table. Times that are fields, too, are read once, as times."""
+    unknown = sorted(set(join.source.defaults) - {*join.fields, *join.only_read, *also})
+    if unknown:
+        raise SchemaError(
+            f"{label}: defaults names {', '.join(unknown)}, which nothing is made of; lists that are read: "
+            f"{', '.join((*join.fields, *join.only_read, *also))}"
+        )
     fields = {field.name: field for field in fields_of(schema) if field.name in join.fields and field.name != join.mask}
     for name in join.times:
         if name in fields and fields[name].number != "id":
@@ -364,9 +377,19 @@ class _Reading:
 
 
 def where(condition: Expression, events: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool [e]: for which events a condition is true; null is not. events: name -> [e]."""
+    """bool [e]: for which events a condition is true; null is not. events: name -> [e].
+
+    Raises:
+        SchemaError: it is not true or false.
+    """
     names = condition.columns
     rows = pa.RecordBatch.from_arrays([pa.array(events[name]) for name in names], list(names))
+    kind = expressions.output_type(condition, rows.schema)
+    if not pa.types.is_boolean(kind):
+        raise SchemaError(
+            f"the condition over {', '.join(names)} gives {kind} where true or false is needed. Lists of booleans hold "
+            f"0 and 1 here: compare them, as in pl.col({names[0]!r}) == 1"
+        )
     (found,) = expressions.evaluate([condition], [pa.bool_()], rows)
     mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
     return mask

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fsdata.catalog.bind import check_default
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
@@ -65,7 +66,7 @@ def load_lookup(
     """Read a dimension table, or map the one that another process of this host has read.
 
     Raises:
-        SchemaError: the files cannot be read as these fields.
+        SchemaError: the files cannot be read as these fields, or a default is not a number of its field.
         DataError: a null key, or a key that two rows share.
     """
     label = f"{label}, lookup table {join.source.label}"
@@ -80,6 +81,11 @@ def load_lookup(
     files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
     *fields, _ = files.wanted
     try:
+        for field in fields:
+            try:
+                check_default(field, join.default_of(field.name))
+            except SchemaError as error:
+                raise SchemaError(f"{label}, {field.name}: {error}") from error
         identity = fingerprint(join.source, files.catalog, (), files.version)
         contents = (_VERSION, identity, join.form, repr(fields), versions(files), *own_copy(notes))
         name = f"lookup{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"

@@ -29,11 +29,12 @@ class FollowedData(Dataset):
     followed = True
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:
-        super().__init__([source], schema, mix="sequential", **order)
-        if isinstance(self._shuffle_window, float):
+        if order["shuffle"] and isinstance(order["shuffle_window"], float):
             raise ValueError(
-                "a source that is followed has no whole to take a share of: give shuffle_window in row groups"
+                f"shuffle_window={order['shuffle_window']!r} is a share of the epoch, and a source that is followed "
+                "has none: give a number of row groups"
             )
+        super().__init__([source], schema, mix="sequential", **order)
         del self.fingerprint["rows"]
         self._source = source
         self._time_column = _time_column(given, schema)
@@ -46,7 +47,7 @@ class FollowedData(Dataset):
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""
         opened = self._source.opened
-        assert isinstance(opened, SourceFiles)
+        assert isinstance(opened, SourceFiles)  # no others are followed
         late = [LateTable(number, side.join, opened, side.files) for number, side in self._source.late.items()]
         return Watcher(opened, self._time_column, seen, late)
 
@@ -62,8 +63,7 @@ class FollowedData(Dataset):
         self._open([segment.files[number] for number in sorted({at.file for at in units})])
         sides = {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
         _when_it_is_seen(lambda: self._source.match(sides))
-        groups = self._source.groups
-        assert isinstance(groups, RowGroups)
+        groups = self._groups()
         places: dict[tuple[int, int], int] = {}
         for file in dict.fromkeys(at.file for at in units):
             number = self._numbers[segment.files[file]]
@@ -81,8 +81,7 @@ class FollowedData(Dataset):
         before = progress.segment
         rest = rest_of(self.streams(progress, world_size)) if before is not None else rest_of([])
         self._open(files)
-        groups = self._source.groups
-        assert isinstance(groups, RowGroups)
+        groups = self._groups()
         left = {unit: groups[self._places[unit]] for unit in np.unique(rest.unit).tolist()}
         by_number = {number: file for file, number in self._numbers.items()}
         numbers = sorted({group.file for group in left.values()})
@@ -101,11 +100,15 @@ class FollowedData(Dataset):
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """What every rank still has to read of the segment."""
         assert progress.segment is not None
-        assert isinstance(self._shuffle_window, int)
         first = progress.segment.streams(
-            progress.first_world_size, shuffle=self._shuffle, shuffle_window=self._shuffle_window, seed=self._seed
+            progress.first_world_size, shuffle=self._shuffle, shuffle_window=int(self._shuffle_window), seed=self._seed
         )
         return self._left(first, progress, world_size)
+
+    def _groups(self) -> RowGroups:
+        groups = self._source.groups
+        assert isinstance(groups, RowGroups)
+        return groups
 
     def _open(self, files: Sequence[FileAt]) -> None:
         missing = [file for file in files if file not in self._numbers]

@@ -421,6 +421,11 @@ def test_a_loader_follows_one_source(folder):
         FreeScaleDataLoader([ParquetSource(folder, follow=Follow(**FAST)), ParquetSource(folder)], SCHEMA, batch_size=4)
 
 
+def test_a_source_that_is_followed_has_no_epoch_to_shuffle_a_share_of(folder):
+    with pytest.raises(ValueError, match=r"shuffle_window=0.1 is a share of the epoch"):
+        loader_of(folder, shuffle=True, shuffle_window=0.1)
+
+
 def test_states_of_other_loaders(folder):
     with loader_of(folder) as loader:
         read(loader)

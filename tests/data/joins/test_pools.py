@@ -11,8 +11,10 @@ import pytest
 from event_log import OVERLAPPING, POOLS, UIH, Log, as_of, histories_of, lookup
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
+from worlds import shared_world
 
-from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence
 from fsdata.decode.block import Column, run
 from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import pools
@@ -119,6 +121,17 @@ def test_positions_without_pools(tmp_path: Path, scan: int | None) -> None:
         assert found[row] == [{name: of for name, of in event.items() if name != "pools"} for event in expected]
 
 
+@pytest.mark.parametrize("pools", [POOLS, {}])
+def test_the_event_of_the_row_counts_where_it_is_included(tmp_path: Path, pools: dict[str, pl.Expr]) -> None:
+    """A row behind all events has none of its own."""
+    log = Log.drawn(8)
+    log.write(tmp_path)
+    size = len(log.events[0]["item"])
+    pq.write_table(pa.table({"row": [0, 1], "uid": [0, 0], "position": [size - 1, size]}), tmp_path / "rows.parquet")
+    found = read(tmp_path, as_of(tmp_path, pools=pools, inclusive=True))
+    assert found[0] == found[1] == log.history(0, size, pools=bool(pools))
+
+
 def test_a_position_behind_the_history_is_an_error(tmp_path: Path) -> None:
     log = Log.drawn(8)
     log.write(tmp_path)
@@ -190,3 +203,82 @@ def test_values_beyond_32_bits(tmp_path: Path, first: int) -> None:
     start, length = np.array([first - 3, first + 33, first - 20]), np.array([7, 5, 60])
     found = Column(where, start, length, stored=INT8).gathered(np.int64, np.array([1, 0, 2]))
     assert found.tolist() == [*range(53, 58), *range(17, 24), *range(60)]
+
+
+def mixed_samples(rank: int, size: int, folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Row -> history, of a source with pools and one whose lists stand in its rows."""
+    with_pools = ParquetSource(folder / "rows.parquet", join=[as_of(folder, cap=3), lookup(folder)], weight=1)
+    with_lists = ParquetSource(folder / "lists.parquet", join=[lookup(folder)], defaults={"pools": 0}, weight=1)
+    options: dict[str, Any] = {"balance": Balance(), "shuffle": True, "num_threads": 1, "timeout_s": PATIENCE_S}
+    found: dict[int, list[dict[str, Any]]] = {}
+    with FreeScaleDataLoader([with_pools, with_lists], EVERY_ROW, batch_size=5, mix="weighted", **options) as loader:
+        for batch in loader:
+            found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
+    return found
+
+
+def test_pools_beside_a_source_without_histories(tmp_path: Path) -> None:
+    """Then the events of samples that change their rank travel, and not where they lie."""
+    log = Log.drawn(3, users=30)
+    log.write(tmp_path)
+    expected = {row: log.history(*place, cap=3) for row, place in enumerate(write_requests(log, tmp_path, seed=3))}
+    random = np.random.default_rng(0)
+    lists = [random.integers(-5, 60, random.integers(0, 9)).tolist() for _ in range(50)]
+    columns = {
+        "row": [1000 + n for n in range(50)],
+        "uid": [0] * 50,
+        "item": lists,
+        "ts": [[5] * len(of) for of in lists],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "lists.parquet", row_group_size=10)
+    for row, of in zip(columns["row"], lists, strict=True):
+        artists = [log.items.get(item, (-1, 0.5)) for item in of]
+        expected[row] = [
+            {"item": item, "artist": artist, "price": price, "ts": 5, "pools": 0}
+            for item, (artist, price) in zip(of, artists, strict=True)
+        ]
+    found: dict[int, list[dict[str, Any]]] = {}
+    for of_rank in shared_world(2).run(mixed_samples, tmp_path):
+        found |= of_rank
+    assert found == expected
+
+
+def test_what_a_lookup_finds_is_not_looked_up(tmp_path: Path) -> None:
+    artists = Lookup(ParquetSource("items"), on="item", fields=("artist",))
+    labels = Lookup(ParquetSource("artists"), on="artist", fields=("ts",))
+    for join in ([artists, labels], [labels, artists]):
+        schema = Schema(sequences=(Sequence("uih", fields=("item", "artist", "ts")),))
+        with pytest.raises(SchemaError, match=r"Lookup\(on='artist'\) looks up what another Lookup finds"):
+            FreeScaleDataLoader(ParquetSource("rows", join=join), schema, batch_size=1)
+
+
+def test_rows_that_a_dimension_table_leaves_out_are_no_rows_of_the_loader(tmp_path: Path) -> None:
+    """So ranks need not agree on every step."""
+    pq.write_table(pa.table({"item": [1, 2], "artist": [7, None]}), tmp_path / "items.parquet")
+    pq.write_table(pa.table({"item": [1, 2]}), tmp_path / "rows.parquet")
+    join = Lookup(ParquetSource(tmp_path / "items.parquet", nulls={"artist": "drop"}), on="item", fields=("artist",))
+    source, schema = ParquetSource(tmp_path / "rows.parquet", join=join), Schema(context=("item", "artist"))
+    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1, rank=0, world_size=2) as loader:
+        (batch,) = loader
+    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1) as loader:
+        (whole,) = loader
+    assert batch.features["artist"].values().tolist() == [7]
+    assert whole.features["artist"].values().tolist() == [7, 0]
+
+
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        ({"artist": 0.5}, "artist: the default 0.5 is not an integer within int64"),
+        ({"artist": 2**63}, "not an integer within int64"),
+        ({"price": 1e300}, "too large for float32"),
+    ],
+)
+def test_a_default_that_its_field_cannot_have(tmp_path: Path, default: dict[str, float], message: str) -> None:
+    log = Log.drawn(4)
+    log.write(tmp_path)
+    write_requests(log, tmp_path, seed=4)
+    items = ParquetSource(tmp_path / "items.parquet", columns={"item": "item_id", "artist": "artist_id"})
+    join = [as_of(tmp_path), Lookup(items, on="item", fields=("artist", "price"), default=default)]
+    with pytest.raises(SchemaError, match=message):
+        FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=join), EVERY_ROW, batch_size=1)

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from event_log import LISTEN, SCHEMA, Log, anchors, as_of, lookup, samples_of
+from event_log import LISTEN, SCHEMA, UIH, Log, anchors, as_of, lookup, samples_of
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, cross
+from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence, cross
 from fsdata.errors import SchemaError, StateError
 
 WIDTH = 170
@@ -228,9 +230,12 @@ def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path
     [
         ({"min_history": -1}, "at least 0"),
         ({"order": "random"}, "'user' or 'time'"),
-        ({"time_window": 0}, "at least 1"),
+        ({"time_window": 0}, "from 1 to"),
+        ({"time_window": 2**63}, "from 1 to"),
         ({"split": "item"}, "split by their key, 'uid'"),
         ({"salt": "x"}, "belong to split"),
+        ({"keep": 5}, "belong to split"),
+        ({"where": cross("uid", buckets=2)}, "takes a condition"),
         ({"filter": LISTEN}, "no option filter"),
         ({"limit": 5}, "no option limit"),
     ],
@@ -252,6 +257,92 @@ def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
         opened([anchors(tmp_path, time_window=WIDTH), anchors(tmp_path)])  # type: ignore[arg-type]
 
 
+PLACE = Schema(sequences=(Sequence("uih", fields=("item",)),), context=("uid", "position"))
+
+
+def written(folder: Path, **lists: Any) -> AsOf:
+    """Histories of users 1, 2, ..., with the lists that are given."""
+    columns = {"uid": pa.array(range(1, len(lists["item"]) + 1)), **lists}
+    pq.write_table(pa.table(columns), folder / "histories.parquet")
+    defaults = {name: -1 for name in lists if name in ("rating", "genre")}
+    source = ParquetSource(folder / "histories.parquet", defaults=defaults)
+    return AsOf(source, on="uid", at="position", time="ts", fields=("item",))
+
+
+def test_windows_of_times_as_far_apart_as_they_can_be(tmp_path: Path) -> None:
+    source = written(tmp_path, item=[[1, 2, 3], [4]], ts=[[-(2**63), -5, 2**63 - 1], [0]]).anchors(time_window=2**62)
+    found = []
+    with FreeScaleDataLoader(source, PLACE, batch_size=4, num_threads=1) as loader:
+        for _ in range(loader.windows or 0):
+            features = [batch.features for batch in loader]
+            found.append([(each["uid"].values().item(), each["position"].values().item()) for each in features])
+    assert found == [[(1, 0)], [(1, 1)], [(2, 0)], [(1, 2)]]
+
+
+def test_a_window_in_another_unit(tmp_path: Path) -> None:
+    times = pa.array([[0, 10**9], [10**8]], pa.list_(pa.timestamp("s")))
+    source = written(tmp_path, item=[[1, 2], [3]], ts=times).anchors(time_window=86400)
+    with pytest.raises(SchemaError, match=r"time_window=86400\) makes \d+ windows .* ts counts nanoseconds"):
+        FreeScaleDataLoader(source, PLACE, batch_size=4)
+
+
+def test_times_of_events_and_of_other_histories_count_the_same(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    others = written(tmp_path / "others", other=[[1]], item=[[1]], ts=[[5]])
+    join = AsOf(others.source, on="uid", at="ts", time="ts", fields=("other",))
+    own = written(tmp_path, item=[[1]], ts=pa.array([[0]], pa.list_(pa.timestamp("s")))).anchors(join=join)
+    schema = Schema(sequences=(*PLACE.sequences, Sequence("others", fields=("other",))))
+    with pytest.raises(SchemaError, match=r"ts holds timestamps, and ts of the .* integers"):
+        FreeScaleDataLoader(own, schema, batch_size=4)
+
+
+def test_nulls_and_defaults_of_what_rows_are_made_of(tmp_path: Path) -> None:
+    """A default of a row stands for a list that the table does not have, and hides none that it has."""
+    histories = written(tmp_path, item=[[1, 2], [3]], ts=[[1, 2], [3]], rating=[[5, None], [7]])
+    candidates = Sequence("candidates", fields=("candidate", "nowhere"))
+    schema = Schema(sequences=PLACE.sequences, candidates=candidates, context=("uid", "missing"), labels=("label",))
+    columns, defaults = {"label": "rating", "candidate": "item"}, {"label": 9, "missing": 4, "nowhere": 6}
+    with FreeScaleDataLoader(
+        histories.anchors(columns=columns, defaults=defaults), schema, batch_size=4, num_threads=1
+    ) as loader:
+        (batch,) = loader
+    assert batch.labels["label"].tolist() == [5, -1, 7]
+    assert batch.features["missing"].values().tolist() == [4, 4, 4]
+    assert batch.features["candidate"].values().tolist() == [1, 2, 3]
+    assert batch.features["nowhere"].values().tolist() == [6, 6, 6]
+
+
+def test_a_default_of_a_list_that_nothing_is_made_of(tmp_path: Path) -> None:
+    histories = written(tmp_path, item=[[1, 2]], ts=[[1, 2]], genre=[[1, 2]])
+    with pytest.raises(SchemaError, match="defaults names genre, which nothing is made of; lists that are read: item"):
+        FreeScaleDataLoader(histories.anchors(), PLACE, batch_size=4)
+
+
+def test_a_lookup_for_an_expression_alone(tmp_path: Path) -> None:
+    """Then the ids that are looked up are read for it."""
+    written(tmp_path, item=[[1, 2], [3]], ts=[[1, 2], [3]], genre=[[8, 9], [7]])
+    histories = AsOf(ParquetSource(tmp_path / "histories.parquet"), on="uid", at="position", fields=("item",))
+    pq.write_table(pa.table({"genre": [7, 8, 9], "style": [70, 80, 90]}), tmp_path / "genres.parquet")
+    styles = Lookup(ParquetSource(tmp_path / "genres.parquet"), on="genre", fields=("style",))
+    schema = Schema(sequences=PLACE.sequences, context=("style_and_user",))
+    source = histories.anchors(join=styles, columns={"style_and_user": pl.col("style") + pl.col("uid")})
+    with FreeScaleDataLoader(source, schema, batch_size=4, num_threads=1) as loader:
+        (batch,) = loader
+    assert batch.features["style_and_user"].values().tolist() == [81, 91, 72]
+
+
+def test_ids_are_no_condition() -> None:
+    with pytest.raises(SchemaError, match=r"filter=... takes a condition, .* cross\(...\) gives ids"):
+        ParquetSource("x", filter=cross("uid", buckets=2))
+
+
+def test_lists_of_booleans_are_compared(tmp_path: Path) -> None:
+    Log.drawn(3).write(tmp_path)
+    source = as_of(tmp_path).anchors(where=pl.col("organic"), join=lookup(tmp_path), columns={"label": "ratio"})
+    with pytest.raises(SchemaError, match=r"over organic gives uint8 .* as in pl.col\('organic'\) == 1"):
+        FreeScaleDataLoader(source, Schema(sequences=(UIH,), labels=("label",)), batch_size=1)
+
+
 def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
     source = as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")})
@@ -263,7 +354,8 @@ def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     ("values", "given", "message"),
     [
         ((), {"buckets": 3}, "takes values"),
-        (("uid",), {"buckets": 0}, "buckets of at least 1"),
+        (("uid",), {"buckets": 0}, "buckets=...\\) is an integer from 1 to"),
+        (("uid",), {"buckets": 2**63 + 1}, "buckets"),
         (("uid",), {"buckets": 3, "seed": -1}, "seed"),
         ((np.array([1]),), {"buckets": 3}, "polars expression"),
     ],

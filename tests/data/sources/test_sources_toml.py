@@ -101,6 +101,7 @@ def test_a_source_with_everything(tmp_path):
             r"sources\[0\]\.retry has no option trys; there are tries, max_s",
         ),
         ("[[sources]]\npaths = 'a'\nretry = { tries = 0 }", r"sources\[0\]\.retry: Retry\(tries=...\) is an integer"),
+        ("[[sources]]\npaths = 'a'\nevents = 'b'", r"sources\[0\]: events is written in Python"),
         ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
         ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
         (
