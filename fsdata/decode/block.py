@@ -29,7 +29,7 @@ class Column:
         length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
-        pools: the table that says which values a row has, see `fsdata.kernels.pools`; it begins behind its last one.
+        pools: the table that says which values a row has, see `fsdata.kernels.histories`; it begins behind its last.
         lookup: the table of what stands for the values, which are ids then, see `fsdata.kernels.lookups`.
         owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
     """

@@ -14,10 +14,10 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
-from fsdata.decode.event_rows import EventRows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import Histories
+from fsdata.decode.joins.event_rows import EventRows
 from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
 from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numba import carray
 
-from fsdata.kernels import lookups, pools
+from fsdata.kernels import histories, lookups
 from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
@@ -31,7 +31,7 @@ STEP = 5
 LENGTH = 6  # line, -1 without one
 WIDTH = 7
 # Then what becomes of them, 0 without it.
-MERGED = 8  # address of `fsdata.kernels.pools`: a row has events of its pools, before the one at which it begins
+MERGED = 8  # address of `fsdata.kernels.histories`: a row has events of its pools, before the one at which it begins
 LOOKUP = 9  # address of `fsdata.kernels.lookups`: values are ids, and what stands for them there is wanted
 NUMBERS = 10
 
@@ -314,7 +314,7 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 begin, count = start[f, n], some
             if column[MERGED] and column[MERGED] != merged:
                 merged = column[MERGED]
-                pools.merge(carray(pointer(merged), (1 << 10,), np.int64), begin, events[:count], end, left)
+                histories.merge_pools(carray(pointer(merged), (1 << 10,), np.int64), begin, events[:count], end, left)
             looked_up = column[LOOKUP] != 0
             if not looked_up or column[RUNS] != runs:
                 at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (to[f], size)
@@ -425,7 +425,7 @@ def gather_samples(
                     if len(events) < some:
                         events = np.empty(2 * some, np.int64)
                     merged = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
-                    pools.merge(merged, start[f, n], events[:some], end, left)
+                    histories.merge_pools(merged, start[f, n], events[:some], end, left)
                     _pick(at, column, events[:some], width)
                 else:
                     near = fetch(at, column, start[f, n], some, width, near)

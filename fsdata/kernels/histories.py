@@ -1,11 +1,35 @@
-"""Histories as of a time (numba, nogil): which events of a key count for a row, and where they lie.
+"""Histories (numba, nogil, no Python objects): which events of a key count for a row, and where they lie.
 
 A history table has the events of one key after another: K keys, E events, `offsets` int64 [K + 1]. N rows look up.
+P pools.
+
+A *pool* is one kind of events. A mask says of every event which pools it is in, and for every pool the places of its
+events inside each history are kept, ascending. A row sees the last `cap` events of each pool that come before it. How
+many these are together follows from searches. Which they are is found backwards from the row: where a good part of the
+events are seen, event by event from the mask, else by merging the places of the pools. So a row costs what it keeps,
+however far back that lies. An event may be in several pools; it is seen once, if it is among the last of one of them.
 """
 
 import numpy as np
+from numba import carray
 
+from fsdata.kernels.memory import pointer
 from fsranks.libraries import kernel
+
+# The table of the pools of one history table, int64 [HEAD + 3 P]: addresses of live memory.
+KEYS = 0  # K
+OFFSETS = 1  # address of int64 [K + 1], the events of each key
+POOLS = 2  # P
+DISJOINT = 3  # 1: no event is in two pools
+MASK = 4  # address of uint8 [E]: bit p is set for events of pool p
+HEAD = 5
+# Then of each pool.
+PLACES = 0  # address of uint32, the places of its events inside their histories
+BOUNDS = 1  # address of int64 [K + 1], those of each key
+CAP = 2
+
+_BLOCK = 8  # events looked at without asking whether there is room
+_DENSE = 4  # events looked at for each of those that pools have there, up to which the mask is read
 
 
 @kernel(called_with="int64[::1], int64[::1]")
@@ -108,3 +132,141 @@ def events_that_count(
             if known[e] < before[n]:
                 events[at] = e
                 at += 1
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), uint8, Array(int64, 1, 'C', True), int64[::1]")
+def count_pool(mask: np.ndarray, bit: int, offsets: np.ndarray, bounds: np.ndarray) -> None:
+    """Written: bounds int64 [K + 1], where the events of each key begin among those of the pool. mask: uint8 [E]."""
+    bounds[0] = 0
+    for k in range(len(offsets) - 1):
+        number = 0
+        for e in range(offsets[k], offsets[k + 1]):
+            number += (mask[e] & bit) != 0
+        bounds[k + 1] = bounds[k] + number
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), uint8, Array(int64, 1, 'C', True), uint32[::1]")
+def find_pool(mask: np.ndarray, bit: int, offsets: np.ndarray, places: np.ndarray) -> None:
+    """Written: places uint32, of the events of a pool inside their histories, key after key."""
+    at = 0
+    for k in range(len(offsets) - 1):
+        for e in range(offsets[k], offsets[k + 1]):
+            if (mask[e] & bit) != 0:
+                places[at] = e - offsets[k]
+                at += 1
+
+
+@kernel
+def _ends(pools, k, first, stop, end, left):
+    """Of each pool, where its events of key k before place `stop` end (address), and how many of them a row may see:
+    those at place `first` or behind it, at most the cap."""
+    for p in range(pools[POOLS]):
+        of = HEAD + 3 * p
+        bounds = carray(pointer(pools[of + BOUNDS] + 8 * k), (2,), np.int64)
+        size = bounds[1] - bounds[0]
+        at = pools[of + PLACES] + 4 * bounds[0]
+        places = carray(pointer(at), (size,), np.uint32)
+        high = _first_not_below(places, np.int64(0), size, stop)
+        end[p] = at + 4 * high
+        left[p] = min(
+            high - _first_not_below(places, max(high - pools[of + CAP], np.int64(0)), high, first), pools[of + CAP]
+        )
+
+
+@kernel
+def _before(address):
+    """The place that ends at an address."""
+    return np.int64(carray(pointer(address - 4), (1,), np.uint32)[0])
+
+
+@kernel
+def _left_below(end, left, place):
+    """How many of the `left` places that end at an address are below `place`."""
+    return _first_not_below(carray(pointer(end - 4 * left), (left,), np.uint32), np.int64(0), left, place)
+
+
+@kernel
+def _latest(end, left, pools):
+    """The place of the latest event that is left in one of the pools, -1 without one; it is taken out of all."""
+    latest = np.int64(-1)
+    for p in range(pools):
+        if left[p] > 0:
+            latest = max(latest, _before(end[p]))
+    for p in range(pools):
+        if left[p] > 0 and _before(end[p]) == latest:
+            end[p] -= 4
+            left[p] -= 1
+    return latest
+
+
+@kernel(called_with="int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1]")
+def merged_lengths(
+    pools: np.ndarray, found: np.ndarray, most: int, first: np.ndarray, stop: np.ndarray, length: np.ndarray
+) -> None:
+    """Written: length int64 [N], how many events of all pools each row sees, at most `most` (-1: all).
+
+    found: int64 [N], the key of each row, -1 without one; first, stop: int64 [N], the events it looks at.
+    """
+    offsets = carray(pointer(pools[OFFSETS]), (pools[KEYS] + 1,), np.int64)
+    end, left = np.empty(pools[POOLS], np.int64), np.empty(pools[POOLS], np.int64)
+    for n in range(len(found)):
+        length[n] = 0
+        if found[n] < 0:
+            continue
+        _ends(pools, found[n], first[n] - offsets[found[n]], stop[n] - offsets[found[n]], end, left)
+        number = left.sum()
+        if not pools[DISJOINT]:
+            number = np.int64(0)
+            while _latest(end, left, pools[POOLS]) >= 0:
+                number += 1
+        length[n] = number if most < 0 else min(number, most)
+
+
+@kernel
+def merge_pools(pools, stop, events, end, left):
+    """The last events before event `stop` that a row of its key sees, as many as `events` has room for.
+
+    Written: events int64, ascending. There are as many, see `merged_lengths`. end, left: int64 [P], to work with.
+    """
+    at = len(events)
+    offsets = carray(pointer(pools[OFFSETS]), (pools[KEYS] + 1,), np.int64)
+    k = _first_not_below(offsets, np.int64(0), pools[KEYS] + 1, stop) - 1  # an event of the key is before
+    begin, place = offsets[k], stop - offsets[k]
+    mask = carray(pointer(pools[MASK] + begin), (place,), np.uint8)
+    _ends(pools, k, np.int64(0), place, end, left)
+    while at > 0:
+        # Down to `low` the pools that are seen stay the same: then one of them has no event left.
+        low, dense, bits, alive, last = np.int64(0), np.int64(0), 0, 0, 0
+        for p in range(pools[POOLS]):
+            if left[p] > 0:
+                low = max(low, _before(end[p] - 4 * (left[p] - 1)))
+                bits, alive, last = bits | 1 << p, alive + 1, p
+        for p in range(pools[POOLS]):
+            if left[p] > 0:
+                dense = max(dense, left[p] - _left_below(end[p], left[p], low))
+        if alive == 1:
+            some = min(left[last], at)
+            places = carray(pointer(end[last] - 4 * some), (some,), np.uint32)
+            for i in range(some):
+                events[at - some + i] = begin + places[i]
+            return
+        if place - low > _DENSE * dense:
+            while at > 0 and place > low:
+                place = _latest(end, left, pools[POOLS])
+                at -= 1
+                events[at] = begin + place
+            continue
+        while place - low >= _BLOCK and at >= _BLOCK:
+            for _ in range(_BLOCK):
+                place -= 1
+                events[at - 1] = begin + place
+                at -= (mask[place] & bits) != 0
+        while place > low and at > 0:
+            place -= 1
+            events[at - 1] = begin + place
+            at -= (mask[place] & bits) != 0
+        for p in range(pools[POOLS]):
+            if left[p] > 0:
+                below = _left_below(end[p], left[p], place)
+                end[p] -= 4 * (left[p] - below)
+                left[p] = below

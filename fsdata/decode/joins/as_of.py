@@ -17,7 +17,7 @@ from fsdata.decode.joins.lookup_table import LookupTable
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import REFERENCE, Layout
 from fsdata.errors import DataError
-from fsdata.kernels import histories, pools
+from fsdata.kernels import histories
 from fsdata.kernels.columns import SAME, STORED_AS
 from fsdata.kernels.pages import runs
 from fsdata.schema import Field, Schema
@@ -230,7 +230,7 @@ def _at_positions(
 def _cut(table: HistoryTable, field: Field, found: np.ndarray, seen: _Windows) -> _Windows:
     most = -1 if field.max_length is None else field.max_length
     if table.pools is not None:
-        pools.merged_lengths(table.pools, found, most, seen.first, seen.stop, seen.length)
+        histories.merged_lengths(table.pools, found, most, seen.first, seen.stop, seen.length)
         return seen
     histories.cut_windows(table.known, seen.before, most, field.keep_last, seen.first, seen.stop, seen.length)
     return seen

@@ -28,7 +28,7 @@ from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, Faults, SchemaError
-from fsdata.kernels import histories, pools
+from fsdata.kernels import histories
 from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
@@ -87,7 +87,7 @@ class HistoryTable:
         keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
         times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
         unit: of the times, see `time_unit`; empty without times.
-        pools: see `fsdata.kernels.pools`; None without pools.
+        pools: see `fsdata.kernels.histories`; None without pools.
         files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
             where they are equal.
     """
@@ -187,7 +187,7 @@ def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
 
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
-    """See `fsdata.kernels.pools`."""
+    """See `fsdata.kernels.histories`."""
     mask, of = shared[_MASK], []
     for number, cap in enumerate(join.caps):
         places, bounds = shared[_PLACES + str(number)], shared[_BOUNDS + str(number)]
@@ -320,16 +320,16 @@ class _Reading:
         return found
 
     def _pool(self, number: int, found: Arrays, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
-        """Where the events of a pool are, see `fsdata.kernels.pools`."""
+        """Where the events of a pool are, see `fsdata.kernels.histories`."""
         mask, offsets, bit = read_only(found[_MASK]), read_only(found[_OFFSETS]), np.uint8(1 << number)
         bounds = np.empty(len(offsets), np.int64)
-        pools.count_pool(mask, bit, offsets, bounds)
+        histories.count_pool(mask, bit, offsets, bounds)
         size = int(bounds[-1])
         if scratch is None or not size:
             places = np.empty(size, np.uint32)
         else:
             places = np.memmap(scratch / f"pool {number}", np.uint32, "w+", shape=size)
-        pools.find_pool(mask, bit, offsets, places)
+        histories.find_pool(mask, bit, offsets, places)
         return places, bounds
 
     def _part(self, group: RowGroup) -> "_Part | None":

@@ -17,7 +17,7 @@ from worlds import shared_world
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence
 from fsdata.decode.block import Column, run
 from fsdata.errors import DataError, SchemaError
-from fsdata.kernels import pools
+from fsdata.kernels import histories
 from fsdata.kernels.columns import INT8
 from fsdata.kernels.pages import runs
 
@@ -185,9 +185,9 @@ def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
     table = [2, offsets.ctypes.data, 2, 1, mask.ctypes.data]
     table += [number for places, ends, cap in of for number in (places.ctypes.data, ends.ctypes.data, cap)]
     length, scratch = np.empty(1, np.int64), np.empty((2, 8), np.int64)
-    pools.merged_lengths(np.array(table), np.array([1]), -1, np.array([first - 20]), np.array([first + 33]), length)
+    histories.merged_lengths(np.array(table), np.array([1]), -1, np.array([first - 20]), np.array([first + 33]), length)
     seen = np.empty(10, np.int64)
-    pools.merge(np.array(table), first + 33, seen, *scratch)
+    histories.merge_pools(np.array(table), first + 33, seen, *scratch)
     assert length[0] == 10
     assert seen.tolist() == [first - 20 + place for place in range(53) if place % 3][-10:]
 

@@ -138,8 +138,8 @@ def test_all_in_order_of_time(tmp_path: Path) -> None:
 def test_order_of_time_of_more_than_is_sorted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log.drawn(5, users=30)
     log.write(tmp_path)
-    monkeypatch.setattr("fsdata.decode.event_rows._SORTED", 16)
-    monkeypatch.setattr("fsdata.decode.event_rows._CHUNK", 32)
+    monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", 16)
+    monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 32)
     for bucketed in (None, 2):
         with opened(anchors(tmp_path, order="time", as_of_given={"bucketed": bucketed})) as loader:
             assert places_of(loader) == in_time(log, log.anchors(0))
