@@ -148,12 +148,11 @@ def sharded(model: Dlrm) -> tuple[DistributedModelParallel, CombinedOptimizer]:
 
 
 def trained(pipeline: TrainPipelineBase | TrainPipelineFreeScale, batches: Iterator[Batch]) -> None:
-    with closing(pipeline) if isinstance(pipeline, TrainPipelineFreeScale) else nullcontext():
-        while True:
-            try:
-                pipeline.progress(batches)
-            except StopIteration:
-                return
+    while True:
+        try:
+            pipeline.progress(batches)
+        except StopIteration:
+            return
 
 
 def evaluated(model: nn.Module, batches: Iterator[Batch]) -> float:
@@ -178,21 +177,21 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model, optimizer = sharded(Dlrm())
-    make, lines = TrainPipelineBase if options.plain else TrainPipelineFreeScale, []
-    with tempfile.TemporaryDirectory() as name:
+    here, lines, given = torch.device("cpu"), [], {"batch_size": 32, "drop_last": True}
+    served = None if options.plain else TrainPipelineFreeScale(model, optimizer, here, strict=True)
+    with tempfile.TemporaryDirectory() as name, closing(served) if served else nullcontext():
         folder = Path(name)
         write_data(folder, options.users)  # every rank writes the same files of its own
-        given = {"batch_size": 32, "drop_last": True}
         train = FreeScaleDataLoader(source(folder, (0, 0.9)), SCHEMA, shuffle=True, shuffle_window=0.25, **given)
         with train, FreeScaleDataLoader(source(folder, (0.9, 1)), SCHEMA, **given) as held_out:
             for day in range(DAYS - 1):
                 train.set_epoch(day)
-                trained(make(model, optimizer, torch.device("cpu")), iter(train))
+                trained(served or TrainPipelineBase(model, optimizer, here), iter(train))  # this one takes one iterator
                 held_out.set_epoch(day + 1)
                 loss = evaluated(model, iter(held_out))
                 lines.append(f"loss of day {day + 1}, held-out users, {train.share:.0%} trained: {loss:.6f}")
     if dist.get_rank() == 0:
-        print("\n".join(lines))
+        print(*lines, served.comm.report() if served else "", sep="\n")
     dist.destroy_process_group()
 
 

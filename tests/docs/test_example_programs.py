@@ -20,7 +20,7 @@ PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 SMALL = {
     "bert4rec": ("--users", "800", "--epochs", "1"),
     "dlrm": ("--steps", "25"),
-    "dlrm_v4": ("--users", "60"),
+    "dlrm_v4": ("--users", "200"),
     "hstu": ("--rows", "1600"),
     "segments": ("--requests", "900"),
     "two_tower": ("--rows", "3200"),
