@@ -441,7 +441,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def _why_none(self) -> str:
         rows, ranks, size = self._data.rows, self._context.world_size, self._options.batch_size
         if not rows:
-            return "the sources have no rows. Look at their paths, and at `filter`, `skip` and `limit`"
+            return (
+                "the sources have no rows. Look at their paths, at `filter`, `skip` and `limit`, and at `where` and "
+                "`min_history` of `anchors`"
+            )
         if self._options.drop_last and rows < ranks * size:
             return f"drop_last leaves out all {rows} rows, as {ranks} ranks x batch_size {size} are {ranks * size}"
         if self.dropped:

@@ -81,6 +81,10 @@ def load(given: str, paths: Sequence[str]) -> "tuple[Schema, list[ParquetSource]
     from fsdata.errors import SchemaError
 
     sources: list[ParquetSource] = []
+    if given.endswith(".py"):
+        raise UsageError(
+            f"--schema {given}: say what of it, as in {given}:schema, a Schema or a pair (Schema, sources)"
+        )
     try:
         if ".py:" in given:
             schema, sources = _from_module(given)
@@ -96,6 +100,8 @@ def load(given: str, paths: Sequence[str]) -> "tuple[Schema, list[ParquetSource]
         return schema, sources
     if len(sources) > 1:
         raise UsageError(f"--schema {given} describes {len(sources)} sources: leave PATHS out, they have their own")
+    if sources and sources[0].events is not None:
+        raise UsageError(f"--schema {given} describes rows that are events of histories: leave PATHS out")
     return schema, [replace(sources[0], paths=tuple(paths)) if sources else ParquetSource(list(paths))]
 
 

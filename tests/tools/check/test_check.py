@@ -367,6 +367,8 @@ def test_a_schema_in_a_module(tmp_path):
     (tmp_path / "job.py").write_text(
         "import fsdata\nschema = fsdata.Schema(context=('user',))\n"
         "both = schema, [fsdata.ParquetSource('here'), fsdata.ParquetSource('there')]\nnumber = 3\n"
+        "histories = fsdata.AsOf(fsdata.ParquetSource('here'), on='user', at='position', fields=('item',))\n"
+        "events = schema, histories.anchors()\n"
     )
     (tmp_path / "bad.py").write_text("1 / 0")
     schema, (source,) = load(f"{tmp_path / 'job.py'}:schema", ["x"])
@@ -377,6 +379,8 @@ def test_a_schema_in_a_module(tmp_path):
         ("job.py:both", ["x"], "describes 2 sources"),
         ("job.py:number", ["x"], "is 3"),
         ("job.py:none", ["x"], "has no 'none'"),
+        ("job.py:events", ["x"], "events of histories: leave PATHS out"),
+        ("job.py", [], r"as in .*job.py:schema"),
         ("bad.py:schema", ["x"], "ZeroDivisionError"),
     ):
         with pytest.raises(UsageError, match=message):
