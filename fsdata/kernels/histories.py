@@ -168,9 +168,7 @@ def _ends(pools, k, first, stop, end, left):
         places = carray(pointer(at), (size,), np.uint32)
         high = _first_not_below(places, np.int64(0), size, stop)
         end[p] = at + 4 * high
-        left[p] = min(
-            high - _first_not_below(places, max(high - pools[of + CAP], np.int64(0)), high, first), pools[of + CAP]
-        )
+        left[p] = high - _first_not_below(places, max(high - pools[of + CAP], np.int64(0)), high, first)
 
 
 @kernel

@@ -267,7 +267,7 @@ class _Finding:
             return {_ROWS: rows, _WINDOWS: np.array([0, len(rows)])}
         if width is None and len(rows) <= _SORTED:
             return {_ROWS: rows[np.argsort(self._table.times[rows], kind="stable")], _WINDOWS: np.array([0, len(rows)])}
-        last = max((int(self._table.times[some].max()) for _, some in _chunks(rows)), default=first)
+        last = max((int(self._table.times[some].max()) for some in _chunks(rows)), default=first)
         stretch = width or (last - first) // (len(rows) // _SORTED + 1) + 1
         number = (last - first) // stretch + 1
         if number > _MOST_WINDOWS:
@@ -309,14 +309,14 @@ class _Finding:
     ) -> tuple[np.ndarray, np.ndarray]:
         """(the rows, window after window and in their order inside each; int64 [T + 1], where each begins)."""
         counts = np.zeros(windows, np.int64)
-        for _, some in _chunks(rows):
+        for some in _chunks(rows):
             counts += np.bincount(self._windows_of(some, first, stretch), minlength=windows)
         bounds = np.concatenate([[0], np.cumsum(counts)])
         found = np.empty(len(rows), np.int64)
         if scratch is not None and len(rows):
             found = np.memmap(scratch / "by window", np.int64, "w+", shape=len(rows))
         at = bounds[:-1].copy()
-        for _, some in _chunks(rows):
+        for some in _chunks(rows):
             window = self._windows_of(some, first, stretch)
             order = np.argsort(window, kind="stable")
             here, begins, sizes = np.unique(window[order], return_index=True, return_counts=True)
@@ -330,6 +330,6 @@ class _Finding:
         return (since // np.uint64(stretch)).astype(np.int64)
 
 
-def _chunks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
     for begin in range(0, len(rows), _CHUNK):
-        yield begin, rows[begin : begin + _CHUNK]
+        yield rows[begin : begin + _CHUNK]

@@ -21,7 +21,10 @@ from fsdata.kernels import histories
 from fsdata.kernels.columns import INT8
 from fsdata.kernels.pages import runs
 
-EVERY_ROW = Schema(sequences=(UIH,), context=("row", "uid"))
+
+def every_row(most: int = 9) -> Schema:
+    uih = Sequence("uih", fields=UIH.fields, floats=UIH.floats, max_length=most)
+    return Schema(sequences=(uih,), context=("row", "uid"))
 
 
 def write_requests(log: Log, folder: Path, *, seed: int) -> list[tuple[int, int]]:
@@ -40,10 +43,10 @@ def write_requests(log: Log, folder: Path, *, seed: int) -> list[tuple[int, int]
     return rows
 
 
-def read(folder: Path, join: AsOf, schema: Schema = EVERY_ROW) -> dict[int, list[dict[str, Any]]]:
+def read(folder: Path, join: AsOf, schema: Schema | None = None) -> dict[int, list[dict[str, Any]]]:
     source = ParquetSource(folder / "rows.parquet", join=[join, lookup(folder)])
     found: dict[int, list[dict[str, Any]]] = {}
-    with FreeScaleDataLoader(source, schema, batch_size=7, num_threads=1) as loader:
+    with FreeScaleDataLoader(source, schema or every_row(), batch_size=7, num_threads=1) as loader:
         for batch in loader:
             found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
     return found
@@ -52,25 +55,25 @@ def read(folder: Path, join: AsOf, schema: Schema = EVERY_ROW) -> dict[int, list
 @given(
     seed=st.integers(0, 2**32),
     scan=st.sampled_from([None, 1, 5, 20]),
-    cap=st.sampled_from([None, 1, 3, 4086]),
+    cap=st.sampled_from([None, 1, 3, 20, 4086]),
+    most=st.sampled_from([9, 90]),
     overlapping=st.booleans(),
     sparse=st.booleans(),
     longest=st.sampled_from([40, 400]),
     bucketed=st.sampled_from([None, 3]),
 )
 def test_rows_see_the_last_events_of_every_pool(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, scan: int | None, cap: int | None, overlapping: bool,
-    sparse: bool, longest: int, bucketed: int | None,
+    tmp_path_factory: pytest.TempPathFactory, seed: int, scan: int | None, cap: int | None, most: int,
+    overlapping: bool, sparse: bool, longest: int, bucketed: int | None,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("pools")
     log = Log.drawn(seed, longest=longest, sparse=sparse)
     log.write(folder)
     rows = write_requests(log, folder, seed=seed)
-    found = read(
-        folder, as_of(folder, scan=scan, cap=cap, pools=OVERLAPPING if overlapping else POOLS, bucketed=bucketed)
-    )
+    pools = OVERLAPPING if overlapping else POOLS
+    found = read(folder, as_of(folder, scan=scan, cap=cap, pools=pools, bucketed=bucketed), every_row(most))
     for row, place in enumerate(rows):
-        assert found[row] == log.history(*place, scan=scan, cap=cap, overlapping=overlapping), place
+        assert found[row] == log.history(*place, scan=scan, cap=cap, overlapping=overlapping, most=most), place
 
 
 def test_a_pool_that_is_rare_reaches_far_back(tmp_path: Path) -> None:
@@ -91,19 +94,23 @@ def test_a_pool_that_is_rare_reaches_far_back(tmp_path: Path) -> None:
             assert found[0] == log.history(0, size, cap=cap, most=most)
 
 
-def test_pools_as_of_a_time_and_caps_by_name(tmp_path: Path) -> None:
-    log = Log.drawn(4)
+@pytest.mark.parametrize(
+    ("longest", "caps", "most"), [(40, {"like": 2, "skip": 1}, 9), (400, {"like": 2, "skip": 50}, 120)]
+)
+def test_pools_as_of_a_time_and_caps_by_name(tmp_path: Path, longest: int, caps: dict[str, int], most: int) -> None:
+    """Of a pool that is full, no more events are seen, though those around them still are."""
+    log = Log.drawn(4, longest=longest)
     log.write(tmp_path)
     rows = write_requests(log, tmp_path, seed=4)
     at = pq.read_table(tmp_path / "rows.parquet")["at"].to_pylist()
-    found = read(tmp_path, as_of(tmp_path, at="at", cap={"like": 2, "skip": 1}))
+    found = read(tmp_path, as_of(tmp_path, at="at", cap=caps), every_row(most))
     for row, (uid, _) in enumerate(rows):
         position = sum(ts < at[row] for ts in log.events.get(uid, {"ts": []})["ts"])
         masks = {place: log.in_pools(uid, place, overlapping=False) for place in range(position)}
         seen = set()
-        for pool, cap in enumerate((0, 2, 1)):
+        for pool, cap in enumerate((0, *caps.values())):
             seen |= set([place for place in range(position) if masks[place][pool]][-cap:])
-        expected = [log.events[uid]["item"][place] for place in sorted(seen)][-9:]
+        expected = [log.events[uid]["item"][place] for place in sorted(seen)][-most:]
         assert [event["item"] for event in found[row]] == expected
 
 
@@ -172,13 +179,16 @@ def test_sequences_that_pools_cannot_make(tmp_path: Path, given: dict[str, Any],
         read(tmp_path, as_of(tmp_path), Schema(sequences=(uih,), context=("row",)))
 
 
+def _sparse(file: Path, size: int) -> np.ndarray:
+    """uint8 [size], of which the system keeps only what is written."""
+    with open(file, "wb") as made:
+        made.truncate(size)
+    return np.memmap(file, np.uint8, "r+")
+
+
 @pytest.mark.parametrize("first", [2**31, 2**32, 2**33])
 def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
-    """The file of the mask reaches that far, and the system keeps of it what is written only."""
-    file = tmp_path / "mask"
-    with open(file, "wb") as made:
-        made.truncate(first + 40)
-    mask = np.memmap(file, np.uint8, "r+")
+    mask = _sparse(tmp_path / "mask", first + 40)
     mask[first - 20 :] = np.arange(60) % 3
     offsets = np.array([0, first - 20, first + 40])
     of = [(np.arange(bit, 60, 3, dtype=np.uint32), np.array([0, 0, 20]), 5) for bit in (1, 2)]
@@ -194,10 +204,7 @@ def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
 
 @pytest.mark.parametrize("first", [2**31, 2**32, 2**33])
 def test_values_beyond_32_bits(tmp_path: Path, first: int) -> None:
-    file = tmp_path / "values"
-    with open(file, "wb") as made:
-        made.truncate(first + 40)
-    values = np.memmap(file, np.int8, "r+")
+    values = _sparse(tmp_path / "values", first + 40).view(np.int8)
     values[first - 20 :] = np.arange(60)
     where = run(values.ctypes.data, len(values), runs.PLAIN)
     start, length = np.array([first - 3, first + 33, first - 20]), np.array([7, 5, 60])
@@ -211,7 +218,7 @@ def mixed_samples(rank: int, size: int, folder: Path) -> dict[int, list[dict[str
     with_lists = ParquetSource(folder / "lists.parquet", join=[lookup(folder)], defaults={"pools": 0}, weight=1)
     options: dict[str, Any] = {"balance": Balance(), "shuffle": True, "num_threads": 1, "timeout_s": PATIENCE_S}
     found: dict[int, list[dict[str, Any]]] = {}
-    with FreeScaleDataLoader([with_pools, with_lists], EVERY_ROW, batch_size=5, mix="weighted", **options) as loader:
+    with FreeScaleDataLoader([with_pools, with_lists], every_row(), batch_size=5, mix="weighted", **options) as loader:
         for batch in loader:
             found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
     return found
@@ -258,9 +265,11 @@ def test_rows_that_a_dimension_table_leaves_out_are_no_rows_of_the_loader(tmp_pa
     pq.write_table(pa.table({"item": [1, 2]}), tmp_path / "rows.parquet")
     join = Lookup(ParquetSource(tmp_path / "items.parquet", nulls={"artist": "drop"}), on="item", fields=("artist",))
     source, schema = ParquetSource(tmp_path / "rows.parquet", join=join), Schema(context=("item", "artist"))
-    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1, rank=0, world_size=2) as loader:
+    with FreeScaleDataLoader(
+        source, schema or every_row(), batch_size=2, num_threads=1, rank=0, world_size=2
+    ) as loader:
         (batch,) = loader
-    with FreeScaleDataLoader(source, schema, batch_size=2, num_threads=1) as loader:
+    with FreeScaleDataLoader(source, schema or every_row(), batch_size=2, num_threads=1) as loader:
         (whole,) = loader
     assert batch.features["artist"].values().tolist() == [7]
     assert whole.features["artist"].values().tolist() == [7, 0]
@@ -281,4 +290,4 @@ def test_a_default_that_its_field_cannot_have(tmp_path: Path, default: dict[str,
     items = ParquetSource(tmp_path / "items.parquet", columns={"item": "item_id", "artist": "artist_id"})
     join = [as_of(tmp_path), Lookup(items, on="item", fields=("artist", "price"), default=default)]
     with pytest.raises(SchemaError, match=message):
-        FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=join), EVERY_ROW, batch_size=1)
+        FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=join), every_row(), batch_size=1)
