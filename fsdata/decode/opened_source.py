@@ -28,7 +28,8 @@ from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import POSITION, AsOf, Join, Lookup, ParquetSource
+from fsdata.sources.joins import POSITION, AsOf, Join, Lookup
+from fsdata.sources.source import Joined, ParquetSource
 
 
 class OpenSource:
@@ -423,11 +424,12 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     return joined
 
 
-def _load(join: Join | AsOf | Lookup, schema: Schema, **options: Any) -> SideTable | HistoryTable | LookupTable:
+def _load(join: Joined, schema: Schema, **options: Any) -> SideTable | HistoryTable | LookupTable:
     if isinstance(join, AsOf):
         return load_histories(join, schema, **options)
     if isinstance(join, Lookup):
         return load_lookup(join, schema, **options)
+    assert isinstance(join, Join)
     opened = open_side(join, schema, **options)
     return load_side_table(join, opened, schema)
 

@@ -5,6 +5,7 @@ library: splitmix64 of the integer and the salt; of a text, of its FNV-1a hash o
 split that somebody has trained with; a test holds its values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.errors import SchemaError
+from fsdata.sources.checks import is_number
 
 _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -58,6 +60,19 @@ class HashSplit:
         place = (_mixed(values ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
         known: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
         return known & (place >= self.low) & (place < self.high)
+
+
+def checked_split(split: str | None, keep: Sequence[float], salt: str | int) -> HashSplit | None:
+    """The part of the rows that the options of a source say; None: all."""
+    if split is None:
+        if keep not in ((0.0, 1.0), [0.0, 1.0]) or salt != "":
+            raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
+        return None
+    if not isinstance(keep, tuple | list) or len(keep) != 2 or not all(map(is_number, keep)):
+        raise SchemaError(f"keep is (low, high), two numbers, got {keep!r}")
+    if not isinstance(salt, str | int):
+        raise SchemaError(f"salt is a text or an integer, got {salt!r}")
+    return HashSplit(split, float(keep[0]), float(keep[1]), str(salt))
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -31,7 +31,8 @@ from typing import Any
 from fsdata.errors import SchemaError
 from fsdata.schema import load_toml, table_of
 from fsdata.sources import expressions
-from fsdata.sources.source import AsOf, Join, Lookup, ParquetSource, Retry
+from fsdata.sources.joins import AsOf, Join, Lookup
+from fsdata.sources.source import ParquetSource, Retry
 
 _IN_PYTHON = ("filter", "where", "pools", "events", "map", "follow", "filesystem")
 _WRITE_PYTHON = "is written in Python: make the schema and its sources in a file schema.py, and load that"

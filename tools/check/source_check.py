@@ -19,6 +19,7 @@ from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
 from fsdata.sources import AsOf, Join, Lookup
+from fsdata.sources.source import Joined
 
 
 class SourceCheck:
@@ -39,7 +40,7 @@ class SourceCheck:
         self.opened: OpenSource | None = None
         # The files that are there now; damaged ones are left out and noted.
         now: dict[str, Any] = {"on_error": "skip", "follow": None}
-        joined: list[Join | AsOf | Lookup] = []
+        joined: list[Joined] = []
         kinds = {Join: "side table", AsOf: "histories", Lookup: "lookup table"}  # as fsdata calls them
         for join in source.join:
             kind = kinds[type(join)]

@@ -31,7 +31,8 @@ from fsdata.decode.row_layout import Layout
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.expressions import Expression
-from fsdata.sources.source import POSITION, Events, ParquetSource
+from fsdata.sources.joins import POSITION
+from fsdata.sources.source import Events, ParquetSource
 
 _FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a file is
 _GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled

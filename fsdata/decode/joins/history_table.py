@@ -33,7 +33,8 @@ from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
-from fsdata.sources.source import AsOf, ParquetSource
+from fsdata.sources.joins import AsOf
+from fsdata.sources.source import ParquetSource
 
 
 class Pile:

@@ -24,7 +24,8 @@ from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.kernels import lookups
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import Lookup, ParquetSource
+from fsdata.sources.joins import Lookup
+from fsdata.sources.source import ParquetSource
 
 _IDS, _ROWS, _FORM = "ids", "rows", "form"
 _SPARSE = 8  # times as many values as rows: more take more memory than a hash table

@@ -25,7 +25,8 @@ from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import Join, ParquetSource
+from fsdata.sources.joins import Join
+from fsdata.sources.source import ParquetSource
 
 _VERSION = 1  # of the arrays that processes share
 _KEYS = "keys"

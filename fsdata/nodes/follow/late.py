@@ -18,7 +18,7 @@ from fsdata.nodes.follow.watermark import Arrived, modified_at, stamps_of
 from fsdata.order.segment import SideFile
 from fsdata.sources import expressions
 from fsdata.sources.follow import seconds
-from fsdata.sources.source import Join
+from fsdata.sources.joins import Join
 
 _LOG = logging.getLogger("fsdata")
 _WARNED_AFTER_NS = 60 * 10**9  # since a file was changed that is still not whole
