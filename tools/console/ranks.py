@@ -20,6 +20,8 @@ def join_ranks(backend: str, *, timeout_s: float) -> None:
     store.set_timeout(limit)
     for number in range(_TRIES):
         failure = ""
+        # Part of the keys by which the ranks meet. Torch counts on where a try failed, and not where it worked.
+        dist.distributed_c10d._world.group_count = 0
         try:
             tried = dist.PrefixStore(f"try {number}", store)
             dist.init_process_group(backend, store=tried, rank=rank, world_size=world_size, timeout=limit)

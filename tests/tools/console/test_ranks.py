@@ -15,9 +15,13 @@ def join(rank, ranks, folder, failures):
 
     def fails(*given, **options):
         connect(*given, **options)
-        tries.append(options["store"])
+        store = options["store"]
+        tries.append(store)
+        store.set(f"connected {rank}", "")
+        store.wait([f"connected {each}" for each in range(ranks)])  # none loses its connection before it has it
         if rank == 1 and len(tries) <= failures:
             dist.destroy_process_group()
+            dist.distributed_c10d._world.group_count = 1  # as torch leaves it where it cannot connect
             raise RuntimeError("[pair.cc:1] Connection closed by peer. This is typical")
 
     dist.init_process_group = fails
