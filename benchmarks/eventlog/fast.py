@@ -16,7 +16,9 @@ HISTORY = ("item", "artist", "album", "ts", "pools")
 CANDIDATE = ("candidate", "candidate_artist", "candidate_album")
 
 
-def source(folder: Path, rules: Rules, *, on_disk: bool = False, **given: Any) -> ParquetSource:
+def source(
+    folder: Path, rules: Rules, *, on_disk: bool = False, kept_in: Path | None = None, **given: Any
+) -> ParquetSource:
     """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet."""
     histories = AsOf(
         ParquetSource(folder / "histories", columns={"item": "item_id"}),
@@ -29,6 +31,7 @@ def source(folder: Path, rules: Rules, *, on_disk: bool = False, **given: Any) -
         cap=rules.cap,
         mask="pools",
         bucketed=1 if on_disk else None,
+        kept_in=kept_in,
     )
     columns = {"item": "item_id", "artist": "artist_id", "album": "album_id"}
     items = Lookup(ParquetSource(folder / "items.parquet", columns=columns), on="item", fields=("artist", "album"))

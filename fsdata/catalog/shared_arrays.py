@@ -8,6 +8,9 @@ system knows who is there: whatever ends a process gives its locks back. The las
 that nobody holds was left by a process that was killed. Nobody knows what has become of it since, so it is not used:
 the next process that shares anything removes it.
 
+Arrays may also be kept in a folder that the user names, when nobody uses them any more. They are made there under a
+name as above, and renamed when they are whole. Who is the first to use them compares their checksums.
+
 Others can write to /dev/shm, and to most folders for temporary files. So everything lies in a folder of this user
 there; files are opened and removed by a handle on that folder, and only under names that are made here.
 """
@@ -27,7 +30,8 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
@@ -35,6 +39,7 @@ from pathlib import Path
 import numpy as np
 
 from fsdata.errors import DataError
+from fsranks.machine.cores import usable_cores
 from fsranks.machine.memory_file import reserve
 
 PATIENCE_S = 1800.0  # for the process that makes the arrays
@@ -44,9 +49,25 @@ _SPARE = 1 << 26  # bytes of /dev/shm that are left to others
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _NAME = re.compile(r"arrays-\w+(\.lock|-[0-9a-f]{16}\.data)")
 _LINK = "elsewhere-"  # in memory: to a folder for temporary files that has such files
-_MARK = b"fsarrays"  # then the length and the checksum of a text, 8 bytes each, and the text: where the arrays are
+_MARK = b"fsarray2"  # then the length and the checksum of a text, 8 bytes each, and the text: where the arrays are
+
+_CHECKED = 1 << 26  # bytes that have a checksum
+_TEMPORARY = "remove it, or set TMPDIR"
+_ANOTHER = "give AsOf(kept_in=...) a folder that belongs to this user, and that only this user can write to"
 
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Arrays that stay in a folder. of: what they are made of, whatever the files hold now: those made before of the
+    same are removed."""
+
+    folder: Path
+    of: str
+
+    def with_more(self, of: str) -> "Kept":
+        return replace(self, of=f"{self.of} {of}")
 
 
 class SharedArrays:
@@ -57,21 +78,33 @@ class SharedArrays:
         make: makes them, in one process of the host while the others wait; called with None, or with a folder for what
             does not fit in memory.
         what: for messages.
-        on_disk: keep them there.
+        on_disk: keep them there. kept: in this folder, also when nobody uses them.
 
     Raises:
         DataError: the process that makes them does not come to an end.
-        PermissionError: the folder for temporary files has one for them that is not this user's alone.
-        OSError: there is no room for them.
+        PermissionError: the folder for temporary files has one for them that is not this user's alone, or `kept` is
+            such a folder.
+        OSError: there is no room for them, or `kept` cannot be written.
         What `make` raises.
     """
 
-    def __init__(self, name: str, make: Callable[[Path | None], Arrays], what: str, *, on_disk: bool = False) -> None:
-        with _own_folders() as folders, _locked(folders[0], f"arrays-{name}.lock", what):
-            _sweep(folders)
-            held = _found(folders, name) or _made(folders, name, make, what, on_disk=on_disk)
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Path | None], Arrays],
+        what: str,
+        *,
+        on_disk: bool = False,
+        kept: Kept | None = None,
+    ) -> None:
+        if kept is not None:
+            held = _kept(kept, name, make, what)
+        else:
+            with _own_folders() as folders, _locked(folders[0], f"arrays-{name}.lock", what):
+                _sweep(folders)
+                held = _found(folders, name) or _made(folders, name, make, what, on_disk=on_disk)
         self.arrays = held.arrays
-        self.close = weakref.finalize(self, _leave, held)
+        self.close = weakref.finalize(self, _leave, held, remove=kept is None)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
@@ -134,21 +167,19 @@ def _own_folders() -> Iterator[list[_Folder]]:
 
 
 @contextlib.contextmanager
-def _own_folder(path: Path, *, make: bool = True) -> Iterator[_Folder]:
+def _own_folder(path: Path, *, make: bool = True, todo: str = _TEMPORARY) -> Iterator[_Folder]:
     """Raises PermissionError: it is a link, or others can write to it."""
     if make:
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=0o700, parents=True)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError as error:
-        raise PermissionError(f"{path} is a link or a file in place of a folder: remove it, or set TMPDIR") from error
+        raise PermissionError(f"{path} is a link or a file in place of a folder: {todo}") from error
     try:
         found = os.fstat(handle)
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(
-                f"{path} belongs to another user or can be written by others: remove it, or set TMPDIR"
-            )
+            raise PermissionError(f"{path} belongs to another user or can be written by others: {todo}")
         yield _Folder(path, handle)
     finally:
         os.close(handle)
@@ -211,8 +242,57 @@ def _found(folders: Sequence[_Folder], name: str) -> _Held | None:
     return None
 
 
+def _kept(kept: Kept, name: str, make: Callable[[Path | None], Arrays], what: str) -> _Held:
+    """The arrays that are kept, or new ones in the place of those before."""
+    of = f"kept-{blake2b(kept.of.encode(), digest_size=16).hexdigest()}-"
+    own = f"{of}{name}.data"
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(_own_folder(kept.folder.resolve(), todo=_ANOTHER))
+            opened.enter_context(_locked(folder, f"arrays-{name}.lock", what))
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, f"{what}: {kept.folder}: {os.strerror(error.errno)}: {_ANOTHER}") from error
+        _sweep([folder])
+        held = _reopened(folder, own)
+        if held is None:
+            todo = "give AsOf(kept_in=...) a folder with more room"
+            held = _made([folder], name, make, what, on_disk=True, todo=todo)
+            os.rename(held.path.name, own, src_dir_fd=folder.handle, dst_dir_fd=folder.handle)
+            for each in os.listdir(folder.handle):
+                if each.startswith(of) and each != own:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=folder.handle)
+    return held
+
+
+def _reopened(folder: _Folder, name: str) -> _Held | None:
+    """None: there is no such file, or it is damaged."""
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(folder.open(name))
+            first = _try_lock(file)  # others that hold it have compared what is in it
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            held = _Held(_mapped(folder, name, check=first), folder.path / name, file)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            _LOG.warning("%s: the file is damaged and made again", error)
+            return None
+        os.utime(file.fileno())  # when it was last used
+        opened.pop_all()
+    return held
+
+
 def _made(
-    folders: Sequence[_Folder], name: str, make: Callable[[Path | None], Arrays], what: str, *, on_disk: bool
+    folders: Sequence[_Folder],
+    name: str,
+    make: Callable[[Path | None], Arrays],
+    what: str,
+    *,
+    on_disk: bool,
+    todo: str = "set TMPDIR to a folder with more room",
 ) -> _Held:
     *in_memory, disk = folders
     name = f"arrays-{name}-{secrets.token_hex(8)}.data"
@@ -229,7 +309,7 @@ def _made(
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        said = f"{what}: {os.strerror(error.errno or 0)}, {disk.path}: set TMPDIR to a folder with more room"
+        said = f"{what}: {os.strerror(error.errno or 0)}, {disk.path}: {todo}"
         raise OSError(error.errno, said) from error
 
 
@@ -262,7 +342,7 @@ def _write(arrays: Arrays, file: FileIO, *, in_memory: bool) -> None:
     """The head comes last: without it the file is not whole."""
     places, at = {}, 0
     for key, array in arrays.items():
-        places[key] = (str(array.dtype), len(array), at)
+        places[key] = (str(array.dtype), len(array), at, [] if in_memory else _checksums(array))
         at += _aligned(array.nbytes)
     text = json.dumps(places).encode()
     head = _MARK + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(8, "little") + text
@@ -284,24 +364,33 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _mapped(folder: _Folder, name: str) -> Arrays:
-    """The arrays of a file. Raises ValueError: it is not whole."""
+def _checksums(array: np.ndarray) -> list[int]:
+    raw = np.ascontiguousarray(array).view(np.uint8)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(zlib.crc32, (raw[at : at + _CHECKED] for at in range(0, len(raw), _CHECKED))))
+
+
+def _mapped(folder: _Folder, name: str, *, check: bool = False) -> Arrays:
+    """The arrays of a file. check: compare their checksums. Raises ValueError: it is not whole."""
     with folder.open(name) as file:  # not the one that has the lock: arrays may be kept for longer than that is held
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     length, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
     text = whole[24 : 24 + length]
     if whole[:8] != _MARK or zlib.crc32(text) != checksum:
         raise ValueError(f"{folder.path / name}: no head")
-    first = _aligned(24 + length)
-    return {
-        key: np.frombuffer(whole, np.dtype(kind), count, first + at if count else 0)
-        for key, (kind, count, at) in json.loads(text).items()
-    }
+    first, arrays = _aligned(24 + length), {}
+    for key, (kind, count, at, checksums) in json.loads(text).items():
+        arrays[key] = np.frombuffer(whole, np.dtype(kind), count, first + at if count else 0)
+        if check and _checksums(arrays[key]) != checksums:
+            raise ValueError(f"{folder.path / name}: the checksum of {key!r} is another")
+    return arrays
 
 
-def _leave(held: _Held) -> None:
-    """Give the file back, and remove it if nobody else uses it."""
+def _leave(held: _Held, *, remove: bool) -> None:
+    """Give the file back; remove: if nobody else uses it."""
     held.file.close()
+    if not remove:
+        return
     with contextlib.suppress(OSError), _own_folder(held.path.parent, make=False) as folder:
         folder.remove_unheld(held.path.name)
 

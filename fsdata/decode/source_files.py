@@ -413,7 +413,7 @@ class SourceFiles:
             raise error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if self.source.on_error == "skip":
-            return self._skip(self.catalog.files.name(group.file), group, reason)
+            return self.leave_out(self.catalog.files.name(group.file), reason, group.index, group.rows)
         if isinstance(error, CorruptFileError):
             raise CorruptFileError(f"{self.label}: {error}") from error
         raise CorruptFileError(
@@ -421,16 +421,12 @@ class SourceFiles:
             "on_error='skip' to leave such row groups out"
         ) from error
 
-    def _skip(self, name: str, group: RowGroup, reason: str) -> None:
+    def leave_out(self, file: str, reason: str, row_group: int | None = None, rows: int = 0) -> None:
+        """Note a file that is not read, or one row group of it; that once."""
         with self._lock:
-            if (name, group.index) not in self._seen:
-                self._seen.add((name, group.index))
-                self._note(Skipped(file=name, row_group=group.index, rows=group.rows, reason=reason))
-
-    def leave_out(self, name: str, reason: str) -> None:
-        """Note a file that is not read."""
-        with self._lock:
-            self._note(Skipped(file=name, row_group=None, rows=0, reason=reason))
+            if row_group is None or (file, row_group) not in self._seen:
+                self._seen |= set() if row_group is None else {(file, row_group)}
+                self._note(Skipped(file=file, row_group=row_group, rows=rows, reason=reason))
 
     def _note(self, left_out: Skipped) -> None:
         place = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
@@ -130,6 +131,8 @@ class AsOf(Joined):
         bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), for tables that do not fit in
             memory. Inside a shuffle window rows then come in groups, one for each of so many buckets of histories, so
             that those of one bucket are in memory while they are used. Without shuffling rows keep their order.
+        kept_in: with `bucketed`, a folder in which what is on disk stays when the job has ended, for jobs that read the
+            same files in the same way. It is made if it is not there, and nobody but its user may write to it.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -145,10 +148,16 @@ class AsOf(Joined):
     cap: int | Mapping[str, int] | None = None
     mask: str | None = None
     bucketed: int | None = None
+    kept_in: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
             raise SchemaError(f"AsOf(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
+        folder = self.kept_in
+        if folder is not None and (not isinstance(folder, str | Path) or not str(folder) or "://" in str(folder)):
+            raise SchemaError(f"AsOf(kept_in=...) names one folder of this host, got {folder!r}")
+        if folder is not None and self.bucketed is None:
+            raise SchemaError("AsOf(kept_in=...) keeps what is on disk: give bucketed=..., too")
         optional = (each for each in ("time", "known_at", "mask") if getattr(self, each) is not None)
         for option in ("at", *optional):
             if not isinstance(getattr(self, option), str) or not getattr(self, option):

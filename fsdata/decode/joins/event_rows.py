@@ -36,7 +36,7 @@ from fsdata.sources.source import Events, ParquetSource
 
 _FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a file is
 _GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled
-_CHUNK = 1 << 20  # events or anchors that are looked at together
+_CHUNK = 1 << 18  # events or anchors that are looked at together
 _SORTED = 1 << 24  # anchors that are sorted in memory
 _MOST_WINDOWS = 1 << 22  # of time
 _ROWS, _WINDOWS = "rows", "windows"
@@ -92,7 +92,6 @@ class EventRows:
         SchemaError: fields cannot be served; see `open_source`.
     """
 
-    retry = None
     version = None
     remote = NoReads()
 
@@ -108,6 +107,7 @@ class EventRows:
         notes: list[Fault] | None = None,
     ) -> None:
         assert source.events is not None
+        self._events = source.events
         begin = time.perf_counter()
         self.label = label
         self.skipped: list[Skipped] = []
@@ -120,7 +120,11 @@ class EventRows:
         contents = (_VERSION, table.name, source.events.form)
         name = f"events{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
         self._shared = SharedArrays(
-            name, _Finding(table, source.events).arrays, f"{label}, its rows", on_disk=table.join.bucketed is not None
+            name,
+            _Finding(table, source.events).arrays,
+            f"{label}, its rows",
+            on_disk=table.join.bucketed is not None,
+            kept=table.kept and table.kept.with_more(source.events.form),
         )
         self.windows = self._shared[_WINDOWS]
         self.groups = EventGroups(index, self.windows)
@@ -214,7 +218,7 @@ class EventRows:
             "row_groups": len(self.groups),
             "rows": int(self.windows[-1]),
             "events": self._table.events,
-            "time_windows": len(self.windows) - 1,
+            "time_windows": len(self.windows) - 1 if self._events.time_window else 0,
             "bytes": int(self.catalog.size.sum()),
             "decoder": {"name": "events"},
             "schemas": 1,

@@ -3,12 +3,16 @@
 Letters: K keys, E events of all of them, T fields.
 """
 
+import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +25,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.catalog.shared_arrays import Arrays, Kept, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import DecodedPiece, align
@@ -35,6 +39,7 @@ from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
 from fsdata.sources.joins import AsOf
 from fsdata.sources.source import ParquetSource
+from fsranks.machine.cores import usable_cores
 
 
 class Pile:
@@ -75,8 +80,11 @@ class Pile:
 
 _NOTHING = np.frombuffer(b"", np.int64)  # read-only, as the arrays of tables are: kernels are compiled for those
 _KEYS, _OFFSETS, _MASK, _PLACES, _BOUNDS = " keys", " offsets", " mask", " places ", " bounds "  # no field is called so
+_DISJOINT = " disjoint"  # whether every event is in one pool at most
+_SKIPPED = " skipped"  # JSON: what was left out of the files while they were read
 _ALL = 1 << 62  # events
-_VERSION = 2  # of the arrays that processes share
+_AHEAD = 64 << 20  # bytes of events of row groups that are decoded ahead
+_VERSION = 3  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class HistoryTable:
         unit: of the times, see `time_unit`; empty without times.
         pools: see `fsdata.kernels.histories`; None without pools.
         files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
-            where they are equal.
+            where they are equal. kept: where they stay when nobody uses them.
     """
 
     join: AsOf
@@ -103,6 +111,7 @@ class HistoryTable:
     files: Catalog
     lists: tuple[str, ...]
     name: str
+    kept: Kept | None
 
     @property
     def source(self) -> ParquetSource:
@@ -165,21 +174,29 @@ def load_histories(
         label=label,
         threads=threads,
         retry=retry,
+        pages=True,
         notes=notes,
     )
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
         more = _there(also, files.catalog)
-        contents = (_VERSION, identity, join.form, repr(schema), sorted(more), versions(files), *own_copy(notes))
+        # What a row sees of its events is found where it is read.
+        form = replace(join, inclusive=False, scan=None, cap=None, bucketed=join.bucketed and 1).form
+        what = (form, sorted(more), [(field.name, field.kind) for field in files.wanted])
+        contents = (_VERSION, identity, what, versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
+        place = (join.source.path_list, join.source.table, str(join.source.catalog), identity["arguments"])
+        kept = Kept(Path(join.kept_in).expanduser(), repr((place, what))) if join.kept_in and notes is None else None
         reading = _Reading(files, join, more)
-        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
+        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None, kept=kept)
+        for left_out in json.loads(shared[_SKIPPED].tobytes()):
+            files.leave_out(**left_out)
     finally:
         files.close()
     unit = _event_unit(files, join) if join.times else ""
     table = _pool_table(join, shared) if join.pools else None
     lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
-    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name)
+    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name, kept)
 
 
 def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
@@ -189,12 +206,12 @@ def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
     """See `fsdata.kernels.histories`."""
-    mask, of = shared[_MASK], []
+    of: list[int] = []
     for number, cap in enumerate(join.caps):
         places, bounds = shared[_PLACES + str(number)], shared[_BOUNDS + str(number)]
         of += [places.ctypes.data, bounds.ctypes.data, _ALL if cap is None else cap]
-    disjoint = not (mask & (mask - 1)).any()
-    head = [len(shared[_KEYS]), shared[_OFFSETS].ctypes.data, len(join.pools), disjoint, mask.ctypes.data]
+    at, disjoint = shared[_MASK].ctypes.data, int(shared[_DISJOINT][0])
+    head = [len(shared[_KEYS]), shared[_OFFSETS].ctypes.data, len(join.pools), disjoint, at]
     return np.array([*head, *of], np.int64)
 
 
@@ -290,6 +307,8 @@ class _Reading:
         )
         self._stored = {each.name: _stored(files, each) for each in lists} | {_MASK: np.dtype(np.uint8)}
         self._plans = files.plans(lambda field: True, self._layout, filtered=True)
+        # Other ranks of the host wait meanwhile. Faults that are noted stand in the order of the files.
+        self._threads = usable_cores() if files.faults.notes is None else 1
 
     def arrays(self, scratch: Path | None) -> Arrays:
         """Everything by name, the events in the order of their keys. scratch: where events lie until then, if not in
@@ -299,13 +318,14 @@ class _Reading:
         )
         kept.pop(self._join.mask or "", None)
         piles = {name: Pile(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
-        heads = []
-        for group in self._files.groups:
-            part = self._part(group)
-            if part is not None:
-                heads.append((part.keys, part.lengths))
-                for name, pile in piles.items():
-                    pile.add(part.events[name])
+        heads, disjoint = [], True
+        for part in self._parts():
+            heads.append((part.keys, part.lengths))
+            for name, pile in piles.items():
+                pile.add(part.events[name])
+            if self._join.pools:
+                mask = part.events[_MASK]
+                disjoint &= not (mask & (mask - 1)).any()
         empty = np.empty(0, np.int64)
         keys = np.concatenate([empty, *(keys for keys, _ in heads)])
         lengths = np.concatenate([empty, *(lengths for _, lengths in heads)])
@@ -313,6 +333,8 @@ class _Reading:
         check_keys(keys[order], self._files.faults, self._join.on, f"a table of histories {ONE_ROW}. {MAKE_ONE}")
         starts = np.cumsum(lengths) - lengths
         found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
+        found[_DISJOINT] = np.array([disjoint])
+        found[_SKIPPED] = np.frombuffer(json.dumps(self._left_out()).encode(), np.uint8)
         in_order = bool((order == np.arange(len(order))).all())
         for name, pile in piles.items():
             found[name] = pile.whole() if in_order else pile.gathered(starts[order], lengths[order])
@@ -332,6 +354,33 @@ class _Reading:
             places = np.memmap(scratch / f"pool {number}", np.uint32, "w+", shape=size)
         histories.find_pool(mask, bit, offsets, places)
         return places, bounds
+
+    def _parts(self) -> Iterator["_Part"]:
+        """Decoded by several threads, in the order of the files; so is the first fault. Memory holds a few of them."""
+        groups, at_once = iter(self._files.groups), 1
+        ahead: deque[Future[_Part | None]] = deque()
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-histories") as pool:
+            try:
+                while True:
+                    some = islice(groups, max(at_once - len(ahead), 0))
+                    ahead.extend(pool.submit(self._part, group) for group in some)
+                    if not ahead:
+                        return
+                    part = ahead.popleft().result()
+                    if part is not None:
+                        size = sum(values.nbytes for values in part.events.values())
+                        at_once = min(_AHEAD // max(size, 1) + 1, self._threads + 1)
+                        yield part
+            finally:
+                for each in ahead:
+                    each.cancel()
+
+    def _left_out(self) -> list[dict[str, Any]]:
+        """Row groups that are damaged and skipped: who maps the arrays has to know of them."""
+        place = {name: number for number, name in enumerate(self._files.catalog.files.names())}
+        found = self._files.skipped  # by several threads; whole files come first
+        found.sort(key=lambda each: (-1, 0) if each.row_group is None else (place[each.file], each.row_group))
+        return [asdict(each) for each in found if each.row_group is not None]
 
     def _part(self, group: RowGroup) -> "_Part | None":
         piece = self._files.decode(self._plans, group, 0, group.rows)
