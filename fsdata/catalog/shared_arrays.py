@@ -278,7 +278,7 @@ def _reopened(folder: _Folder, name: str) -> _Held | None:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            _LOG.warning("%s: the file is damaged and made again", error)
+            _LOG.warning("%s is damaged and made again: %s", folder.path / name, error)
             return None
         os.utime(file.fileno())  # when it was last used
         opened.pop_all()
@@ -377,12 +377,12 @@ def _mapped(folder: _Folder, name: str, *, check: bool = False) -> Arrays:
     length, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
     text = whole[24 : 24 + length]
     if whole[:8] != _MARK or zlib.crc32(text) != checksum:
-        raise ValueError(f"{folder.path / name}: no head")
+        raise ValueError("no head")
     first, arrays = _aligned(24 + length), {}
     for key, (kind, count, at, checksums) in json.loads(text).items():
         arrays[key] = np.frombuffer(whole, np.dtype(kind), count, first + at if count else 0)
         if check and _checksums(arrays[key]) != checksums:
-            raise ValueError(f"{folder.path / name}: the checksum of {key!r} is another")
+            raise ValueError(f"the checksum of {key!r} is another")
     return arrays
 
 

@@ -131,13 +131,14 @@ class Log:
         }
 
 
-def as_of(folder: Path, **given: Any) -> AsOf:
+def as_of(folder: Path, on_error: str = "raise", **given: Any) -> AsOf:
     """The histories, as `Log.history` has them."""
     fields = ("item", "ts") if given.get("pools", True) else ("item", "ts", "pools")
     options = {"at": "position", "time": "ts", "pools": POOLS, **given}
     if options["pools"]:
         options["mask"] = "pools"
-    source = ParquetSource(folder / "histories.parquet", defaults={} if options["pools"] else {"pools": 0})
+    defaults = {} if options["pools"] else {"pools": 0}
+    source = ParquetSource(folder / "histories.parquet", defaults=defaults, on_error=on_error)
     return AsOf(source, on="uid", fields=fields, **options)
 
 

@@ -1,0 +1,307 @@
+"""What `AsOf(bucketed=..., kept_in=...)` leaves in a folder: equal to what is read, and never used where it is not."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from event_log import LISTEN, OVERLAPPING, POOLS, SCHEMA, Log, anchors
+from patience import PATIENCE_S
+from sets import same
+
+from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, SchemaError
+from fsdata.catalog import shared_arrays
+from fsdata.catalog.shared_arrays import Kept, SharedArrays
+from fsdata.decode.joins import event_rows, history_table
+
+SCRIPT = """
+import sys, numpy as np
+from pathlib import Path
+from fsdata.catalog.shared_arrays import Kept, SharedArrays
+def make(scratch):
+    (scratch / "some").write_bytes(bytes(100))
+    print("made", flush=True)
+    sys.stdin.readline()
+    return {"a": np.arange(1000, dtype=np.int32)}
+shared = SharedArrays("table", make, "the table", on_disk=True, kept=Kept(Path(sys.argv[1]), "the log"))
+print(int(shared["a"].sum()), flush=True)
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    drawn = Log.drawn(7, users=20)
+    drawn.write(tmp_path / "log")
+    return drawn
+
+
+def read(folder: Path, *, kept: bool = True, given: dict[str, Any] | None = None, **rows: Any) -> list[Any]:
+    """The batches of every window of time."""
+    as_of = {"bucketed": 2, "kept_in": folder / "kept" if kept else None, **(given or {})}
+    source = anchors(folder / "log", as_of_given=as_of, **{"time_window": 170, **rows})
+    found = []
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=7, num_threads=1, timeout_s=PATIENCE_S) as loader:
+        for window in range(loader.windows or 1):
+            loader.set_epoch(window)
+            found += list(loader)
+    return found
+
+
+def equal(found: list[Any], wanted: list[Any]) -> bool:
+    return len(found) == len(wanted) and all(same(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Name of every file that is kept, or that a process has left -> its inode, another one if it was made again."""
+    return {path.name: path.stat().st_ino for path in (folder / "kept").iterdir()}
+
+
+GIVEN = [{}, {"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"pools": {}}]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=["pools", "overlapping", "plain"])
+@pytest.mark.parametrize("rows", [{}, {"order": "time"}, {"split": "uid", "keep": (0, 0.5)}], ids=str)
+def test_what_is_taken_is_what_was_read(tmp_path: Path, log: Log, given: dict[str, Any], rows: dict[str, Any]) -> None:
+    wanted = read(tmp_path, kept=False, given=given, **rows)
+    assert equal(read(tmp_path, given=given, **rows), wanted)
+    made = files(tmp_path)
+    assert len(made) == 2  # the table, and which of its events are rows
+    assert equal(read(tmp_path, given=given, **rows), wanted)
+    assert files(tmp_path) == made
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
+
+
+def test_arrays_have_the_types_that_they_had(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(7, dtype=np.uint16), "none": np.empty(0, np.int8), "b": np.array([2.5, 1], np.float32)}
+    for make in (lambda _: arrays, never):
+        shared = SharedArrays("x", make, "the table", on_disk=True, kept=Kept(tmp_path / "kept", "log"))
+        assert shared.arrays.keys() == arrays.keys()
+        assert all(np.array_equal(shared[name], each) for name, each in arrays.items())
+        assert [shared[name].dtype for name in arrays] == [each.dtype for each in arrays.values()]
+        shared.close()
+
+
+def never(_: Path | None) -> dict[str, np.ndarray]:
+    raise AssertionError("made twice")
+
+
+def test_a_changed_log_is_read_and_takes_the_place_of_the_one_before(tmp_path: Path, log: Log) -> None:
+    """Nothing but the time of the file and its inode says so: size and footer stay as they were."""
+    path = tmp_path / "log" / "histories.parquet"
+    plain = {"use_dictionary": False, "write_statistics": False, "compression": "none", "row_group_size": 3}
+    table = pl.read_parquet(path)
+    pq.write_table(table.to_arrow(), path, **plain)
+    before, made, size = read(tmp_path), files(tmp_path), path.stat().st_size
+    changed = table.with_columns(pl.col("ratio").list.eval(99 - pl.element()))
+    pq.write_table(changed.to_arrow(), path, **plain)
+    assert path.stat().st_size == size
+    found = read(tmp_path)
+    assert equal(found, read(tmp_path, kept=False))
+    assert not equal(found, before)
+    assert len(files(tmp_path)) == 2
+    assert not files(tmp_path).keys() & made.keys()
+
+
+OTHER_POOLS = {**POOLS, "like": pl.col("type") == 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "more"),
+    [
+        ({"pools": OTHER_POOLS}, {}, 2),
+        ({}, {"min_history": 3}, 1),
+        ({}, {"time_window": 340}, 1),
+        ({}, {"order": "time"}, 1),
+        ({}, {"split": "uid", "keep": (0.5, 1)}, 1),
+        ({"scan": 5, "cap": 1, "bucketed": 3}, {}, 0),  # found when rows are read
+    ],
+    ids=["pools", "min_history", "window", "order", "split", "what rows see"],
+)
+def test_another_description_has_files_of_its_own(
+    tmp_path: Path, log: Log, given: dict[str, Any], rows: dict[str, Any], more: int
+) -> None:
+    read(tmp_path)
+    made = files(tmp_path)
+    assert equal(read(tmp_path, given=given, **rows), read(tmp_path, kept=False, given=given, **rows))
+    assert files(tmp_path).items() >= made.items()
+    assert len(files(tmp_path)) == 2 + more
+
+
+def test_the_condition_of_rows_is_part_of_their_description(tmp_path: Path, log: Log) -> None:
+    histories = AsOf(
+        ParquetSource(tmp_path / "log" / "histories.parquet"), on="uid", at="position", time="ts",
+        fields=("item", "ts", "pools"), pools=POOLS, mask="pools", bucketed=1, kept_in=tmp_path / "kept",
+    )  # fmt: skip
+    counts = []
+    for where in (LISTEN, ~LISTEN, LISTEN):
+        columns = {"label": pl.col("ratio") >= 50}
+        with FreeScaleDataLoader(histories.anchors(where=where, columns=columns), PLAIN, batch_size=7) as loader:
+            counts.append(loader.describe()[0]["rows"])
+    listened = sum(of["type"].count(0) for of in log.events.values())
+    assert counts == [listened, sum(len(of["type"]) for of in log.events.values()) - listened, listened]
+    assert len(files(tmp_path)) == 3
+
+
+PLAIN = SCHEMA.__class__(
+    sequences=(SCHEMA.sequences[0].__class__("uih", fields=("item", "ts", "pools"), max_length=9),),
+    context=("uid",),
+    labels=("label",),
+)
+
+
+def flipped(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: flipped(raw, len(raw) - 2 * shared_arrays._ALIGNMENT),
+        lambda raw: flipped(raw, 40),
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw[:10],
+        lambda raw: b"",
+        lambda raw: bytes(len(raw)),
+        lambda raw: b"fsarrays" + raw[8:],
+    ],
+    ids=["a value", "the head", "cut", "cut in the head", "empty", "zeros", "another form"],
+)
+def test_a_damaged_file_is_made_again(
+    tmp_path: Path, log: Log, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = read(tmp_path)
+    made = files(tmp_path)
+    for path in (tmp_path / "kept").iterdir():
+        raw = path.read_bytes()
+        path.write_bytes(damage(raw))
+        assert path.read_bytes() != raw
+    assert equal(read(tmp_path), wanted)
+    assert sorted(re.findall(r"kept/(\S*) is damaged and made again", caplog.text)) == sorted(made)
+    assert files(tmp_path).keys() == made.keys()
+    after = files(tmp_path)
+    assert equal(read(tmp_path), wanted)
+    assert files(tmp_path) == after
+
+
+@pytest.mark.parametrize(("of", "more"), [(history_table, 2), (event_rows, 1)], ids=["table", "rows"])
+def test_files_of_another_version_are_not_used_and_go(
+    tmp_path: Path, log: Log, of: Any, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = read(tmp_path)
+    made = files(tmp_path)
+    monkeypatch.setattr(of, "_VERSION", of._VERSION + 1)
+    assert equal(read(tmp_path), wanted)
+    assert len(files(tmp_path)) == 2
+    assert len(files(tmp_path).keys() - made.keys()) == more
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def test_of_several_processes_one_makes_them_and_the_others_take_them(tmp_path: Path) -> None:
+    first = started(tmp_path / "kept")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "made\n"
+    others = [started(tmp_path / "kept") for _ in range(2)]
+    said = [process.communicate("\n", timeout=PATIENCE_S)[0] for process in (first, *others)]
+    assert said == ["499500\n"] * 3
+    assert [process.returncode for process in (first, *others)] == [0] * 3
+    assert [name.startswith("kept-") for name in files(tmp_path)] == [True]
+
+
+def test_what_a_killed_process_has_left_is_not_used_and_goes(tmp_path: Path) -> None:
+    process = started(tmp_path / "kept")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "made\n"
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    assert sorted(name.rpartition(".")[2] for name in files(tmp_path)) == ["data", "lock", "scratch"]
+    arrays = {"a": np.arange(5)}
+    shared = SharedArrays("table", lambda _: arrays, "x", on_disk=True, kept=Kept(tmp_path / "kept", "the log"))
+    assert np.array_equal(shared["a"], arrays["a"])
+    assert [name.startswith("kept-") for name in files(tmp_path)] == [True]
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    def fails(scratch: Path | None) -> dict[str, np.ndarray]:
+        assert scratch is not None
+        (scratch / "half").write_bytes(b"1")
+        raise ValueError("a bad table")
+
+    with pytest.raises(ValueError, match="a bad table"):
+        SharedArrays("table", fails, "the table", on_disk=True, kept=Kept(tmp_path / "kept", "the log"))
+    assert files(tmp_path) == {}
+
+
+def test_who_comes_second_does_not_read_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one has compared the checksums, and the file is its own since then."""
+    kept = Kept(tmp_path / "kept", "the log")
+    first = SharedArrays("table", lambda _: {"a": np.arange(9)}, "the table", on_disk=True, kept=kept)
+    monkeypatch.setattr(shared_arrays, "_checksums", lambda _: [])
+    second = SharedArrays("table", never, "the table", on_disk=True, kept=kept)
+    assert np.array_equal(second["a"], first["a"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [(0o777, "can be written by others"), (None, "is a link or a file in place of a folder")],
+    ids=["writable", "a file"],
+)
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, log: Log, mode: int | None, message: str) -> None:
+    if mode is None:
+        (tmp_path / "kept").touch()
+    else:
+        (tmp_path / "kept").mkdir()
+        (tmp_path / "kept").chmod(mode)
+    with pytest.raises(PermissionError, match=rf"kept.* {message}.*: give AsOf\(kept_in=...\) a folder that belongs"):
+        read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *given: Any, **more: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, flags, *given, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(OSError, match=r"histories.parquet: .*kept: Read-only file system: give AsOf\(kept_in=...\) a"):
+        read(tmp_path)
+
+
+def test_a_full_folder_is_named(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(shared_arrays, "_write", full)
+    message = r"No space left on device, .*kept: give AsOf\(kept_in=...\) a folder with more room"
+    with pytest.raises(OSError, match=message):
+        read(tmp_path)
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kept_in": ""}, "names one folder of this host, got ''"),
+        ({"kept_in": 3}, "names one folder of this host, got 3"),
+        ({"kept_in": "s3://bucket/kept"}, "names one folder of this host"),
+        ({"bucketed": None}, r"kept_in=...\) keeps what is on disk: give bucketed="),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(tmp_path: Path, log: Log, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        read(tmp_path, given=given)

@@ -1,0 +1,150 @@
+"""Row groups of a table of histories are decoded by several threads: what comes out is what one thread makes."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from event_log import SCHEMA, Log, anchors
+from patience import PATIENCE_S
+from sets import same
+
+from fsdata import DataError, FreeScaleDataLoader
+from fsdata.decode.joins import history_table
+from fsdata.decode.opened_source import open_source
+from fsdata.errors import Fault
+
+GROUPS = 20  # row groups of the table: one for each user
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    drawn = Log.drawn(5, users=GROUPS)
+    write(tmp_path, drawn)
+    return drawn
+
+
+def write(folder: Path, log: Log) -> Path:
+    """Every history in a row group of its own, without compression, so that a damaged page cannot be read."""
+    log.write(folder)
+    path = folder / "histories.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=1, compression="zstd", write_page_checksum=True)
+    return path
+
+
+def by_threads(monkeypatch: pytest.MonkeyPatch, threads: int, ahead: int = history_table._AHEAD) -> None:
+    monkeypatch.setattr(history_table, "usable_cores", lambda: threads)
+    monkeypatch.setattr(history_table, "_AHEAD", ahead)
+
+
+def loader_of(folder: Path, **given: Any) -> FreeScaleDataLoader:
+    source = anchors(folder, as_of_given=given)
+    return FreeScaleDataLoader(source, SCHEMA, batch_size=7, num_threads=1, timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("bucketed", [None, 1], ids=["memory", "disk"])
+@pytest.mark.parametrize("ahead", [1, 1000, 1 << 30])
+def test_several_threads_give_what_one_gives(
+    tmp_path: Path, log: Log, bucketed: int | None, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for threads in (1, 4):
+        by_threads(monkeypatch, threads, ahead)
+        with loader_of(tmp_path, bucketed=bucketed) as loader:
+            found.append(list(loader))
+    assert all(same(one, other) for one, other in zip(*found, strict=True))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, before: Any, after: Any) -> None:
+    """Call `before` and `after` with the number of every row group that is decoded."""
+    part = history_table._Reading._part
+
+    def decoded(self: Any, group: Any) -> Any:
+        before(group.index)
+        try:
+            return part(self, group)
+        finally:
+            after(group.index)
+
+    monkeypatch.setattr(history_table._Reading, "_part", decoded)
+
+
+def test_memory_holds_as_many_as_it_has_room_for(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_threads(monkeypatch, 4, ahead=0)
+    order: list[tuple[str, int]] = []
+    watched(monkeypatch, lambda group: order.append(("begin", group)), lambda group: order.append(("end", group)))
+    loader_of(tmp_path).close()
+    assert order == [(what, group) for group in range(GROUPS) for what in ("begin", "end")]
+
+
+def test_the_first_fault_is_that_of_the_first_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later one was found before."""
+    log = Log.drawn(5, users=GROUPS)
+    first, second = [number for number, of in enumerate(log.events.values()) if len(of["ts"]) > 2][2:4]
+    for number in (first, second):
+        of = list(log.events.values())[number]
+        of["item"] = [None if place == 1 else item for place, item in enumerate(of["item"])]  # type: ignore[misc]
+    write(tmp_path, log)
+    found = threading.Event()
+    by_threads(monkeypatch, second - first + 1)
+    watched(
+        monkeypatch,
+        lambda group: group != first or found.wait(PATIENCE_S),
+        lambda group: found.set() if group == second else None,
+    )
+    with pytest.raises(DataError, match=f"row group {first}, row 0: item"):
+        loader_of(tmp_path)
+    assert found.is_set()
+
+
+def damage(path: Path, groups: list[int]) -> None:
+    raw, metadata = bytearray(path.read_bytes()), pq.read_metadata(path)
+    for group in groups:
+        (column,) = (each for each in range(metadata.num_columns) if "ts" in metadata.schema.column(each).path)
+        chunk = metadata.row_group(group).column(column)
+        at = chunk.data_page_offset + chunk.total_compressed_size - 6
+        raw[at : at + 4] = bytes(each ^ 255 for each in raw[at : at + 4])
+    path.write_bytes(raw)
+
+
+def test_what_is_skipped_is_told_by_all_that_use_the_table(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has read it, who shares it, and who takes it from the folder in which it is kept."""
+    long = [number for number, of in enumerate(log.events.values()) if len(of["ts"]) > 8]
+    damage(tmp_path / "histories.parquet", long[1:4])
+    by_threads(monkeypatch, 4)
+    later = threading.Event()
+    watched(
+        monkeypatch,
+        lambda group: group != long[1] or later.wait(PATIENCE_S),
+        lambda group: later.set() if group == long[2] else None,
+    )
+    given = {"bucketed": 1, "kept_in": tmp_path / "kept", "on_error": "skip"}
+    told, lists = [], []
+    for _ in range(2):
+        with loader_of(tmp_path, **given) as loader, loader_of(tmp_path, **given) as sharing:
+            lists += [loader.skipped, sharing.skipped]
+            told.append(caplog.text.count("left out: histories.parquet, row group"))
+    assert [(each.row_group, each.rows) for each in lists[0]] == [(group, 1) for group in long[1:4]]
+    assert lists == [lists[0]] * 4
+    assert told == [6, 12]
+
+
+def test_a_check_keeps_nothing_and_notes_in_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log.drawn(5, users=GROUPS)
+    bad = [number for number, of in enumerate(log.events.values()) if len(of["ts"]) > 2]
+    for number in bad:
+        list(log.events.values())[number]["item"][1] = None  # type: ignore[call-overload]
+    write(tmp_path, log)
+    by_threads(monkeypatch, 4)
+    source = anchors(tmp_path, as_of_given={"bucketed": 1, "kept_in": tmp_path / "kept"})
+    notes: list[Fault] = []
+    open_source(source, SCHEMA, notes=notes).close()
+    assert [each.row_group for each in notes] == bad
+    assert not (tmp_path / "kept").exists()
+    assert np.array_equal(np.concatenate([each.rows for each in notes if each.rows is not None]), np.zeros(len(bad)))
