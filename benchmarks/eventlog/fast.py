@@ -16,10 +16,9 @@ HISTORY = ("item", "artist", "album", "ts", "pools")
 CANDIDATE = ("candidate", "candidate_artist", "candidate_album")
 
 
-def source(
-    folder: Path, rules: Rules, *, on_disk: bool = False, kept_in: Path | None = None, **given: Any
-) -> ParquetSource:
-    """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet."""
+def source(folder: Path, rules: Rules, *, kept_in: Path | None = None, **given: Any) -> ParquetSource:
+    """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet. kept_in: where
+    the table lies on disk, if not in memory."""
     histories = AsOf(
         ParquetSource(folder / "histories", columns={"item": "item_id"}),
         on="uid",
@@ -30,7 +29,7 @@ def source(
         pools=POOLS,
         cap=rules.cap,
         mask="pools",
-        bucketed=1 if on_disk else None,
+        bucketed=None if kept_in is None else 1,
         kept_in=kept_in,
     )
     columns = {"item": "item_id", "artist": "artist_id", "album": "album_id"}

@@ -59,14 +59,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptIn:
     """Arrays that stay in a folder. of: what they are made of, whatever the files hold now: those made before of the
     same are removed."""
 
     folder: Path
     of: str
 
-    def with_more(self, of: str) -> "Kept":
+    def with_more(self, of: str) -> "KeptIn":
         return replace(self, of=f"{self.of} {of}")
 
 
@@ -95,10 +95,10 @@ class SharedArrays:
         what: str,
         *,
         on_disk: bool = False,
-        kept: Kept | None = None,
+        kept: KeptIn | None = None,
     ) -> None:
         if kept is not None:
-            held = _kept(kept, name, make, what)
+            held = _kept_or_made(kept, name, make, what)
         else:
             with _own_folders() as folders, _locked(folders[0], f"arrays-{name}.lock", what):
                 _sweep(folders)
@@ -242,7 +242,7 @@ def _found(folders: Sequence[_Folder], name: str) -> _Held | None:
     return None
 
 
-def _kept(kept: Kept, name: str, make: Callable[[Path | None], Arrays], what: str) -> _Held:
+def _kept_or_made(kept: KeptIn, name: str, make: Callable[[Path | None], Arrays], what: str) -> _Held:
     """The arrays that are kept, or new ones in the place of those before."""
     of = f"kept-{blake2b(kept.of.encode(), digest_size=16).hexdigest()}-"
     own = f"{of}{name}.data"

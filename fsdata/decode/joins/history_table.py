@@ -25,7 +25,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.shared_arrays import Arrays, Kept, SharedArrays
+from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import DecodedPiece, align
@@ -111,7 +111,7 @@ class HistoryTable:
     files: Catalog
     lists: tuple[str, ...]
     name: str
-    kept: Kept | None
+    kept: KeptIn | None
 
     @property
     def source(self) -> ParquetSource:
@@ -186,7 +186,7 @@ def load_histories(
         contents = (_VERSION, identity, what, versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
         place = (join.source.path_list, join.source.table, str(join.source.catalog), identity["arguments"])
-        kept = Kept(Path(join.kept_in).expanduser(), repr((place, what))) if join.kept_in and notes is None else None
+        kept = KeptIn(Path(join.kept_in).expanduser(), repr((place, what))) if join.kept_in and notes is None else None
         reading = _Reading(files, join, more)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None, kept=kept)
         for left_out in json.loads(shared[_SKIPPED].tobytes()):

@@ -19,19 +19,19 @@ from sets import same
 
 from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, SchemaError
 from fsdata.catalog import shared_arrays
-from fsdata.catalog.shared_arrays import Kept, SharedArrays
+from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 from fsdata.decode.joins import event_rows, history_table
 
 SCRIPT = """
 import sys, numpy as np
 from pathlib import Path
-from fsdata.catalog.shared_arrays import Kept, SharedArrays
+from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 def make(scratch):
     (scratch / "some").write_bytes(bytes(100))
     print("made", flush=True)
     sys.stdin.readline()
     return {"a": np.arange(1000, dtype=np.int32)}
-shared = SharedArrays("table", make, "the table", on_disk=True, kept=Kept(Path(sys.argv[1]), "the log"))
+shared = SharedArrays("table", make, "the table", on_disk=True, kept=KeptIn(Path(sys.argv[1]), "the log"))
 print(int(shared["a"].sum()), flush=True)
 """
 
@@ -82,7 +82,7 @@ def test_what_is_taken_is_what_was_read(tmp_path: Path, log: Log, given: dict[st
 def test_arrays_have_the_types_that_they_had(tmp_path: Path) -> None:
     arrays = {"a": np.arange(7, dtype=np.uint16), "none": np.empty(0, np.int8), "b": np.array([2.5, 1], np.float32)}
     for make in (lambda _: arrays, never):
-        shared = SharedArrays("x", make, "the table", on_disk=True, kept=Kept(tmp_path / "kept", "log"))
+        shared = SharedArrays("x", make, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "log"))
         assert shared.arrays.keys() == arrays.keys()
         assert all(np.array_equal(shared[name], each) for name, each in arrays.items())
         assert [shared[name].dtype for name in arrays] == [each.dtype for each in arrays.values()]
@@ -228,7 +228,7 @@ def test_what_a_killed_process_has_left_is_not_used_and_goes(tmp_path: Path) -> 
     process.communicate(timeout=PATIENCE_S)
     assert sorted(name.rpartition(".")[2] for name in files(tmp_path)) == ["data", "lock", "scratch"]
     arrays = {"a": np.arange(5)}
-    shared = SharedArrays("table", lambda _: arrays, "x", on_disk=True, kept=Kept(tmp_path / "kept", "the log"))
+    shared = SharedArrays("table", lambda _: arrays, "x", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
     assert np.array_equal(shared["a"], arrays["a"])
     assert [name.startswith("kept-") for name in files(tmp_path)] == [True]
 
@@ -240,13 +240,13 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError("a bad table")
 
     with pytest.raises(ValueError, match="a bad table"):
-        SharedArrays("table", fails, "the table", on_disk=True, kept=Kept(tmp_path / "kept", "the log"))
+        SharedArrays("table", fails, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
     assert files(tmp_path) == {}
 
 
 def test_who_comes_second_does_not_read_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one has compared the checksums, and the file is its own since then."""
-    kept = Kept(tmp_path / "kept", "the log")
+    kept = KeptIn(tmp_path / "kept", "the log")
     first = SharedArrays("table", lambda _: {"a": np.arange(9)}, "the table", on_disk=True, kept=kept)
     monkeypatch.setattr(shared_arrays, "_checksums", lambda _: [])
     second = SharedArrays("table", never, "the table", on_disk=True, kept=kept)

@@ -67,6 +67,24 @@ def test_a_source_with_everything(tmp_path):
     assert all(0 <= word < 5 for row in words for word in row)
 
 
+AS_OF = """
+[[sources]]
+paths = "requests"
+[[sources.as_of]]
+paths = "histories"
+on = "user"
+at = "position"
+fields = ["item"]
+bucketed = 2"""
+
+
+@pytest.mark.parametrize("given", ["kept", "/data/kept"])
+def test_a_folder_is_relative_to_the_file(tmp_path, given):
+    (tmp_path / "job.toml").write_text(f"{AS_OF}\nkept_in = '{given}'")
+    (source,) = sources_from_toml(tmp_path / "job.toml")
+    assert source.join[0].kept_in == str(tmp_path / given)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -96,6 +114,7 @@ def test_a_source_with_everything(tmp_path):
             "[[sources]]\npaths = 'a'\n[[sources.as_of]]\npaths = 'b'\nwhere = 'x'",
             r"as_of\[0\]: where is written in Py",
         ),
+        (f"{AS_OF}\nkept_in = 3", r"as_of\[0\]\.kept_in: paths are strings, got 3"),
         (
             "[[sources]]\npaths = 'a'\nretry = { trys = 3 }",
             r"sources\[0\]\.retry has no option trys; there are tries, max_s",
