@@ -182,11 +182,13 @@ def load_histories(
         more = _there(also, files.catalog)
         # What a row sees of its events is found where it is read.
         form = replace(join, inclusive=False, scan=None, cap=None, bucketed=join.bucketed and 1).form
-        what = (form, sorted(more), [(field.name, field.kind) for field in files.wanted])
-        contents = (_VERSION, identity, what, versions(files), *own_copy(notes))
+        described = (form, sorted(more), [(field.name, field.kind) for field in files.wanted])
+        contents = (_VERSION, identity, described, versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        place = (join.source.path_list, join.source.table, str(join.source.catalog), identity["arguments"])
-        kept = KeptIn(Path(join.kept_in).expanduser(), repr((place, what))) if join.kept_in and notes is None else None
+        kept = None
+        if join.kept_in is not None and notes is None:
+            place = (join.source.path_list, join.source.table, str(join.source.catalog), identity["arguments"])
+            kept = KeptIn(Path(join.kept_in).expanduser(), repr((place, described)))
         reading = _Reading(files, join, more)
         shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None, kept=kept)
         for left_out in json.loads(shared[_SKIPPED].tobytes()):
