@@ -17,7 +17,7 @@ from event_log import LISTEN, OVERLAPPING, POOLS, SCHEMA, Log, anchors
 from patience import PATIENCE_S
 from sets import same
 
-from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, SchemaError
+from fsdata import AsOf, DataError, FreeScaleDataLoader, ParquetSource, SchemaError
 from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 from fsdata.decode.joins import event_rows, history_table
@@ -209,10 +209,16 @@ def started(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def test_of_several_processes_one_makes_them_and_the_others_take_them(tmp_path: Path) -> None:
+def test_of_several_processes_one_makes_them_and_the_others_take_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = started(tmp_path / "kept")
     assert first.stdout is not None
     assert first.stdout.readline() == "made\n"
+    with monkeypatch.context() as patch:  # nobody waits for ever
+        patch.setattr(shared_arrays, "PATIENCE_S", 0.1)
+        with pytest.raises(DataError, match=f"the table: process {first.pid} of this host reads it for all"):
+            SharedArrays("table", never, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
     others = [started(tmp_path / "kept") for _ in range(2)]
     said = [process.communicate("\n", timeout=PATIENCE_S)[0] for process in (first, *others)]
     assert said == ["499500\n"] * 3
