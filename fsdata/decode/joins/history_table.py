@@ -359,7 +359,7 @@ class _Reading:
 
     def _parts(self) -> Iterator["_Part"]:
         """Decoded by several threads, in the order of the files; so is the first fault. Memory holds a few of them."""
-        groups, at_once = iter(self._files.groups), 1
+        groups, at_once, largest = iter(self._files.groups), 1, 1
         ahead: deque[Future[_Part | None]] = deque()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-histories") as pool:
             try:
@@ -370,8 +370,8 @@ class _Reading:
                         return
                     part = ahead.popleft().result()
                     if part is not None:
-                        size = sum(values.nbytes for values in part.events.values())
-                        at_once = min(_AHEAD // max(size, 1) + 1, self._threads + 1)
+                        largest = max(largest, sum(values.nbytes for values in part.events.values()))
+                        at_once = min(_AHEAD // largest + 1, self._threads + 1)
                         yield part
             finally:
                 for each in ahead:

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,46 @@ def watched(monkeypatch: pytest.MonkeyPatch, before: Any, after: Any) -> None:
     monkeypatch.setattr(history_table._Reading, "_part", decoded)
 
 
-def test_memory_holds_as_many_as_it_has_room_for(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_threads(monkeypatch, 4, ahead=0)
-    order: list[tuple[str, int]] = []
-    watched(monkeypatch, lambda group: order.append(("begin", group)), lambda group: order.append(("end", group)))
+class Late:
+    """An executor that works when somebody asks for a result. most: results that somebody waited for at a time."""
+
+    most = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._open = Late.most = 0
+
+    def __enter__(self) -> "Late":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._open == 0
+
+    def submit(self, part: Any, group: Any) -> SimpleNamespace:
+        self._open += 1
+        Late.most = max(Late.most, self._open)
+        return SimpleNamespace(result=lambda: self._result(part, group))
+
+    def _result(self, part: Any, group: Any) -> Any:
+        self._open -= 1
+        return part(group)
+
+
+@pytest.mark.parametrize(
+    ("threads", "room", "most"), [(9, 0, 1), (9, 1, 2), (9, 3, 4), (3, 9, 4), (99, 99, GROUPS - 1)]
+)
+def test_memory_holds_as_many_as_it_has_room_for(
+    tmp_path: Path, threads: int, room: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row group is the largest. Small ones do not say that those after them are small, too."""
+    drawn = Log.drawn(5, users=GROUPS)
+    lengths = {uid: len(of["ts"]) for uid, of in drawn.events.items()}
+    events = {uid: drawn.events[uid] for uid in sorted(lengths, key=lengths.__getitem__, reverse=True)}
+    write(tmp_path, Log(events=events, items=drawn.items))
+    largest = max(lengths.values()) * (8 + 8 + 1 + 2 + 1)  # bytes of an event: item, ts, type, ratio, mask
+    by_threads(monkeypatch, threads, ahead=room * largest)
+    monkeypatch.setattr(history_table, "ThreadPoolExecutor", Late)
     loader_of(tmp_path).close()
-    assert order == [(what, group) for group in range(GROUPS) for what in ("begin", "end")]
+    assert Late.most == most
 
 
 def test_the_first_fault_is_that_of_the_first_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
