@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray
 
 from fsdata.kernels import histories, lookups
-from fsdata.kernels.memory import ask_for, pointer, word_at
+from fsdata.kernels.memory import ask_for, pointer, stream, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
@@ -243,35 +243,43 @@ def find_spans(
 
 
 @kernel(inline="always")
-def _picked(to, of, events):
-    for i in range(len(to)):
-        to[i] = of[events[i]]
+def _picked(target, of, places, near):
+    if near:
+        to = carray(pointer(target), (len(places),), np.int64)
+        for i in range(len(places)):
+            to[i] = of[places[i]]
+    else:
+        for i in range(len(places)):
+            stream(target + 8 * i, np.int64(of[places[i]]))
 
 
 @kernel
-def _pick(target, column, events, itemsize):
-    """The values at `events`, int64 [n], of a column whose values lie in one run in memory."""
+def _pick(target, column, begin, places, itemsize, near):
+    """The values at `places`, uint32 [n], from value `begin` on, of a column whose values lie in one run in memory.
+
+    near: int64 that are needed soon stay in the cache.
+    """
     run = carray(pointer(column[RUNS]), (COLUMNS,), np.int64)
-    count, at, most = len(events), run[AT], 1 << 62
     stored = column[STORED] if run[FORM] == PLAIN else SAME
+    at, most = run[AT] + begin * (_WIDTHS[stored] if stored else itemsize), 1 << 32
     if itemsize == 4:
-        _picked(carray(pointer(target), (count,), np.int32), carray(pointer(at), (most,), np.int32), events)
-        return
-    to = carray(pointer(target), (count,), np.int64)
-    if stored == SAME:
-        _picked(to, carray(pointer(at), (most,), np.int64), events)
+        to, of = carray(pointer(target), (len(places),), np.int32), carray(pointer(at), (most,), np.int32)
+        for i in range(len(places)):
+            to[i] = of[places[i]]
+    elif stored == SAME:
+        _picked(target, carray(pointer(at), (most,), np.int64), places, near)
     elif stored == INT32:
-        _picked(to, carray(pointer(at), (most,), np.int32), events)
+        _picked(target, carray(pointer(at), (most,), np.int32), places, near)
     elif stored == UINT32:
-        _picked(to, carray(pointer(at), (most,), np.uint32), events)
+        _picked(target, carray(pointer(at), (most,), np.uint32), places, near)
     elif stored == INT16:
-        _picked(to, carray(pointer(at), (most,), np.int16), events)
+        _picked(target, carray(pointer(at), (most,), np.int16), places, near)
     elif stored == INT8:
-        _picked(to, carray(pointer(at), (most,), np.int8), events)
+        _picked(target, carray(pointer(at), (most,), np.int8), places, near)
     elif stored == UINT16:
-        _picked(to, carray(pointer(at), (most,), np.uint16), events)
+        _picked(target, carray(pointer(at), (most,), np.uint16), places, near)
     else:
-        _picked(to, carray(pointer(at), (most,), np.uint8), events)
+        _picked(target, carray(pointer(at), (most,), np.uint8), places, near)
 
 
 @kernel
@@ -298,12 +306,12 @@ def _gather_others(columns, block, start, length, itemsize, target):
     if number == 0:
         return
     to, near = target.copy(), np.zeros(len(target), np.int64)
-    events, ids, places = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    seen, ids = np.empty(longest, np.uint32), np.empty(longest, np.int64)
     end, left = np.empty(64, np.int64), np.empty(64, np.int64)
     for n in range(len(block)):
-        # Found last for this row: events by these pools, where the ids of these runs are, their places in this table.
-        merged, runs, ids_at, table = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-        begin, count = np.int64(0), np.int64(0)
+        # Found last for this row: events by these pools, the rows of this table for the ids of these runs.
+        merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
+        begin, count, of_key = np.int64(0), np.int64(0), np.int64(0)
         for i in range(number):
             f = fields[i]
             column, some, size = columns[block[n], f], length[f, n], itemsize[f]
@@ -314,22 +322,23 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 begin, count = start[f, n], some
             if column[MERGED] and column[MERGED] != merged:
                 merged = column[MERGED]
-                histories.merge_pools(carray(pointer(merged), (1 << 10,), np.int64), begin, events[:count], end, left)
-            looked_up = column[LOOKUP] != 0
-            if not looked_up or column[RUNS] != runs:
-                at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (to[f], size)
+                pools = carray(pointer(merged), (1 << 10,), np.int64)
+                of_key = histories.merge_pools(pools, begin, seen[:count], end, left)
+            if column[LOOKUP] == 0:
                 if column[MERGED]:
-                    _pick(at, column, events[:some], width)
+                    _pick(to[f], column, of_key, seen[:some], size, False)
                 else:
-                    near[f] = fetch(at, column, begin, some, width, near[f])
-                if width == 8:
-                    runs, ids_at, table = column[RUNS], np.int64(at), np.int64(0)
-            if looked_up:
+                    near[f] = fetch(to[f], column, begin, some, size, near[f])
+            else:
                 lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                if lookup[lookups.TABLE] != table:
-                    table = lookup[lookups.TABLE]
-                    lookups.find_places(carray(pointer(ids_at), (some,), np.int64), lookup, places)
-                lookups.take(to[f], places[:some], lookup, size)
+                if (column[RUNS], lookup[lookups.TABLE]) != (runs, table):
+                    runs, table = column[RUNS], lookup[lookups.TABLE]
+                    if column[MERGED]:
+                        _pick(ids.ctypes.data, column, of_key, seen[:some], 8, True)
+                    else:
+                        near[f] = fetch(ids.ctypes.data, column, begin, some, 8, near[f])
+                    lookups.find_rows(ids[:some], lookup)
+                lookups.take(to[f], ids[:some], lookup, size)
             to[f] += some * size
 
 
@@ -411,7 +420,7 @@ def gather_samples(
     Merged fields come here where some other source has no histories: else their references travel in their place.
     """
     for f in range(len(target)):
-        near, ids, events = np.int64(0), np.empty(0, np.int64), np.empty(0, np.int64)
+        near, ids, seen = np.int64(0), np.empty(0, np.int64), np.empty(0, np.uint32)
         end, left = np.empty(64, np.int64), np.empty(64, np.int64)
         for m in range(len(order)):
             n = order[m]
@@ -422,14 +431,14 @@ def gather_samples(
                     ids = np.empty(2 * some, np.int64)
                 at, width = (ids.ctypes.data, np.int64(8)) if looked_up else (target[f, m], size)
                 if column[MERGED]:
-                    if len(events) < some:
-                        events = np.empty(2 * some, np.int64)
-                    merged = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
-                    histories.merge_pools(merged, start[f, n], events[:some], end, left)
-                    _pick(at, column, events[:some], width)
+                    if len(seen) < some:
+                        seen = np.empty(2 * some, np.uint32)
+                    pools = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
+                    of_key = histories.merge_pools(pools, start[f, n], seen[:some], end, left)
+                    _pick(at, column, of_key, seen[:some], width, looked_up)
                 else:
                     near = fetch(at, column, start[f, n], some, width, near)
                 if looked_up:
                     lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                    lookups.find_places(ids[:some], lookup, ids)
+                    lookups.find_rows(ids[:some], lookup)
                     lookups.take(target[f, m], ids[:some], lookup, size)

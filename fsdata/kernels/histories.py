@@ -13,7 +13,7 @@ however far back that lies. An event may be in several pools; it is seen once, i
 import numpy as np
 from numba import carray
 
-from fsdata.kernels.memory import pointer
+from fsdata.kernels.memory import pointer, word_at, write_sums
 from fsranks.libraries import kernel
 
 # The table of the pools of one history table, int64 [HEAD + 3 P]: addresses of live memory.
@@ -28,8 +28,14 @@ PLACES = 0  # address of uint32, the places of its events inside their histories
 BOUNDS = 1  # address of int64 [K + 1], those of each key
 CAP = 2
 
-_BLOCK = 8  # events looked at without asking whether there is room
-_DENSE = 4  # events looked at for each of those that pools have there, up to which the mask is read
+_BLOCK = 8  # events looked at together: the bytes of a word
+_DENSE = 16  # events looked at for each that the row may keep, up to which the mask is read
+_EVERY_BYTE, _LOW_BITS, _HIGH_BITS = (np.uint64(byte * 0x0101010101010101) for byte in (1, 0x7F, 0x80))
+_TO_ONE_BYTE = np.uint64(0x0102040810204080)  # times bit 0 of every byte: the highest byte has all of them
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ONES = _BITS.sum(axis=1)
+# Of a byte, the places of its ones as the last of 8 bytes; those before them are overwritten.
+_PLACES_AT_END = np.argsort(_BITS, axis=1, kind="stable").astype(np.uint8).view("<u8")[:, 0]
 
 
 @kernel(called_with="int64[::1], int64[::1]")
@@ -220,51 +226,60 @@ def merged_lengths(
         length[n] = number if most < 0 else min(number, most)
 
 
-@kernel
-def merge_pools(pools, stop, events, end, left):
-    """The last events before event `stop` that a row of its key sees, as many as `events` has room for.
+@kernel(inline="always")
+def _marked(word):
+    """The bytes of a word that are not 0, as bits."""
+    high = (((word & _LOW_BITS) + _LOW_BITS) | word) & _HIGH_BITS
+    return ((high >> np.uint64(7)) * _TO_ONE_BYTE) >> np.uint64(56)
 
-    Written: events int64, ascending. There are as many, see `merged_lengths`. end, left: int64 [P], to work with.
+
+@kernel
+def merge_pools(pools, stop, seen, end, left):
+    """The last events before event `stop` that a row of its key sees, as many as `seen` has room for. -> the first
+    event of the key.
+
+    Written: seen uint32, their places inside the history, ascending. There are as many, see `merged_lengths`. end,
+    left: int64 [P], to work with.
     """
-    at = len(events)
+    at = len(seen)
     offsets = carray(pointer(pools[OFFSETS]), (pools[KEYS] + 1,), np.int64)
     k = _first_not_below(offsets, np.int64(0), pools[KEYS] + 1, stop) - 1  # an event of the key is before
     begin, place = offsets[k], stop - offsets[k]
-    mask = carray(pointer(pools[MASK] + begin), (place,), np.uint8)
+    mask_at, seen_at = pools[MASK] + begin, np.int64(seen.ctypes.data)
+    mask = carray(pointer(mask_at), (place,), np.uint8)
     _ends(pools, k, np.int64(0), place, end, left)
     while at > 0:
         # Down to `low` the pools that are seen stay the same: then one of them has no event left.
-        low, dense, bits, alive, last = np.int64(0), np.int64(0), 0, 0, 0
+        low, kept, bits, alive, last = np.int64(0), np.int64(0), 0, 0, 0
         for p in range(pools[POOLS]):
             if left[p] > 0:
-                low = max(low, _before(end[p] - 4 * (left[p] - 1)))
+                low, kept = max(low, _before(end[p] - 4 * (left[p] - 1))), kept + left[p]
                 bits, alive, last = bits | 1 << p, alive + 1, p
-        for p in range(pools[POOLS]):
-            if left[p] > 0:
-                dense = max(dense, left[p] - _left_below(end[p], left[p], low))
+        kept = min(kept, np.int64(at))
         if alive == 1:
-            some = min(left[last], at)
-            places = carray(pointer(end[last] - 4 * some), (some,), np.uint32)
-            for i in range(some):
-                events[at - some + i] = begin + places[i]
-            return
-        if place - low > _DENSE * dense:
+            places = carray(pointer(end[last] - 4 * kept), (kept,), np.uint32)
+            for i in range(kept):
+                seen[at - kept + i] = places[i]
+            return begin
+        if place - low > _DENSE * kept:
             while at > 0 and place > low:
                 place = _latest(end, left, pools[POOLS])
                 at -= 1
-                events[at] = begin + place
+                seen[at] = place
             continue
+        every = np.uint64(bits) * _EVERY_BYTE
         while place - low >= _BLOCK and at >= _BLOCK:
-            for _ in range(_BLOCK):
-                place -= 1
-                events[at - 1] = begin + place
-                at -= (mask[place] & bits) != 0
+            place -= _BLOCK
+            ones = _marked(word_at(mask_at + place) & every)
+            write_sums(seen_at + 4 * (at - _BLOCK), np.uint32(place), _PLACES_AT_END[ones])
+            at -= _ONES[ones]
         while place > low and at > 0:
             place -= 1
-            events[at - 1] = begin + place
+            seen[at - 1] = place
             at -= (mask[place] & bits) != 0
         for p in range(pools[POOLS]):
             if left[p] > 0:
                 below = _left_below(end[p], left[p], place)
                 end[p] -= 4 * (left[p] - below)
                 left[p] = below
+    return begin

@@ -1,29 +1,32 @@
-"""Ids to values of a dimension table (numba, nogil, no Python objects).
+"""Ids: to values of a dimension table, and of several integers (numba, nogil, no Python objects).
 
-Where the ids lie close together the table is an array by id, else a hash table with open addressing: M ids in S places,
-S a power of two of at least 2 M, probed one after another. All values of an id lie side by side, so that the second
-field finds in the cache what the first has brought.
+Where the ids of a table lie close together it is an array by id, else a hash table with open addressing: M ids in S
+places, S a power of two of at least 2 M, probed one after another. All values of an id lie side by side, so that the
+second field finds in the cache what the first has brought.
 """
 
 import numpy as np
 from numba import carray
 
-from fsdata.kernels.memory import ask_for, pointer
+from fsdata.kernels.memory import ask_for, pointer, stream
 from fsranks.libraries import kernel
 
-# The table of one column, int64 [NUMBERS]: addresses of live memory.
-LOW = 0  # of an array by id: the id of its first value
-SIZE = 1  # values, or places
+# The table of one column, int64 [NUMBERS]: addresses of live memory. Behind the last row stands one of defaults.
+LOW = 0  # of an array by id: the id of its first row
+SIZE = 1  # rows, or places
 IDS = 2  # address of int64 [S], the id at each place; 0: an array by id
 VALUES = 3  # address of the first value
 WIDTH = 4  # bytes of each; values of 4 bytes become int64 if those of the field have 8
-STRIDE = 5  # bytes from one value to the next
-DEFAULT = 6  # bits of the value of ids that are not there
-TABLE = 7  # address of the rows of the table: the columns of one table find an id at one place
-NUMBERS = 8
+STEP = 5  # words of 4 bytes from one row to the next
+TABLE = 6  # address of the rows of the table: the columns of one table find an id at one place
+NUMBERS = 7
 
 EMPTY = -(2**63)  # no id
-_AHEAD = 16  # places that are asked for before they are needed
+_AHEAD = 16  # places of a hash table that are asked for before they are needed
+_1, _2, _3, _4, _5 = map(  # of xxhash64
+    np.uint64,
+    (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5),
+)
 
 
 @kernel(inline="always")
@@ -45,15 +48,13 @@ def fill_places(ids: np.ndarray, at: np.ndarray, places: np.ndarray) -> None:
 
 
 @kernel
-def find_places(ids, lookup, places):
-    """Written: places int64 [n], the place of the values of each of `ids`, int64 [n], -1 where they are not there. Both
-    may be one array."""
-    size = lookup[SIZE]
+def find_rows(ids, lookup):
+    """Written in place of each of `ids`, int64 [n]: the word at which its row begins."""
+    size, step = lookup[SIZE], lookup[STEP]
     if lookup[IDS] == 0:
-        low = lookup[LOW]
+        low, behind = lookup[LOW], np.uint64(size)
         for i in range(len(ids)):
-            place = ids[i] - low  # of ids far apart it wraps around, and is not inside
-            places[i] = place if 0 <= place < size else np.int64(-1)
+            ids[i] = np.int64(min(np.uint64(ids[i] - low), behind)) * step  # ids below wrap around, to large numbers
         return
     known = carray(pointer(lookup[IDS]), (size,), np.int64)
     for i in range(len(ids)):
@@ -63,23 +64,60 @@ def find_places(ids, lookup, places):
         place = _place(id, size)
         while known[place] != id and known[place] != EMPTY:
             place = (place + 1) & (size - 1)
-        places[i] = np.int64(-1) if known[place] == EMPTY else place
+        ids[i] = (size if known[place] == EMPTY else place) * step
 
 
 @kernel
-def take(target, places, lookup, itemsize):
-    """The values at `places`, int64 [n], to `target`: of 8 bytes, int64; of 4 bytes, float32."""
-    first, stride, count = lookup[VALUES], lookup[STRIDE], len(places)
-    wide, narrow = carray(pointer(target), (count,), np.int64), carray(pointer(target), (count,), np.int32)
-    for i in range(count):
-        if i + _AHEAD < count:
-            ask_for(first + max(places[i + _AHEAD], 0) * stride)
-        at = first + places[i] * stride
-        if lookup[WIDTH] == 8:
-            wide[i] = lookup[DEFAULT] if places[i] < 0 else carray(pointer(at), (1,), np.int64)[0]
-        else:
-            value = np.int32(lookup[DEFAULT]) if places[i] < 0 else carray(pointer(at), (1,), np.int32)[0]
-            if itemsize == 8:
-                wide[i] = value
-            else:
-                narrow[i] = value
+def take(target, rows, lookup, itemsize):
+    """The values of `rows`, as of `find_rows`, to `target`: of 8 bytes, int64; of 4 bytes, float32.
+
+    The loops have no branch: then the processor brings many rows at once.
+    """
+    at, most = pointer(lookup[VALUES]), 1 << 60
+    words = carray(at, (most,), np.int32)
+    if lookup[WIDTH] == 8:
+        pairs = carray(at, (most,), np.int64)
+        for i in range(len(rows)):
+            stream(target + 8 * i, pairs[np.uint64(rows[i]) >> np.uint64(1)])
+    elif itemsize == 8:
+        for i in range(len(rows)):
+            stream(target + 8 * i, np.int64(words[np.uint64(rows[i])]))
+    else:
+        to = carray(pointer(target), (len(rows),), np.int32)
+        for i in range(len(rows)):
+            to[i] = words[np.uint64(rows[i])]
+
+
+@kernel(inline="always")
+def _turned(word, bits):
+    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
+
+
+@kernel(inline="always")
+def _mixed(lane, word):
+    return _turned(lane + word * _2, 31) * _1
+
+
+@kernel(called_with="int64[:, ::1], uint64, uint64, int64[::1]")
+def hash_rows(values: np.ndarray, seed: int, buckets: int, ids: np.ndarray) -> None:
+    """Written: ids int64 [N], xxhash64, as its specification has it, of each row of `values`, int64 [N, V], as bytes in
+    little-endian order, modulo `buckets`. seed, buckets: uint64."""
+    width = values.shape[1]
+    for n in range(len(values)):
+        at, found = 0, seed + _5
+        if width >= 4:
+            a, b, c, d = seed + _1 + _2, seed + _2, seed, seed - _1
+            while at + 4 <= width:
+                a, b = _mixed(a, np.uint64(values[n, at])), _mixed(b, np.uint64(values[n, at + 1]))
+                c, d = _mixed(c, np.uint64(values[n, at + 2])), _mixed(d, np.uint64(values[n, at + 3]))
+                at += 4
+            found = _turned(a, 1) + _turned(b, 7) + _turned(c, 12) + _turned(d, 18)
+            for lane in (a, b, c, d):
+                found = (found ^ _mixed(np.uint64(0), lane)) * _1 + _4
+        found += np.uint64(8 * width)
+        while at < width:
+            found = _turned(found ^ _mixed(np.uint64(0), np.uint64(values[n, at])), 27) * _1 + _4
+            at += 1
+        found = (found ^ (found >> np.uint64(33))) * _2
+        found = (found ^ (found >> np.uint64(29))) * _3
+        ids[n] = np.int64((found ^ (found >> np.uint64(32))) % buckets)

@@ -39,3 +39,31 @@ def ask_for(typing_context, address):
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def stream(typing_context, address, value):
+    """Write an int64 to an aligned address past the cache: a line that is written whole is not read before."""
+
+    def generate(context, builder, signature, arguments):
+        word = ir.IntType(64)
+        store = builder.store(arguments[1], builder.inttoptr(arguments[0], word.as_pointer()), align=8)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def write_sums(typing_context, address, number, word):
+    """Write a uint32 plus each of the 8 bytes of a uint64, 8 uint32, to any int64 address."""
+
+    def generate(context, builder, signature, arguments):
+        eight = ir.VectorType(ir.IntType(32), 8)
+        many = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[1], ir.IntType(32)(0))
+        many = builder.shuffle_vector(many, ir.Constant(eight, ir.Undefined), ir.Constant(eight, None))
+        bytes_of = builder.zext(builder.bitcast(arguments[2], ir.VectorType(ir.IntType(8), 8)), eight)
+        builder.store(builder.add(many, bytes_of), builder.inttoptr(arguments[0], eight.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint32, types.uint64), generate

@@ -202,9 +202,9 @@ class EventRows:
                 found.append(table.keys[key])
             elif name in self._found:
                 lookup = self._found[name]
-                ids = Column.of(table.values(lookup.join.on)[events].astype(np.int64))
+                ids = Column.of(table.values(lookup.join.on)[events].astype(np.int64), width=len(events))
                 dtype = np.float32 if lookup.is_float(name) else np.int64
-                found.append(lookup.over(ids, name).gathered(dtype, np.arange(len(events))))
+                found.append(lookup.over(ids, name).gathered(dtype, np.zeros(1, np.int64)))  # one row has all
             else:
                 found.append(table.values(name)[events])
         return pa.RecordBatch.from_arrays([pa.array(each) for each in found], list(names))

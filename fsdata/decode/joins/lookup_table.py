@@ -29,7 +29,7 @@ from fsdata.sources.source import ParquetSource
 
 _IDS, _ROWS, _FORM = "ids", "rows", "form"
 _SPARSE = 8  # times as many values as rows: more take more memory than a hash table
-_VERSION = 1  # of the arrays that processes share
+_VERSION = 2  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def load_lookup(
     finally:
         files.close()
     floats = frozenset(field.name for field in fields if field.number == "value")
-    return LookupTable(join, label, files.skipped, identity, shared, _tables(join, fields, shared), floats)
+    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats)
 
 
 def _number(catalog: Catalog, column: object) -> str:
@@ -104,8 +104,8 @@ def _number(catalog: Catalog, column: object) -> str:
 
 
 def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays:
-    """`ids`: of an array by id its first one alone; `rows`: bytes; `form`: bytes of a row, then where each field begins
-    in it, then the bytes of each."""
+    """`ids`: of an array by id its first one alone; `rows`: bytes, the last row of defaults; `form`: bytes of a row,
+    then where each field begins in it, then the bytes of each."""
     keys, values = _rows(files, fields, join)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
@@ -121,7 +121,7 @@ def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays
         places, at = np.full(size, lookups.EMPTY), np.empty(len(keys), np.int64)
         lookups.fill_places(keys, at, places)
     row = np.dtype([(field.name, _narrowest(values[field.name], join, field)) for field in fields], align=True)
-    rows = np.empty(size, row)
+    rows = np.empty(size + 1, row)
     for field in fields:
         rows[field.name] = join.default_of(field.name)
         rows[field.name][at] = values[field.name][order]
@@ -155,15 +155,11 @@ def _narrowest(values: np.ndarray, join: Lookup, field: Field) -> np.dtype[Any]:
     return np.dtype(np.int32 if -(2**31) <= min(ends) <= max(ends) < 2**31 else np.int64)
 
 
-def _tables(join: Lookup, fields: Sequence[Field], shared: SharedArrays) -> dict[str, np.ndarray]:
+def _tables(fields: Sequence[Field], shared: SharedArrays) -> dict[str, np.ndarray]:
     """See `LookupTable`."""
     ids, rows, (stride, *form) = shared[_IDS], shared[_ROWS], shared[_FORM].tolist()
     low, places = (int(ids[0]), 0) if len(ids) == 1 else (0, ids.ctypes.data)
-    found = {}
+    at, size, found = rows.ctypes.data, len(rows) // stride - 1, {}
     for field, place, width in zip(fields, form, form[len(fields) :], strict=False):
-        default = np.array([join.default_of(field.name)], field.dtype)
-        bits = int(default.view(np.int32)[0] if field.dtype is np.float32 else default[0])
-        at = rows.ctypes.data
-        numbers = [low, len(rows) // stride, places, at + place, width, stride, bits, at]
-        found[field.name] = np.array(numbers, np.int64)
+        found[field.name] = np.array([low, size, places, at + place, width, stride // 4, at], np.int64)
     return found

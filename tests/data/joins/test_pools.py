@@ -179,6 +179,29 @@ def test_sequences_that_pools_cannot_make(tmp_path: Path, given: dict[str, Any],
         read(tmp_path, as_of(tmp_path), Schema(sequences=(uih,), context=("row",)))
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_two_tables_of_one_id(tmp_path: Path, sparse: bool) -> None:
+    """Their fields stand in turn in the sequence; values of one take 8 bytes, and ids of the log are below its own."""
+    log = Log.drawn(5, sparse=sparse)
+    log.write(tmp_path)
+    rows = write_requests(log, tmp_path, seed=5)
+    albums = {item: 2**40 + 3 * number for number, item in enumerate(sorted(log.items)[4:])}
+    columns = {"item": list(albums), "album": list(albums.values()), "year": [n % 7 for n in range(len(albums))]}
+    pq.write_table(pa.table(columns), tmp_path / "albums.parquet")
+    default = {"album": -(2**50), "year": -1}
+    other = Lookup(ParquetSource(tmp_path / "albums.parquet"), on="item", fields=("album", "year"), default=default)
+    uih = Sequence("uih", fields=("album", "artist", "year", "item", "ts", "pools"), floats=UIH.floats, max_length=9)
+    source = ParquetSource(tmp_path / "rows.parquet", join=[as_of(tmp_path, cap=3), lookup(tmp_path), other])
+    with FreeScaleDataLoader(source, Schema(sequences=(uih,)), batch_size=len(rows), num_threads=1) as loader:
+        (batch,) = loader
+    expected = [event for place in rows for event in log.history(*place, cap=3)]
+    assert batch.features["item"].values().tolist() == [event["item"] for event in expected]
+    assert batch.features["artist"].values().tolist() == [event["artist"] for event in expected]
+    assert batch.features["album"].values().tolist() == [albums.get(event["item"], -(2**50)) for event in expected]
+    years = [(albums[event["item"]] - 2**40) // 3 % 7 if event["item"] in albums else -1 for event in expected]
+    assert batch.features["year"].values().tolist() == years
+
+
 def _sparse(file: Path, size: int) -> np.ndarray:
     """uint8 [size], of which the system keeps only what is written."""
     with open(file, "wb") as made:
@@ -196,10 +219,10 @@ def test_events_beyond_32_bits(tmp_path: Path, first: int) -> None:
     table += [number for places, ends, cap in of for number in (places.ctypes.data, ends.ctypes.data, cap)]
     length, scratch = np.empty(1, np.int64), np.empty((2, 8), np.int64)
     histories.merged_lengths(np.array(table), np.array([1]), -1, np.array([first - 20]), np.array([first + 33]), length)
-    seen = np.empty(10, np.int64)
-    histories.merge_pools(np.array(table), first + 33, seen, *scratch)
+    seen = np.empty(10, np.uint32)
+    assert histories.merge_pools(np.array(table), first + 33, seen, *scratch) == first - 20
     assert length[0] == 10
-    assert seen.tolist() == [first - 20 + place for place in range(53) if place % 3][-10:]
+    assert seen.tolist() == [place for place in range(53) if place % 3][-10:]
 
 
 @pytest.mark.parametrize("first", [2**31, 2**32, 2**33])

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
 from worlds import shared_world
+from xxhash import xxh64_intdigest
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence, cross
 from fsdata.errors import SchemaError, StateError
+from fsdata.kernels.lookups import hash_rows
 
 WIDTH = 170
 PLACES = list[tuple[int, int]]
@@ -348,6 +350,15 @@ def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     source = as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")})
     with pytest.raises(SchemaError, match="rating"):
         opened(source)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize(("seed", "buckets"), [(0, 2**63), (2**64 - 1, 1000)])
+def test_hashes_of_several_values(width: int, seed: int, buckets: int) -> None:
+    values = np.random.default_rng(width).integers(-(2**63), 2**63, (5, width))
+    ids = np.empty(5, np.int64)
+    hash_rows(values, np.uint64(seed), np.uint64(buckets), ids)
+    assert ids.tolist() == [xxh64_intdigest(row.tobytes(), seed) % buckets for row in values]
 
 
 @pytest.mark.parametrize(
