@@ -34,7 +34,7 @@ HISTORIES = (
     *(histories.find_keys, histories.find_windows, histories.cut_windows, histories.find_unsorted),
     *(histories.events_that_count, histories.count_pool, histories.find_pool, histories.merged_lengths),
 )
-RARE = (rows.decode_page, locations.read_locations, deal.to_fewest, lookups.fill_places, lookups.hash_rows)
+RARE = (rows.decode_page, locations.read_locations, deal.to_fewest, lookups.fill_places)
 ALL = (*READING, *BALANCING, *HISTORIES, *RARE)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 

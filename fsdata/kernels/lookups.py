@@ -1,4 +1,4 @@
-"""Ids: to values of a dimension table, and of several integers (numba, nogil, no Python objects).
+"""Ids to values of a dimension table (numba, nogil, no Python objects).
 
 Where the ids of a table lie close together it is an array by id, else a hash table with open addressing: M ids in S
 places, S a power of two of at least 2 M, probed one after another. All values of an id lie side by side, so that the
@@ -23,10 +23,6 @@ NUMBERS = 7
 
 EMPTY = -(2**63)  # no id
 _AHEAD = 16  # places of a hash table that are asked for before they are needed
-_1, _2, _3, _4, _5 = map(  # of xxhash64
-    np.uint64,
-    (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5),
-)
 
 
 @kernel(inline="always")
@@ -86,38 +82,3 @@ def take(target, rows, lookup, itemsize):
         to = carray(pointer(target), (len(rows),), np.int32)
         for i in range(len(rows)):
             to[i] = words[np.uint64(rows[i])]
-
-
-@kernel(inline="always")
-def _turned(word, bits):
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
-
-
-@kernel(inline="always")
-def _mixed(lane, word):
-    return _turned(lane + word * _2, 31) * _1
-
-
-@kernel(called_with="int64[:, ::1], uint64, uint64, int64[::1]")
-def hash_rows(values: np.ndarray, seed: int, buckets: int, ids: np.ndarray) -> None:
-    """Written: ids int64 [N], xxhash64, as its specification has it, of each row of `values`, int64 [N, V], as bytes in
-    little-endian order, modulo `buckets`. seed, buckets: uint64."""
-    width = values.shape[1]
-    for n in range(len(values)):
-        at, found = 0, seed + _5
-        if width >= 4:
-            a, b, c, d = seed + _1 + _2, seed + _2, seed, seed - _1
-            while at + 4 <= width:
-                a, b = _mixed(a, np.uint64(values[n, at])), _mixed(b, np.uint64(values[n, at + 1]))
-                c, d = _mixed(c, np.uint64(values[n, at + 2])), _mixed(d, np.uint64(values[n, at + 3]))
-                at += 4
-            found = _turned(a, 1) + _turned(b, 7) + _turned(c, 12) + _turned(d, 18)
-            for lane in (a, b, c, d):
-                found = (found ^ _mixed(np.uint64(0), lane)) * _1 + _4
-        found += np.uint64(8 * width)
-        while at < width:
-            found = _turned(found ^ _mixed(np.uint64(0), np.uint64(values[n, at])), 27) * _1 + _4
-            at += 1
-        found = (found ^ (found >> np.uint64(33))) * _2
-        found = (found ^ (found >> np.uint64(29))) * _3
-        ids[n] = np.int64((found ^ (found >> np.uint64(32))) % buckets)

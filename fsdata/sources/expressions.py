@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsdata.errors import DataError, SchemaError
-from fsdata.kernels.lookups import hash_rows
 from fsdata.sources.elementwise import check
 from fsdata.sources.hash_split import HashSplit
 
@@ -214,15 +213,17 @@ def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
 
 def _crossed(cross: Cross, frame: "pl.DataFrame") -> pa.Array:
     """int64, see `cross`."""
+    from xxhash import xxh64_intdigest
+
     values = [_run(each, frame) for each in cross.values]
     for each, of in zip(values, cross.values, strict=True):
         if not (pa.types.is_integer(each.type) or pa.types.is_boolean(each.type)):
             raise SchemaError(f"cross takes integers, and {', '.join(of.columns)} gives {each.type}")
     null = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
     numbers = [each.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False) for each in values]
-    ids = np.empty(len(frame), np.int64)
-    hash_rows(np.stack(numbers, axis=1), np.uint64(cross.seed), np.uint64(cross.buckets), ids)
-    return pa.array(ids, mask=null)
+    raw, size = np.stack(numbers, axis=1).astype("<i8").tobytes(), 8 * len(values)
+    hashes = [xxh64_intdigest(raw[at : at + size], cross.seed) % cross.buckets for at in range(0, len(raw), size)]
+    return pa.array(np.array(hashes, np.int64), mask=null)
 
 
 def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:

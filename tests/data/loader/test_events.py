@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
 from worlds import shared_world
-from xxhash import xxh64_intdigest
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence, cross
 from fsdata.errors import SchemaError, StateError
-from fsdata.kernels.lookups import hash_rows
 
 WIDTH = 170
 PLACES = list[tuple[int, int]]
@@ -352,13 +350,29 @@ def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
         opened(source)
 
 
-@pytest.mark.parametrize("width", [1, 3, 4, 5, 8, 11])
-@pytest.mark.parametrize(("seed", "buckets"), [(0, 2**63), (2**64 - 1, 1000)])
-def test_hashes_of_several_values(width: int, seed: int, buckets: int) -> None:
-    values = np.random.default_rng(width).integers(-(2**63), 2**63, (5, width))
-    ids = np.empty(5, np.int64)
-    hash_rows(values, np.uint64(seed), np.uint64(buckets), ids)
-    assert ids.tolist() == [xxh64_intdigest(row.tobytes(), seed) % buckets for row in values]
+def test_users_held_out_by_a_hash_of_their_own(tmp_path: Path) -> None:
+    """Integers of polars wrap around, so a hash of 64 bits is an expression; that of the page about DLRMv4."""
+    page = (Path(__file__).parents[3] / "docs" / "dlrm-v4.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    log = Log.drawn(3)
+    log.write(tmp_path)
+    source = as_of(tmp_path).anchors(where=names["share"](pl.col("uid"), salt=5) < 0.5, join=lookup(tmp_path))
+    schema = Schema(sequences=(UIH,), context=("uid",))
+    with FreeScaleDataLoader(source, schema, batch_size=5, num_threads=1) as loader:
+        seen = {int(uid) for batch in loader for uid in batch.features["uid"].values().tolist()}
+    users = [uid for uid, events in log.events.items() if events["ts"]]
+    assert seen == {uid for uid in users if splitmix64(uid + 5) < 0.5}
+    assert 0 < len(seen) < len(users)
+
+
+def splitmix64(number: int) -> float:
+    """The next number of a generator in this state, as a share of 1."""
+    word = 2**64 - 1
+    mixed = (number + 0x9E3779B97F4A7C15) & word
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & word
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & word
+    return ((mixed ^ (mixed >> 31)) >> 11) / 2**53
 
 
 @pytest.mark.parametrize(
