@@ -136,7 +136,7 @@ class Backward:
         (step, calls), by_group = forward, self._came.pop(forward)
         # A copy: another module's forward may come before a worker gets to it.
         hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
-        gradients = Gradients(number=step.number, by_group=by_group, hypers=hypers)
+        gradients = Gradients(number=step.number, by_part=[by_group], hypers=hypers)
         modules = self._served.modules_of(gradients.groups)
         for m in modules:
             step.modules[m].backwards += 1

@@ -419,7 +419,7 @@ class Engine(Listener):
         tensors = [tensor for merge, buffer in came.values() for tensor in (merge.index, buffer)]
         self.device.reads(*ids.parts[m], *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer)), partial(self._backward.take_gradient, step, g))
+            tap(codec.rows.decode(merge.output(buffer, 0)), partial(self._backward.take_gradient, step, g))
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:

@@ -101,6 +101,7 @@ class Program:
             groups=[g for m in rows for g in self._served.groups[m]],
             after=[each for m in rows for each in self._order[m].before(rows[m])],
             ids=step.arrived,
+            piece=0 if of_class is Class.COLLISION else -1,
         )
 
     def _send_and_update(
@@ -125,6 +126,7 @@ class Program:
                 after=before,
                 ids=step.planned,
                 gradients=gradients,
+                piece=0 if of_class is Class.COLLISION else -1,
             )
             for kind in (Kind.SEND_BACK, Kind.UPDATE)
         ]

@@ -73,6 +73,7 @@ class Operation:
         after: what it waits for.
         ids: whose plan says what travels: of a fetch, its own step; else the step after that of the gradients.
         gradients: sent back, or applied.
+        piece: which piece of the plan travels; of an update, which class of rows. -1: what is exclusive.
         plainly: the update of one kernel of a module that runs plainly: the group, the kernel's number, and what to do.
     """
 
@@ -83,6 +84,7 @@ class Operation:
     after: Sequence[Pending[Any]] = ()
     ids: Pending[ExchangedIds] | None = None
     gradients: Gradients | None = None
+    piece: int = -1
     plainly: tuple[int, int, Update] | None = None
 
     def __str__(self) -> str:

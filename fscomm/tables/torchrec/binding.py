@@ -123,11 +123,11 @@ def _request(dist: InputDist, layout: Any) -> Any:
     ids = sent.values().long()
     if layout.pooling is None:
         back = getattr(dist.dist, "unbucketize_permute_tensor", None)
-        return routes.request(ids, sent.length_per_key(), back, layout)
+        return routes.request([routes.Part(ids, sent.length_per_key(), back)], layout)
     weights = sent.weights_or_none()
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
-    return bags.request(ids, sent.lengths().view(len(sent.keys()), -1), weights, layout)
+    return bags.request([bags.BagPart(ids, sent.lengths().view(len(sent.keys()), -1), weights)], layout)
 
 
 def asked(module: Any, features: Any) -> tuple[int, int]:
