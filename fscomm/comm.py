@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fscomm.device import device_of
 from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
+from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Listener, Lookahead, Rng
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
@@ -27,6 +29,7 @@ from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
 T = TypeVar("T")
+MOST_PARTS = 64  # twice as many pieces travel
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
 
@@ -70,6 +73,7 @@ class enable:
         features: Mapping[str, Features] | None = None,
         calls: int = 1,
         ranks_per_host: int = 1,
+        parts: int = 1,
         timeout_s: float = 300,
     ) -> None:
         if transport != "auto":
@@ -81,6 +85,13 @@ class enable:
         if not (isinstance(ranks_per_host, int) and 1 <= ranks_per_host <= MOST_RANKS_PER_HOST):
             most = MOST_RANKS_PER_HOST
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
+        if not (isinstance(parts, int) and 1 <= parts <= MOST_PARTS):
+            raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, got {parts!r}")
+        if parts > 1 and (calls > 1 or ranks_per_host > 1):
+            raise ValueError(
+                f"parts={parts} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
+                f"ranks_per_host={ranks_per_host}"
+            )
         self._enter = partial(
             Comm.enter,
             installed(),
@@ -90,6 +101,7 @@ class enable:
             ranks_per_host=ranks_per_host,
             transport=transport,
             strict=strict,
+            parts=parts,
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
@@ -130,6 +142,7 @@ class Comm:
         ranks_per_host: int = 1,
         transport: str,
         strict: bool,
+        parts: int = 1,
         timeout_s: float,
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks."""
@@ -154,6 +167,11 @@ class Comm:
             timeout_s=timeout_s,
         )
         found, problems, modules = agreed.found, agreed.problems, agreed.modules
+        if parts > 1 and problems:
+            raise NotServedError(
+                f"enable(parts={parts}) computes all tables as one call for all parts, and these cannot be served: "
+                + "; ".join(f"{name}: {why}" for name, why in problems.items())
+            )
         if not modules:
             return cls(recorder, None)._with_counts(library, found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
@@ -163,6 +181,13 @@ class Comm:
             return cls(recorder, None)._with_counts(library, found, problems | refused)
         travels = choice.name if transport == "auto" else transport
         recorder.travels_by(travels)
+        averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+        if parts > 1 and any(each.static_graph for each in averaged):
+            raise ValueError(
+                f"enable(parts={parts}) adds up gradients of parts before DistributedDataParallel exchanges them, which "
+                "torch cannot do with static_graph=True: give DistributedModelParallel a "
+                "DefaultDataParallelWrapper(static_graph=False)"
+            )
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,
@@ -173,6 +198,8 @@ class Comm:
                 transport=travels,
                 strict=strict,
                 timeout_s=timeout_s,
+                parts=parts,
+                averaged=averaged,
             )
             comm = cls(recorder, engine)
             failed.push(comm._give_up)
@@ -264,6 +291,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
+            engine.end_parts()
             engine.flush()
             engine.note_replaced()
         except BaseException as error:

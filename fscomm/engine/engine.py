@@ -6,6 +6,7 @@ control word per forward. When tables may be touched is the law of `table_order.
 Nothing waits for a worker inside backward, except a forward that is called there (activation checkpointing).
 """
 
+import itertools
 import logging
 import threading
 import weakref
@@ -22,17 +23,19 @@ from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
+from fscomm.engine.whole_call import WholeCall
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
-from fscomm.exchange.operations import ANY, Class, Rows, whole
+from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, Parts
+from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
+from fscomm.loop.parts import InParts, cut_batch
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
@@ -57,7 +60,8 @@ class Engine(Listener):
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.
 
-    finder: finds the features of modules in a batch.
+    finder: finds the features of modules in a batch. parts: in which every step is computed. averaged: the
+    DistributedDataParallel inside the model, whose gradients are exchanged with the last part.
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
@@ -76,8 +80,12 @@ class Engine(Listener):
         transport: str,
         strict: bool,
         timeout_s: float,
+        parts: int = 1,
+        averaged: Sequence[Any] = (),
     ) -> None:
         self.modules = modules
+        self.parts = parts
+        self._averaged = averaged
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
@@ -86,8 +94,8 @@ class Engine(Listener):
         self._executor = (Streams if device.runs_ahead else Threads)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
-        self._program = Program(self._executor, served, device, self._to_come)
-        self._backward = Backward(served, self._executor, self._program, self)
+        self._program = Program(self._executor, served, device, self._to_come, parts=parts)
+        self._backward = Backward(served, self._executor, self._program, self, parts=parts)
         self.handles = {
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
@@ -107,6 +115,7 @@ class Engine(Listener):
         self._written: deque[int] = deque()  # modules whose tables the user wrote
         self._epoch: Any = None  # the loop that the user is in
         self._batch: Any = None
+        self._part: int | None = None  # whose turn it is, of a step in parts
         self.reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
@@ -126,6 +135,7 @@ class Engine(Listener):
         self._backward.end_failed_pass()
         self.note_replaced()
         if self.held is not None:
+            self.end_parts()
             self._note_idle(self.held)
         if resumed:
             self._idle = [0] * len(self.modules)
@@ -135,44 +145,56 @@ class Engine(Listener):
 
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. Does not block."""
-        nothing = [None] * len(self.modules)
+        was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
+        parts, on_host = [moved.batch], [moved.pulled] if was_moved else [None]
+        if self.parts > 1:
+            pulled = moved.pulled if moved.pulled is not moved.batch else None
+            parts = cut_batch(moved.batch, self.parts, self._finder.make, pulled)
+            on_host = cut_batch(moved.pulled, self.parts, self._finder.make) if was_moved else [None] * self.parts
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
         if why is not None:
-            self.announce_features(nothing, [why] * len(self.modules), draws=draws)
+            nothing = [None] * len(self.modules)
+            self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)
             return
-        given, missing = self._finder.read(moved.batch)
-        was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
-        on_host = self._finder.read(moved.pulled)[0] if was_moved else None
-        self.announce_features(given, missing, on_host, moved=moved.mark, draws=draws)
+        found = [self._finder.read(part) for part in parts]
+        ahead = [None if part is None else self._finder.read(part)[0] for part in on_host]
+        given: list[Parts | None] = []
+        for m in range(len(self.modules)):
+            of_module = [
+                (kjts[m], None if host is None else host[m]) for (kjts, _), host in zip(found, ahead, strict=True)
+            ]
+            given.append(None if any(kjt is None for kjt, _ in of_module) else of_module)
+        missing = [next((whys[m] for _, whys in found if whys[m] is not None), None) for m in range(len(self.modules))]
+        self.announce_features(given, missing, parts=parts, moved=moved.mark, draws=draws)
 
     def announce_features(
         self,
-        given: Sequence[Any],
+        given: Sequence[Parts | None],
         missing: Sequence[str | None],
-        on_host: Sequence[Any] | None = None,
         *,
+        parts: Sequence[Any] = (),
         moved: Mark = None,
         draws: bool = False,
     ) -> None:
-        """The KJT for each module, or None where there is none to prefetch, and why.
+        """What each module gets in each part, or None where there is none to prefetch, and why.
 
-        Nothing is fetched for modules that nobody calls. on_host: the same features in host memory, where they came
-        from: no device has to be waited for to learn the ids. moved: of the copies to the device.
+        Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
         """
         self._executor.check()
-        given = [None if self._idle[m] >= _IDLE else kjt for m, kjt in enumerate(given)]
-        for module, kjt in zip(self.modules, given, strict=True):
-            if kjt is not None:
-                module.meet(kjt)
+        given = [None if self._idle[m] >= _IDLE else features for m, features in enumerate(given)]
+        for module, features in zip(self.modules, given, strict=True):
+            if features is not None:
+                module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
         before = self._newest
         step = Step(
             number=self._number,
             follows=before.number if before is not None else None,
             modules=[
-                ModuleInStep(features=None if kjt is None else Snapshot(kjt), missing=why)
-                for kjt, why in zip(given, missing, strict=True)
+                ModuleInStep(features=None if of is None else [Snapshot(kjt) for kjt, _ in of], missing=why)
+                for of, why in zip(given, missing, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, on_host or [None] * len(given), moved),
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved),
+            parts=parts if self.parts > 1 else (),
         )
         self._number += 1
         self._newest = step
@@ -204,8 +226,8 @@ class Engine(Listener):
         self._ended = self._exchange_ids(FAILED)
         self._newest = None
 
-    def hold(self, batch: Any) -> None:
-        """The user is about to get `batch`, the oldest that was announced. Blocks until all ranks have theirs.
+    def hold(self, batch: Any) -> Any:
+        """What the user gets for `batch`, the oldest that was announced. Blocks until all ranks have theirs.
 
         Raises:
             MismatchError: some ranks have no batch, or failed to load it.
@@ -217,9 +239,11 @@ class Engine(Listener):
         self.held = step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
+        return InParts(batch, step.parts, self._take_turn) if self.parts > 1 else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
+        self.end_parts()
         self.held = self._batch = None
         self.flush()
         if self._ended is not None:
@@ -235,6 +259,8 @@ class Engine(Listener):
             return self.modules[m].plain(features)
         self.device.refuse_capture()
         call, calls = this_call(), self.served.calls[m]
+        if self.parts > 1 and call.training:
+            return self._call_in_part(m, features, call)
         if call.training and not call.inside_backward and self.held is not None:
             made = self.held.modules[m]
             made.calls += 1
@@ -270,6 +296,9 @@ class Engine(Listener):
             why = f"{others} could not use what was fetched ahead"
             self._note_plain(m, f"step {step.number}: {why}")
         self._count(m, features, call, why)
+        if self.parts > 1 and call.training:
+            assert step is not None
+            return self._run_whole(m, step)
         return self._run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
 
     def note_replaced(self) -> None:
@@ -285,6 +314,66 @@ class Engine(Listener):
         self._note_plain(m, why)
         if self._strict:
             raise NotServedError(f"{self.modules[m].name}: {why}")
+
+    # Steps in parts.
+
+    def end_parts(self) -> None:
+        """The user is done with the step that is held: what some part has brought is applied."""
+        if self.parts > 1 and self.held is not None:
+            self._backward.end_step(self.held)
+
+    def go_back_whole(self, step: Step, *, in_any_case: bool = False) -> None:
+        for module in step.modules:
+            if module.whole is not None and (in_any_case or module.whole.is_complete):
+                whole, module.whole = module.whole, None
+                whole.go_back()
+
+    def _take_turn(self, part: int | None) -> None:
+        """Of this part of the held step; None: of none."""
+        self._part = part
+        for wrapper in self._averaged:
+            wrapper.require_backward_grad_sync = part in (None, self.parts - 1)
+
+    def _call_in_part(self, m: int, features: Any, call: Call) -> Any:
+        name, step, part = self.modules[m].name, self.held, self._part
+        if step is None or part is None:
+            raise RuntimeError(
+                f"{name} is called in training outside of a part: in a block with parts={self.parts}, take steps from "
+                "comm.lookahead(loader) and compute `for part in step.parts(): ...`"
+            )
+        module = step.modules[m]
+        if call.inside_backward or part != module.part + 1:
+            what = "inside backward (activation checkpointing)" if call.inside_backward else f"in part {part}"
+            raise NotServedError(
+                f"{name} is called {what} after part {module.part}: in a block with parts it is called once in every "
+                "part, in order"
+            )
+        module.part = part
+        if part == 0:
+            if (why := self._finder.learn(m, step.parts[0], features)) is not None:
+                raise NotServedError(f"{name}: {why}")
+            return self.forward(m, features)
+        self._executor.check()
+        if module.whole is not None:
+            return module.whole.output(part)
+        assert module.features is not None
+        if not module.features[part].matches(features):
+            raise NotServedError(f"{name} got other features in part {part} than the batch holds")
+        return self._run_part(m, step, features, part)
+
+    def _run_whole(self, m: int, step: Step) -> Any:
+        """The module's own forward of all parts; gives the output of the first one."""
+        name, features = self.modules[m].name, self._finder.read(self._batch)[0][m]
+        if features is None:
+            raise NotServedError(f"{name}: its features are not found in the whole batch")
+        output = self._run_plainly(m, step, features, foreign=False)
+        of_parts = [self._finder.read(part)[0][m] for part in step.parts]
+        ends = list(itertools.accumulate(0 if kjt is None else kjt.stride() for kjt in of_parts))
+        if ends[-1] != features.stride():
+            raise NotServedError(f"{name}: its parts have {ends[-1]} samples, and the whole batch {features.stride()}")
+        whole = WholeCall(*self.modules[m].cut(output, ends), partial(self._backward.reach, step))
+        step.modules[m].whole = whole
+        return whole.output(0)
 
     # Looking at tables.
 
@@ -355,12 +444,12 @@ class Engine(Listener):
                     self._note_plain(m, f"step {left.number}: its forward was not called")
 
     def _exchange_ids(
-        self, status: int, given: Sequence[Any] = (), on_host: Sequence[Any] = (), moved: Mark = None
+        self, status: int, given: Sequence[Parts | None] = (), moved: Mark = None
     ) -> Pending[ExchangedIds]:
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        arrived = self._executor.exchange_ids(number, before, status, list(zip(given, on_host, strict=True)), moved)
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, self.parts)
         if newest is not None:
             newest.planned = arrived
         return arrived
@@ -371,7 +460,7 @@ class Engine(Listener):
         self._drop_written()
         served = step is not None and all(step.ids.groups[g] is not None for g in self.served.groups[m])
         announced = step.modules[m].features if step is not None else None
-        foreign = call.training and served and (announced is None or not announced.matches(features))
+        foreign = call.training and served and (announced is None or not announced[0].matches(features))
         calls = len(self.served.calls[m])
         decision = decide(
             m,
@@ -380,7 +469,7 @@ class Engine(Listener):
             calls=calls,
             served=served,
             foreign=foreign,
-            explicit=m in self._finder.explicit,
+            explicit=self.parts > 1 or m in self._finder.explicit,
             handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:
@@ -411,21 +500,28 @@ class Engine(Listener):
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
-        for of_class in (Class.EXCLUSIVE, Class.COLLISION):
-            with self._recorder.wait(f"{of_class.value} rows", step=step.number):
-                fetched[of_class].done.result()
+        with self._recorder.wait("exclusive rows", step=step.number):
+            fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
+        return self._run_part(m, step, features, 0)
+
+    def _run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
+        """With the rows that this part needs; those of the parts before are here."""
+        groups, ids = self.served.groups[m], step.ids
+        with self._recorder.wait("collision rows", step=step.number):
+            step.modules[m].fetched[part].done.result()
         came = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in came.values() for tensor in (merge.index, buffer)]
-        self.device.reads(*ids.parts[m], *tensors)
+        given = ids.parts[m][part]
+        self.device.reads(*given, *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer, 0)), partial(self._backward.take_gradient, step, g))
+            tap(codec.rows.decode(merge.output(buffer, part)), partial(self._backward.take_gradient, step, part, g))
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:
-            return self.modules[m].output(features, ids.parts[m], rows)
+            return self.modules[m].output(features, given, rows)
         with self._executor.peers.within():
-            output = self.modules[m].output(features, ids.parts[m], rows)
+            output = self.modules[m].output(features, given, rows)
         return self._watched(m, step, output)
 
     def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:

@@ -61,7 +61,7 @@ class ExchangedIds:
         groups: [G] how the rows of the step travel; None where the module is not served in it.
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
         irregular: modules with an id that lies outside its table.
-        parts: [M] the KJTs by group that the module's output needs.
+        parts: [M][k] what the module's output of each part needs.
     """
 
     number: int

@@ -39,6 +39,8 @@ from fsranks.errors import name_ranks
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
 _NOTHING = np.empty(0, np.int64)
+Parts = Sequence[tuple[Any, Any]]
+"""[k] The features of a module in each part of a step, and the same in host memory or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class _Side:
         return np.array([strips[-1].sum() - strips[-1, rank], *strips.max(1), *passed], np.int64)
 
     def told(self, masks: Sequence[np.ndarray], asking: np.ndarray | None, of_all: np.ndarray) -> Told:
-        """masks: [C] as owners gave them. of_all: int64[W, 2P + 3] what `sent` gave, of all owners. asking: bool[U * H]."""
+        """masks: [C] as owners gave them. of_all: int64[W, 2P + 3] what `sent` gave, by owner. asking: bool[U * H]."""
         layout, pieces = self.plan.layout, len(self.shared.strips)
         largest, *most = of_all[:, : pieces + 1].max(0).tolist()
         passed = of_all[:, pieces + 1 :].sum(0).tolist()  # from several owners: no more than the most of each together
@@ -125,20 +127,20 @@ class IdExchange:
         number: int,
         before: Pending[ExchangedIds] | None,
         status: int,
-        given: Sequence[tuple[Any, Any]],
+        given: Sequence[Parts | None],
         parts: int = 1,
     ) -> ExchangedIds:
-        """Exchange what is asked of the owners. given: [M] the features of each module, and the same in host memory; of
-        each of the `parts` of a step a list of them."""
+        """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
+        step, and the same in host memory; None where it is not served."""
         self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         prepared: list[Any] = [None] * len(served.modules)
         requests: list[Any] = [None] * len(served.layouts)
         with self._recorder.span("ids", step=number if status in (BATCH, DRAWS) else None):
-            for m, (kjt, on_host) in enumerate(given):
-                if kjt is not None:
+            for m, features in enumerate(given):
+                if features is not None:
                     groups = served.groups[m]
-                    prepared[m], requests[groups.start : groups.stop] = self._prepare(m, kjt, on_host)
+                    prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
             ids = self.exchange(number, before.result() if before else None, status, requests, parts)
         self._count(ids)
         return replace(ids, parts=prepared)
@@ -177,7 +179,7 @@ class IdExchange:
             irregular=irregular,
         )
 
-    def _prepare(self, m: int, kjt: Any, on_host: Any) -> tuple[Any, list[Any]]:
+    def _prepare(self, m: int, features: Parts) -> tuple[Any, list[Any]]:
         """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
 
         While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
@@ -185,11 +187,11 @@ class IdExchange:
         """
         prepare = self._served.modules[m].prepare
         try:
-            return prepare(kjt, on_host)
+            return prepare(features)
         except RuntimeError:
             if torch.compiler.is_compiling():
                 return None, [None] * len(self._served.groups[m])
-        return prepare(kjt, on_host)  # it has ended compiling since, or the error is another one and comes again
+        return prepare(features)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
         """Tell the recorder what the step will look up, where to, and the ids that were exchanged for it."""

@@ -118,6 +118,10 @@ class WireGate:
         """Block until ids may go."""
         self._wait(self.ids_at)
 
+    def wait_until_quiet(self) -> None:
+        """Block until no control word is expected any more."""
+        self._wait(lambda: -math.inf if self._stopped else self._quiet_until)
+
     def begin(self, number: int) -> None:
         """What the exclusive worker does from now on belongs to the operation of this number; they count from 1."""
         with self._changed:

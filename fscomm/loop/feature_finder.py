@@ -19,6 +19,7 @@ class FeatureFinder:
 
     Attributes:
         explicit: modules whose features the user names.
+        make: gives a KJT.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FeatureFinder:
             self._found[first : first + len(of_calls)] = of_calls
         self.explicit = frozenset(m for m, reader in enumerate(self._found) if reader is not None)
         self._problem = problem
-        self._make = make
+        self.make = make
         self._lost: list[str | None] = [None] * len(names)
         self._tries = [0] * len(names)
 
@@ -86,7 +87,7 @@ class FeatureFinder:
             if isinstance(found, Path):
                 kjt = kjt_paths.read(batch, found)
             elif isinstance(found, Recipe):
-                kjt = found.read(batch, self._make)
+                kjt = found.read(batch, self.make)
             else:
                 kjt = found(batch)
         except ValueError as error:

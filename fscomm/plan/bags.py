@@ -215,8 +215,10 @@ def request(parts: Sequence[BagPart], layout: GroupLayout) -> BagRequest:
 def _one_step(parts: Sequence[BagPart]) -> list[np.ndarray]:
     """ids int64[N] of all parts in wire order; and, if there are any, weights float32[N]."""
     given = [[part.ids.numpy() for part in parts]]
-    if parts[0].weights is not None:
-        given.append([part.weights.float().numpy() for part in parts if part.weights is not None])
+    if any(part.weights is not None for part in parts):  # a part without a sample has none
+        given.append(
+            [np.empty(0, np.float32) if part.weights is None else part.weights.float().numpy() for part in parts]
+        )
     if len(parts) == 1:
         return [values for (values,) in given]
     counts = np.array([part.lengths.sum(1).numpy() for part in parts], np.int64)  # [k, features of all owners]

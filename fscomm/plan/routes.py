@@ -33,7 +33,6 @@ from fscomm.plan.ways import (
     Back,
     Cut,
     Fetch,
-    GoBack,
     Lookup,
     Merge,
     RowsAhead,
