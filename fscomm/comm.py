@@ -184,8 +184,8 @@ class Comm:
         averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
         if parts > 1 and any(each.static_graph for each in averaged):
             raise ValueError(
-                f"enable(parts={parts}) adds up gradients of parts before DistributedDataParallel exchanges them, which "
-                "torch cannot do with static_graph=True: give DistributedModelParallel a "
+                f"enable(parts={parts}) adds up gradients of parts before DistributedDataParallel exchanges them. "
+                "torch cannot do that with static_graph=True: give DistributedModelParallel a "
                 "DefaultDataParallelWrapper(static_graph=False)"
             )
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
@@ -291,7 +291,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.end_parts()
+            engine.turns.end()
             engine.flush()
             engine.note_replaced()
         except BaseException as error:

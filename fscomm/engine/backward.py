@@ -40,10 +40,6 @@ class Loop(Protocol):
     def pass_is_over(self) -> None:
         """All updates of a backward pass were submitted."""
 
-    def go_back_whole(self, step: Step, *, in_any_case: bool = False) -> None:
-        """A backward pass through parts of a step is over: modules that ran plainly, as a whole, go back now if all
-        parts have come; or in any case."""
-
 
 class Backward:
     """For the thread that runs backward. training_thread: the one that called the last forward."""
@@ -124,8 +120,7 @@ class Backward:
         self._reached.clear()
         for step in reached:
             step.open = False
-            if self._parts > 1:
-                self._loop.go_back_whole(step)
+            step.go_back_whole()
         if self._over is None:
             self._loop.pass_is_over()
 
@@ -183,7 +178,7 @@ class Backward:
         for returning in step.returning.values():
             while returning.came and returning.sent < self._parts:
                 self._send_part(step, returning)
-        self._loop.go_back_whole(step, in_any_case=True)
+        step.go_back_whole(in_any_case=True)
 
     def _update(self, step: Step, gradients: Gradients, sent: Sequence[Pending[None]]) -> None:
         """All gradients of the groups have come; `sent`: what brings those of earlier parts."""

@@ -6,7 +6,6 @@ control word per forward. When tables may be touched is the law of `table_order.
 Nothing waits for a worker inside backward, except a forward that is called there (activation checkpointing).
 """
 
-import itertools
 import logging
 import threading
 import weakref
@@ -23,7 +22,7 @@ from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
-from fscomm.engine.whole_call import WholeCall
+from fscomm.engine.turns import Turns
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.executor import Streams, Threads
@@ -35,7 +34,7 @@ from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
-from fscomm.loop.parts import InParts, cut_batch
+from fscomm.loop.parts import InParts
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
@@ -65,7 +64,7 @@ class Engine(Listener):
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
-        held: the step whose batch the user has.
+        held: the step whose batch the user has, and batch: that one.
         forwarded: the step of the last forward that backward may come back to.
     """
 
@@ -85,17 +84,16 @@ class Engine(Listener):
     ) -> None:
         self.modules = modules
         self.parts = parts
-        self._averaged = averaged
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
         self._strict = strict
-        self._finder = finder
+        self.finder = finder
         self._executor = (Streams if device.runs_ahead else Threads)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
         self._program = Program(self._executor, served, device, self._to_come, parts=parts)
-        self._backward = Backward(served, self._executor, self._program, self, parts=parts)
+        self.backward = Backward(served, self._executor, self._program, self, parts=parts)
         self.handles = {
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
@@ -114,8 +112,8 @@ class Engine(Listener):
         self._number = 0
         self._written: deque[int] = deque()  # modules whose tables the user wrote
         self._epoch: Any = None  # the loop that the user is in
-        self._batch: Any = None
-        self._part: int | None = None  # whose turn it is, of a step in parts
+        self.batch: Any = None
+        self.turns = Turns(self, averaged)
         self.reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
@@ -132,10 +130,10 @@ class Engine(Listener):
             NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
         resumed, self._epoch = self._epoch is not epoch, epoch
-        self._backward.end_failed_pass()
+        self.backward.end_failed_pass()
         self.note_replaced()
         if self.held is not None:
-            self.end_parts()
+            self.turns.end()
             self._note_idle(self.held)
         if resumed:
             self._idle = [0] * len(self.modules)
@@ -146,25 +144,13 @@ class Engine(Listener):
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
-        parts, on_host = [moved.batch], [moved.pulled] if was_moved else [None]
-        if self.parts > 1:
-            pulled = moved.pulled if moved.pulled is not moved.batch else None
-            parts = cut_batch(moved.batch, self.parts, self._finder.make, pulled)
-            on_host = cut_batch(moved.pulled, self.parts, self._finder.make) if was_moved else [None] * self.parts
+        parts, on_host = self.turns.cut(moved, was_moved=was_moved)
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
         if why is not None:
             nothing = [None] * len(self.modules)
             self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)
             return
-        found = [self._finder.read(part) for part in parts]
-        ahead = [None if part is None else self._finder.read(part)[0] for part in on_host]
-        given: list[Parts | None] = []
-        for m in range(len(self.modules)):
-            of_module = [
-                (kjts[m], None if host is None else host[m]) for (kjts, _), host in zip(found, ahead, strict=True)
-            ]
-            given.append(None if any(kjt is None for kjt, _ in of_module) else of_module)
-        missing = [next((whys[m] for _, whys in found if whys[m] is not None), None) for m in range(len(self.modules))]
+        given, missing = self.finder.read_parts(parts, on_host)
         self.announce_features(given, missing, parts=parts, moved=moved.mark, draws=draws)
 
     def announce_features(
@@ -180,7 +166,7 @@ class Engine(Listener):
 
         Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
         """
-        self._executor.check()
+        self.check()
         given = [None if self._idle[m] >= _IDLE else features for m, features in enumerate(given)]
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
@@ -232,19 +218,19 @@ class Engine(Listener):
         Raises:
             MismatchError: some ranks have no batch, or failed to load it.
         """
-        self._batch = batch
+        self.batch = batch
         step = self._announced.popleft()
         with self._recorder.wait("ids", step=step.number):
             verdict = self._executor.await_ids(step.arrived).verdict
         self.held = step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
-        return InParts(batch, step.parts, self._take_turn) if self.parts > 1 else batch
+        return InParts(batch, step.parts, self.turns.take) if self.parts > 1 else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
-        self.end_parts()
-        self.held = self._batch = None
+        self.turns.end()
+        self.held = self.batch = None
         self.flush()
         if self._ended is not None:
             verdict = self._executor.await_ids(self._ended).verdict
@@ -260,20 +246,20 @@ class Engine(Listener):
         self.device.refuse_capture()
         call, calls = this_call(), self.served.calls[m]
         if self.parts > 1 and call.training:
-            return self._call_in_part(m, features, call)
+            return self.turns.call(m, features, call)
         if call.training and not call.inside_backward and self.held is not None:
             made = self.held.modules[m]
             made.calls += 1
             m = calls[min(made.calls, len(calls)) - 1]
-            if self._batch is not None and (why := self._finder.learn(m, self._batch, features)) is not None:
+            if self.batch is not None and (why := self.finder.learn(m, self.batch, features)) is not None:
                 self.report_plain(m, why)
         return self.forward(m, features)
 
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward; m: which of its calls, as far as they are known."""
-        self._backward.training_thread = threading.get_ident()
-        self._backward.end_failed_pass()
-        self._executor.check()
+        self.backward.training_thread = threading.get_ident()
+        self.backward.end_failed_pass()
+        self.check()
         step, call = self.held, this_call()
         if call.training:
             self._idle[m] = 0
@@ -298,8 +284,8 @@ class Engine(Listener):
         self._count(m, features, call, why)
         if self.parts > 1 and call.training:
             assert step is not None
-            return self._run_whole(m, step)
-        return self._run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
+            return self.turns.run_whole(m, step)
+        return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
 
     def note_replaced(self) -> None:
         """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
@@ -315,66 +301,6 @@ class Engine(Listener):
         if self._strict:
             raise NotServedError(f"{self.modules[m].name}: {why}")
 
-    # Steps in parts.
-
-    def end_parts(self) -> None:
-        """The user is done with the step that is held: what some part has brought is applied."""
-        if self.parts > 1 and self.held is not None:
-            self._backward.end_step(self.held)
-
-    def go_back_whole(self, step: Step, *, in_any_case: bool = False) -> None:
-        for module in step.modules:
-            if module.whole is not None and (in_any_case or module.whole.is_complete):
-                whole, module.whole = module.whole, None
-                whole.go_back()
-
-    def _take_turn(self, part: int | None) -> None:
-        """Of this part of the held step; None: of none."""
-        self._part = part
-        for wrapper in self._averaged:
-            wrapper.require_backward_grad_sync = part in (None, self.parts - 1)
-
-    def _call_in_part(self, m: int, features: Any, call: Call) -> Any:
-        name, step, part = self.modules[m].name, self.held, self._part
-        if step is None or part is None:
-            raise RuntimeError(
-                f"{name} is called in training outside of a part: in a block with parts={self.parts}, take steps from "
-                "comm.lookahead(loader) and compute `for part in step.parts(): ...`"
-            )
-        module = step.modules[m]
-        if call.inside_backward or part != module.part + 1:
-            what = "inside backward (activation checkpointing)" if call.inside_backward else f"in part {part}"
-            raise NotServedError(
-                f"{name} is called {what} after part {module.part}: in a block with parts it is called once in every "
-                "part, in order"
-            )
-        module.part = part
-        if part == 0:
-            if (why := self._finder.learn(m, step.parts[0], features)) is not None:
-                raise NotServedError(f"{name}: {why}")
-            return self.forward(m, features)
-        self._executor.check()
-        if module.whole is not None:
-            return module.whole.output(part)
-        assert module.features is not None
-        if not module.features[part].matches(features):
-            raise NotServedError(f"{name} got other features in part {part} than the batch holds")
-        return self._run_part(m, step, features, part)
-
-    def _run_whole(self, m: int, step: Step) -> Any:
-        """The module's own forward of all parts; gives the output of the first one."""
-        name, features = self.modules[m].name, self._finder.read(self._batch)[0][m]
-        if features is None:
-            raise NotServedError(f"{name}: its features are not found in the whole batch")
-        output = self._run_plainly(m, step, features, foreign=False)
-        of_parts = [self._finder.read(part)[0][m] for part in step.parts]
-        ends = list(itertools.accumulate(0 if kjt is None else kjt.stride() for kjt in of_parts))
-        if ends[-1] != features.stride():
-            raise NotServedError(f"{name}: its parts have {ends[-1]} samples, and the whole batch {features.stride()}")
-        whole = WholeCall(*self.modules[m].cut(output, ends), partial(self._backward.reach, step))
-        step.modules[m].whole = whole
-        return whole.output(0)
-
     # Looking at tables.
 
     def flush(self, modules: Iterable[int] | None = None) -> None:
@@ -382,7 +308,7 @@ class Engine(Listener):
 
         No collective.
         """
-        self._backward.end_failed_pass()
+        self.backward.end_failed_pass()
         self._executor.wire_gate.settle()
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
@@ -392,6 +318,10 @@ class Engine(Listener):
         """The tables of `modules` were written by hand. From any thread."""
         self._written.extend(modules)
 
+    def check(self) -> None:
+        """Raise the first error of a worker."""
+        self._executor.check()
+
     # The end.
 
     def explain(self, error: BaseException) -> PeerError | None:
@@ -400,12 +330,12 @@ class Engine(Listener):
 
     def close(self, reason: str, *, at_exit: bool = False) -> None:
         """End workers and groups; work that is under way ends first, within its deadlines."""
-        self._backward.close("")
+        self.backward.close("")
         self._executor.close(reason, at_exit=at_exit)
 
     def abort(self, reason: str) -> None:
         """End everything that blocks; the other ranks are told `reason`."""
-        self._backward.close(reason)
+        self.backward.close(reason)
         self._executor.abort(reason)
 
     # For `Backward`.
@@ -469,7 +399,7 @@ class Engine(Listener):
             calls=calls,
             served=served,
             foreign=foreign,
-            explicit=self.parts > 1 or m in self._finder.explicit,
+            explicit=self.parts > 1 or m in self.finder.explicit,
             handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:
@@ -494,7 +424,7 @@ class Engine(Listener):
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, ids, fetched = self.served.groups[m], step.ids, step.modules[m].fetched
+        groups, fetched = self.served.groups[m], step.modules[m].fetched
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
@@ -503,9 +433,9 @@ class Engine(Listener):
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
-        return self._run_part(m, step, features, 0)
+        return self.run_part(m, step, features, 0)
 
-    def _run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
+    def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
         """With the rows that this part needs; those of the parts before are here."""
         groups, ids = self.served.groups[m], step.ids
         with self._recorder.wait("collision rows", step=step.number):
@@ -515,7 +445,7 @@ class Engine(Listener):
         given = ids.parts[m][part]
         self.device.reads(*given, *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer, part)), partial(self._backward.take_gradient, step, part, g))
+            tap(codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g))
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:
@@ -524,7 +454,7 @@ class Engine(Listener):
             output = self.modules[m].output(features, given, rows)
         return self._watched(m, step, output)
 
-    def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
+    def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
         """The module's own forward. Its kernels read and update in program order.
 
         foreign: on some rank the features are not those that were announced.
@@ -544,23 +474,23 @@ class Engine(Listener):
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
             held = (lambda: None) if step is None else weakref.ref(step)  # a loss that is kept does not keep it
-            self.modules[m].on_gradient(output, lambda: self._backward.reach_plain(m, held()))
+            self.modules[m].on_gradient(output, lambda: self.backward.reach_plain(m, held()))
         return output
 
     def may_read(self, group: int) -> Rows:
         """A kernel is about to read in a plain forward; maybe inside backward (activation checkpointing)."""
-        self._backward.send_gathered(group)
+        self.backward.send_gathered(group)
         self.flush([self.served.module_of[group]])
         return self.reading
 
     def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
         """Backward has reached a kernel that ran plainly."""
-        self._backward.take_plain_update(group, kernel, read, update)
+        self.backward.take_plain_update(group, kernel, read, update)
 
     def _before_look(self, m: int) -> None:
         """The program looks at the tables of module m; maybe in a hook inside backward."""
         if in_backward():
-            self._backward.send_gathered(self.served.groups[m].start)
+            self.backward.send_gathered(self.served.groups[m].start)
         self.flush([m])
 
     def _drop_written(self) -> None:

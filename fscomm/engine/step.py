@@ -5,16 +5,14 @@ A backward pass also uses it, in a thread of autograd, while the training thread
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Rows
 from fscomm.exchange.worker import Pending
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.tables.shadow_kernels import Hyper
-
-if TYPE_CHECKING:
-    from fscomm.engine.whole_call import WholeCall
+from fscomm.tables.whole_call import WholeCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class ModuleInStep:
     used: bool = False
     backwards: int = 0
     part: int = -1
-    whole: "WholeCall | None" = None
+    whole: WholeCall | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,3 +91,10 @@ class Step:
     def ids(self) -> ExchangedIds:
         """Those of this batch, once the user holds it."""
         return self.arrived.now()
+
+    def go_back_whole(self, *, in_any_case: bool = False) -> None:
+        """Modules of a step in parts that ran plainly, as a whole, go back if all parts have come; or in any case."""
+        for module in self.modules:
+            if module.whole is not None and (in_any_case or module.whole.is_complete):
+                whole, module.whole = module.whole, None
+                whole.go_back()

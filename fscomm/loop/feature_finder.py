@@ -57,6 +57,22 @@ class FeatureFinder:
         found = [self._read(m, batch) for m in range(len(self._names))]
         return [kjt for kjt, _ in found], [why for _, why in found]
 
+    def read_parts(
+        self, parts: Sequence[Any], on_host: Sequence[Any]
+    ) -> tuple[list[list[tuple[KJT, KJT | None]] | None], list[str | None]]:
+        """The same of a batch in parts: [M][k], each with what the part has in host memory, or None where `on_host` has
+        no such part."""
+        found = [self.read(part) for part in parts]
+        beside = [None if part is None else self.read(part)[0] for part in on_host]
+        given: list[list[tuple[KJT, KJT | None]] | None] = []
+        for m in range(len(self._names)):
+            of_parts = [
+                (kjts[m], None if host is None else host[m]) for (kjts, _), host in zip(found, beside, strict=True)
+            ]
+            there = [(kjt, host) for kjt, host in of_parts if kjt is not None]
+            given.append(there if len(there) == len(parts) else None)
+        return given, [next((why[m] for _, why in found if why[m] is not None), None) for m in range(len(self._names))]
+
     def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
         """Module m got `kjt` while the user holds `batch`. Returns why its features are not found, if so."""
         if m in self.explicit:

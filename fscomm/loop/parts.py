@@ -34,8 +34,8 @@ class InParts(Generic[T]):
         self._begun = False
 
     def parts(self, number: int | None = None) -> Iterator[T]:
-        """The parts in order, once; `number`: how many, if it is to be checked. The forwards of a part, and if it can be
-        its backward, come before the next one is asked for.
+        """The parts in order, once; number: how many, if it is to be checked. The forwards of a part, and its backward
+        where memory counts, come before the next part is asked for.
 
         Gradients of DistributedDataParallel are exchanged in the backward of the last part only.
 
@@ -60,7 +60,7 @@ class InParts(Generic[T]):
 
 
 def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]:
-    """So many parts of a batch: by its own `parts(number)`; else KJTs by samples, and tensors whose first dimension is B.
+    """So many parts of a batch: by its own `parts(number)`; else by samples, of KJTs and of tensors with B rows.
 
     What has no samples is in every part. make: gives a KJT. on_host: the batch in host memory, where it was moved.
 
