@@ -46,6 +46,7 @@ class Turns:
     def __init__(self, engine: Forwards, averaged: Sequence[Any]) -> None:
         self._engine = engine
         self._averaged = averaged
+        self._exchange: list[bool] = []  # what the user wants of each
         self._part: int | None = None
 
     def cut(self, moved: Moved[Any], *, was_moved: bool) -> tuple[list[Any], list[Any]]:
@@ -64,9 +65,11 @@ class Turns:
 
     def take(self, part: int | None) -> None:
         """It is the turn of this part; None: of none."""
+        if self._part is None:
+            self._exchange = [wrapper.require_backward_grad_sync for wrapper in self._averaged]
         self._part = part
-        for wrapper in self._averaged:
-            wrapper.require_backward_grad_sync = part in (None, self._engine.parts - 1)
+        for wrapper, exchange in zip(self._averaged, self._exchange, strict=True):
+            wrapper.require_backward_grad_sync = exchange and part in (None, self._engine.parts - 1)
 
     def call(self, m: int, features: Any, call: Call) -> Any:
         """The forward of module m in training.

@@ -5,9 +5,11 @@ once, with the gradients of all parts.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import exact_model
 import torch
 from exact import Run
 from exact_model import Batch, ids_of
@@ -104,32 +106,131 @@ def step_in_parts(run: Run, given: Any, number: int) -> Iterator[Iterator[Batch]
             part_number[0] += 1
 
     part_number = [0]
-    yield parts()
-    for module in modules.values():
-        del module.forward
-    for whole in wholes.values():
-        whole.go_back()
+    try:
+        yield parts()
+    finally:  # an error that leaves the last part after its backward pass leaves a step that is complete
+        for module in modules.values():
+            del module.forward
+        for whole in wholes.values():
+            whole.go_back()
 
 
-def in_parts(number: int) -> Any:
-    """The usual loop."""
-
-    def loop(run: Run) -> None:
-        with run.enable() as comm:
-            loader = [
-                Cut(**{name: getattr(batch, name) for name in Batch.__dataclass_fields__}) for batch in run.loader()
-            ]
-            for step, given in enumerate(comm.lookahead(loader)):
-                run.set_rate(step)
-                run.optimizer.zero_grad()
-                with step_in_parts(run, given, number) as parts:
-                    for part_number, part in enumerate(parts):
-                        output = run.model(part)
-                        run.record(f"output {step}.{part_number}", output)
-                        ((output - part.target) ** 2 * part.weight).sum().backward()
-                run.optimizer.step()
-
-    return loop
+def steps(run: Run, comm: Any, number: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+    """(number, step) of the loader, ready to be computed."""
+    names = Batch.__dataclass_fields__
+    loader = [Cut(**{name: getattr(batch, name) for name in names}) for batch in run.loader(start)]
+    for step, given in enumerate(comm.lookahead(loader)):
+        run.set_rate(step)
+        run.optimizer.zero_grad()
+        yield step, step_in_parts(run, given, number)
 
 
-PARTS = {number: in_parts(number) for number in (1, 2, 3, 4)}
+def loss_of(run: Run, name: str, part: Batch) -> torch.Tensor:
+    output = run.model(part)
+    run.record(f"output {name}", output)
+    return ((output - part.target) ** 2 * part.weight).sum()
+
+
+def base(number: int, run: Run) -> None:
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, number):
+            with parts as of_step:
+                for i, part in enumerate(of_step):
+                    loss_of(run, f"{step}.{i}", part).backward()
+            run.optimizer.step()
+
+
+def forwards_first(number: int, run: Run) -> None:
+    """Backward by part, from the last one on, or of the sum of all losses."""
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, number):
+            with parts as of_step, averages(run, on=False):
+                losses = [loss_of(run, f"{step}.{i}", part) for i, part in enumerate(of_step)]
+                if step % 2:
+                    torch.stack(losses).sum().backward()
+                else:
+                    for loss in reversed(losses):
+                        loss.backward()
+            run.optimizer.step()
+
+
+def some_backwards(number: int, run: Run) -> None:
+    """A part, the last one, all but one, or all go without a backward pass, or without a forward."""
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, number):
+            with parts as of_step, averages(run, on=False):
+                for i, part in enumerate(of_step):
+                    if step % 6 == 5 and i == 1:
+                        break
+                    loss = loss_of(run, f"{step}.{i}", part)
+                    left_out = {0: [], 1: [0], 2: [number - 1], 3: range(number), 4: range(1, number), 5: []}[step % 6]
+                    if i not in left_out:
+                        loss.backward()
+            run.optimizer.step()
+
+
+def looked_at(number: int, run: Run) -> None:
+    """Between parts tables are what they were before the step; other batches are evaluated there."""
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, number):
+            with parts as of_step:
+                for i, part in enumerate(of_step):
+                    loss_of(run, f"{step}.{i}", part).backward()
+                    if i + 1 < number:
+                        if step % 2:
+                            run.record(f"state {step}.{i}", run.model.state_dict())
+                        with torch.no_grad():
+                            run.record(f"other {step}.{i}", given_out(run, step))
+            run.optimizer.step()
+            run.record(f"tables {step}", run.tables())
+
+
+def several_blocks(number: int, run: Run) -> None:
+    """Of which the first ones are left in the middle of a step, or by an error in it."""
+    for block in range(3):
+        try:
+            with run.enable() as comm:
+                for step, parts in steps(run, comm, number, block):
+                    with parts as of_step, averages(run, on=False):
+                        for i, part in enumerate(of_step):
+                            loss_of(run, f"{block}.{step}.{i}", part).backward()
+                            if step == 3 and i == 0 and block == 1:
+                                break
+                            if step == 3 and i == number - 1 and block == 0:
+                                raise KeyError("the user's own")
+                    run.optimizer.step()
+                    if step == 3 and block == 1:
+                        break
+        except KeyError:
+            pass
+        run.record_raw(f"after block {block}")
+
+
+def given_out(run: Run, step: int) -> torch.Tensor:
+    module = run.model.module
+    batch = run.loader(step, step + 1)[0]
+    found = []
+    for name in run.config.modules:
+        own = module.embeddings[name]
+        answer = type(own).forward(own, ids_of(batch, name)) if run.mode == "plain" else own(ids_of(batch, name))
+        found.append(exact_model.given_out(answer))
+    return torch.cat(found)
+
+
+@contextlib.contextmanager
+def averages(run: Run, *, on: bool) -> Iterator[None]:
+    """Dense gradients stay those of each rank: backward passes are other ones than DDP expects."""
+    if not run.config.data_parallel:
+        yield
+        return
+    with contextlib.nullcontext() if on else run.ddp.no_sync():
+        yield
+
+
+LOOPS = {each.__name__: each for each in (base, forwards_first, some_backwards, looked_at, several_blocks)}
+
+
+@functools.cache
+def in_parts(loop: str, number: int) -> Any:
+    """The same function for the same loop: plain runs are kept."""
+    return functools.partial(LOOPS[loop], number)
