@@ -282,9 +282,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/plan/routes.py",
-        before="    return ids, np.ascontiguousarray(counts.T).ravel(), np.concatenate(local), np.cumsum(lengths).tolist()",
-        after="    return ids, np.ascontiguousarray(counts.T).ravel(), np.concatenate(local), "
-        "sorted({*np.cumsum(lengths).tolist()})",
+        before="np.concatenate(local), np.cumsum(lengths).tolist()",
+        after="np.concatenate(local), sorted({*np.cumsum(lengths).tolist()})",
         tests=("tests/comm/exactness/test_parts.py", "tests/comm/exchange"),
         why="a rank that has nothing in one part of a step leaves the part out, and plans of ranks do not fit",
     ),

@@ -87,7 +87,7 @@ def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]
     costs = np.ones(samples, np.int64)
     for kjt in kjts:
         if kjt.stride() == samples:
-            costs += kjt.lengths().view(-1, samples).sum(0).numpy()
+            costs += kjt.lengths().view(len(kjt.keys()), samples).sum(0).numpy()
     ends = cut_points(costs, number)
     return [_part(batch, samples, start, end, make) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -138,9 +138,9 @@ def _stored(value: Any) -> Mapping[str, Any]:
 def _part_of_kjt(kjt: KJT, start: int, end: int, make: Make) -> Any:
     keys, stride, weights = list(kjt.keys()), kjt.stride(), kjt.weights_or_none()
     lengths = kjt.lengths().view(len(keys), stride)
-    ends = lengths.flatten().long().cumsum(0).view(len(keys), stride)
-    firsts = ends[:, 0] - lengths[:, 0] if stride else ends.new_zeros(len(keys))
-    edges = torch.cat([firsts[:, None], ends], dim=1)[:, [start, end]].tolist()
+    of_keys = lengths.sum(1)
+    firsts = of_keys.cumsum(0) - of_keys + lengths[:, :start].sum(1)
+    edges = torch.stack([firsts, firsts + lengths[:, start:end].sum(1)], dim=1).tolist()
 
     def some(values: Tensor) -> Tensor:
         return torch.cat([values[:0], *(values[first:last] for first, last in edges)])
@@ -148,7 +148,7 @@ def _part_of_kjt(kjt: KJT, start: int, end: int, make: Make) -> Any:
     return make(
         keys,
         some(kjt.values()),
-        lengths[:, start:end].flatten(),
+        lengths[:, start:end].flatten().contiguous(),  # of one sample it would be every B-th of the batch's
         None if weights is None else some(weights),
         end - start,
     )

@@ -4,17 +4,26 @@ import contextlib
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from clocks import Clocks
-from exact import compare
+from exact import compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_model import Config, Table
 from hypothesis import given
 from hypothesis import strategies as st
 from parts import LOOPS, in_parts
+from patience import PATIENCE_S
+from torch import nn
+from torchrec import KeyedJaggedTensor
 from worlds import World, shared_world
 
+import fscomm
 from fscomm import comm
+from fscomm.loop.parts import cut_batch, cut_points
+from fscomm.tables.torchrec import torchrec_library
 
 
 def compared(
@@ -89,3 +98,125 @@ def test_loops(loop: str, ahead: bool) -> None:
 )
 def test_many_random_models_and_loops(size: int, config: Config, loop: str, parts: int) -> None:
     check(shared_world(size), config.but(calls=1, dedup=False), loop, parts)
+
+
+def misused(rank: int, size: int, config: Config, how: str) -> str:
+    """The error of the loop, and nothing left behind."""
+    run = new_run(rank, size, config, "fscomm", {"parts": 2, "timeout_s": PATIENCE_S})
+    error = "none"
+    try:
+        with run.enable() as comm:
+            for number, step in enumerate(comm.lookahead(run.loader())):
+                if how == "another number":
+                    step.parts(3)
+                if how == "the whole batch":
+                    run.model(step.batch)
+                for part in step.parts(2):
+                    if how == "twice in a part" and number == 1:
+                        run.model(part)
+                    given_part = run.loader(7, 8)[0] if how == "another batch" and number == 1 else part
+                    loss = run.model(given_part).sum()
+                    loss.backward(retain_graph=how == "twice back")
+                    if how == "twice back" and number == 1:
+                        loss.backward()
+                if how == "twice a step":
+                    step.parts(2)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    if config.data_parallel:
+        assert run.ddp.require_backward_grad_sync
+    run.model(run.loader()[0]).sum().backward()  # the model is its own again
+    dist.barrier()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("another number", "ValueError: parts(3), but enable(parts=2) cuts every batch"),
+        ("the whole batch", "called in training outside of a part"),
+        ("twice in a part", "called once in every part, in order"),
+        ("another batch", "features= gave other ids than the module got"),
+        ("twice back", "a second backward through a part"),
+        ("twice a step", "RuntimeError: the parts of a step are computed once"),
+    ],
+)
+def test_misuse(how: str, words: str) -> None:
+    for error in shared_world(2).run(misused, SMALL.but(static_graph=False), how):
+        assert words in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parts": 0}, "parts must be a number from 1 to 64, got 0"),
+        ({"parts": 65}, "parts must be a number from 1 to 64, got 65"),
+        ({"parts": 2, "calls": 2}, "parts=2 goes with calls=1 and ranks_per_host=1 only"),
+    ],
+)
+def test_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        fscomm.enable(nn.Linear(2, 2), **options)
+
+
+def refused(rank: int, size: int, config: Config) -> str:
+    run = new_run(rank, size, config, "fscomm", {"parts": 2})
+    with pytest.raises(ValueError) as raised, run.enable():
+        pass
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (SMALL.but(static_graph=True), "DefaultDataParallelWrapper(static_graph=False)"),
+        (CONFIGS["planned"], "these cannot be served: embeddings"),
+    ],
+)
+def test_what_cannot_be_computed_in_parts(config: Config, words: str) -> None:
+    for error in shared_world(2).run(refused, config):
+        assert words in error
+
+
+@given(costs=st.lists(st.integers(1, 50), max_size=30), number=st.integers(1, 9))
+def test_parts_cost_about_the_same(costs: list[int], number: int) -> None:
+    """No part is further from its share than by one sample at either end."""
+    ends = cut_points(np.array(costs, np.int64), number)
+    assert ends == sorted(ends)
+    assert (len(ends), ends[-1]) == (number, len(costs))
+    of_parts = [sum(costs[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    assert all(abs(cost - sum(costs) / number) <= max(costs, default=0) for cost in of_parts)
+
+
+class Given:
+    """A batch of a user's own class."""
+
+    def __init__(self, samples: int, draw: torch.Generator) -> None:
+        lengths = torch.randint(0, 4, (2 * samples,), generator=draw, dtype=torch.int32)
+        values, weights = torch.randint(0, 99, (int(lengths.sum()),), generator=draw), torch.rand(int(lengths.sum()))
+        self.kjt = KeyedJaggedTensor(["a", "b"], values, weights=weights, lengths=lengths, stride=samples)
+        self.nested = {"dense": [torch.rand(samples, 2)], "names": ("x", torch.rand(samples + 1)), "number": 5}
+        self.scalar = torch.tensor(1.0)
+
+
+@given(samples=st.integers(0, 9), number=st.integers(2, 5), seed=st.integers(0, 999))
+def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> None:
+    batch = Given(samples, torch.Generator().manual_seed(seed))
+    parts = cut_batch(batch, number, torchrec_library.make_features)
+    assert sum(part.kjt.stride() for part in parts) == samples
+    assert all(part.kjt.lengths().is_contiguous() for part in parts)
+    for key, jagged in batch.kjt.to_dict().items() if samples else ():
+        of_parts = [part.kjt[key] for part in parts if part.kjt.stride()]
+        assert torch.equal(torch.cat([each.values() for each in of_parts]), jagged.values())
+        assert torch.equal(torch.cat([each.weights() for each in of_parts]), jagged.weights())
+        assert torch.equal(torch.cat([each.lengths() for each in of_parts]), jagged.lengths())
+    assert torch.equal(torch.cat([part.nested["dense"][0] for part in parts]), batch.nested["dense"][0])
+    for part in parts:
+        assert part.nested["names"][1] is batch.nested["names"][1]
+        assert (part.nested["number"], part.scalar) == (5, batch.scalar)
+    assert batch.kjt.stride() == samples  # as it was
+
+
+def test_a_batch_without_a_kjt_has_to_cut_itself() -> None:
+    with pytest.raises(ValueError, match=r"give it a method parts\(number\)"):
+        cut_batch({"ids": torch.arange(4)}, 2, torchrec_library.make_features)
