@@ -183,7 +183,8 @@ def main() -> None:
     if arguments.parts is not None:
         parts = [int(number) for number in arguments.parts.split(",")]
         sections = plan_in_parts(arguments.rounds, arguments.steps, parts)
-        run([each for each in sections if (arguments.only or "") in each.name], name="exposed_parts", with_memory=False)
+        sections = [each for each in sections if (arguments.only or "") in each.name]
+        run(sections, name="exposed-partial" if arguments.only else "exposed_parts", with_memory=False)
         return
     sections = plan(1, 3) if arguments.quick else plan(arguments.rounds, arguments.steps)
     only = "270 ms" if arguments.quick and not arguments.only else arguments.only
@@ -211,17 +212,24 @@ def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
         different[shared[0].name] = unlike
     peaks = memory(USUAL, ("plain", "fscomm"), RATE_MBIT) if with_memory else {}
     raw: dict[str, Any] = {"blocks": [block.raw() for block in blocks], "peak_bytes": peaks}
-    emit(
-        name,
-        *headline_table(blocks),
-        notes=cost_notes(blocks, different, peaks),
-        extra=raw,
-        data="random ids, made as it runs",
-    )
-    emit(f"{name}_kinds", *kinds_table(blocks), data="random ids, made as it runs")
-    if any(block.condition["name"].startswith("collision") for block in blocks):
+    costs, data = cost_notes(blocks, different, peaks), "random ids, made as it runs"
+    by_collisions = [block.condition["name"].startswith("collision") for block in blocks]
+    if not all(by_collisions):
+        emit(name, *headline_table(blocks), notes=costs, extra=raw, data=data)
+        emit(f"{name}_kinds", *kinds_table(blocks), data=data)
+    if any(by_collisions):
         title, columns, rows, notes = collision_table(blocks)
-        emit(f"{name}_collisions", title, columns, rows, notes=notes, data="random ids, made as it runs")
+        alone = all(by_collisions)
+        whole = name if alone else f"{name}_collisions"
+        emit(
+            whole,
+            title,
+            columns,
+            rows,
+            notes=[*notes, *costs] if alone else notes,
+            extra=raw if alone else None,
+            data=data,
+        )
 
 
 if __name__ == "__main__":

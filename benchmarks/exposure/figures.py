@@ -21,6 +21,11 @@ def title(mode: str) -> str:
     return " in ".join([TITLES[kind], *parts])
 
 
+def parts_of(mode: str) -> int:
+    """Of a step."""
+    return int(mode.split(" ")[-2]) if mode.endswith("parts") else 1
+
+
 @dataclass(kw_only=True, slots=True)
 class Blocks:
     """What all ranks measured in one section: per mode and round, one answer of `exposed_rank.block` per rank."""
@@ -166,7 +171,7 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
                 rows.append([
                     100 * data["by occurrence"], 100 * data["by distinct row"], title(mode),
                     statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
-                    block.floor_ms(),
+                    block.floor_ms() / parts_of(mode),
                 ])  # fmt: skip
     notes = []
     points: list[Any] = [(row[0], row[3]) for row in rows if row[2] == TITLES["fscomm"]]
@@ -204,7 +209,8 @@ def cost_notes(
                 verdict = (
                     f"DIFFER from the plain loop's on ranks {', '.join(ranks)}" if ranks else "are the plain loop's"
                 )
-                notes.append(f"World of {section!r}, {title(mode)}: tables and dense weights {verdict}.")
+                alike = " in as many parts" if parts_of(mode) > 1 else ""
+                notes.append(f"World of {section!r}, {title(mode)}: tables and dense weights {verdict}{alike}.")
     if peaks:
         over = {mode: peak - peaks["plain"] for mode, peak in peaks.items() if mode != "plain"}
         notes += [f"{title(mode)}: peak memory over the plain loop {more:,} bytes." for mode, more in over.items()]

@@ -66,6 +66,11 @@ class Binding(ABC):
         """Whether some of its groups run plainly, inside the forward of those that are served."""
         return False
 
+    @property
+    def whole_batches_only(self) -> str | None:
+        """Why parts of a batch give other bits than the whole, or None."""
+        return None
+
     @abstractmethod
     def divide_by(self, group: int) -> Sequence[int]:
         """What the gradients of the group are divided by before they update rows, one number after the other."""

@@ -44,6 +44,12 @@ class TorchRecBinding(Binding):
     def in_part(self) -> bool:
         return bool(self.plainly)
 
+    @property
+    def whole_batches_only(self) -> str | None:
+        if structure.dedups(self.module):
+            return "index dedup adds up the gradients of an id over the whole batch"
+        return None
+
     def divide_by(self, group: int) -> Sequence[int]:
         layout = self.layouts[group]
         if not get_gradient_division():

@@ -54,6 +54,7 @@ MODELS = [  # one for each kind of sharding, of precision on the way, of bags, o
     ("half output", 2, 3, "host-staged"),
     ("counters", 2, 2, "gloo"),
     ("tiny", 2, 4, "gloo"),
+    ("one KJT", 2, 3, "gloo"),
     ("pooled mixed", 2, 3, "gloo"),
     ("pooled hosts", 4, 2, "gloo"),
     ("pooled table mean", 2, 2, "host-staged"),
@@ -66,7 +67,7 @@ MODELS = [  # one for each kind of sharding, of precision on the way, of bags, o
 @pytest.mark.parametrize(("name", "size", "parts", "transport"), MODELS, ids=[f"{m[0]}-{m[1]}" for m in MODELS])
 def test_models(name: str, size: int, parts: int, transport: str) -> None:
     """All forwards but those of the first step are served."""
-    config = CONFIGS[name]
+    config = CONFIGS[name].but(dedup=False)
     for said in check(shared_world(size), config, "base", parts, transport=transport):
         assert said["fallbacks"] == {}
         for forwards in said["report"]["forwards"].values():
@@ -170,7 +171,11 @@ def refused(rank: int, size: int, config: Config) -> str:
     ("config", "words"),
     [
         (SMALL.but(static_graph=True), "DefaultDataParallelWrapper(static_graph=False)"),
-        (CONFIGS["planned"], "these cannot be served: embeddings"),
+        (
+            CONFIGS["planned"],
+            "only fused is served; embeddings.b (data_parallel): sharding data_parallel is not served",
+        ),
+        (SMALL.but(static_graph=False, dedup=True), "for embeddings.a: index dedup adds up the gradients of an id"),
     ],
 )
 def test_what_cannot_be_computed_in_parts(config: Config, words: str) -> None:
