@@ -30,6 +30,7 @@ MODES = ("compute", "plain", "sparse dist", "pec", "fscomm")
 RATE_MBIT = 200.0
 COLLISION = 0.12
 SWEEP = (0.0, 0.12, 0.25, 0.5)
+SWEEP_IN_PARTS = (0.12, 0.3, 0.6, 0.97)
 WARM = 4  # steps at the start of a block in which nothing was fetched ahead yet
 TAIL = 2  # steps at its end after which pipelines have nothing to fetch
 USUAL = Shape(sharding=("row", "row"), rows=100_000, width=128, samples=32, ids_per_sample=112)
@@ -90,10 +91,19 @@ def plan(rounds: int, steps: int) -> list[Section]:
     ]  # fmt: skip
 
 
+def plan_in_parts(rounds: int, steps: int, parts: Sequence[int]) -> list[Section]:
+    """Steps that are computed in parts, over the share of collisions."""
+    several = [number for number in parts if number > 1]
+    modes = ("compute", "plain", "sparse dist", *(f"plain in {number} parts" for number in several[-1:]))
+    ours = ("fscomm" if number == 1 else f"fscomm in {number} parts" for number in parts)
+    usual = Section(name="", rounds=rounds, steps=steps, modes=(*modes, *ours))
+    return [replace(usual, name=f"collision {share:.0%}", collision=share) for share in SWEEP_IN_PARTS]
+
+
 def measure(sections: Sequence[Section]) -> tuple[list[Blocks], dict[str, list[str]]]:
     """The blocks of sections that share a world, and per mode the ranks whose tables are not the plain loop's."""
     first = sections[0]
-    modes = tuple(mode for mode in MODES if any(mode in section.modes for section in sections))
+    modes = tuple(dict.fromkeys(mode for section in sections for mode in section.modes))
     found, different = [], {}
     with World(ranks=first.ranks, module="exposure.rank") as world:
         world.call("prepare", shape=asdict(first.shape), modes=modes)
@@ -132,11 +142,13 @@ def _length(mode: str, steps: int) -> dict[str, int]:
 
 
 def _different(digests: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    return {
-        mode: [str(rank) for rank, mine in enumerate(digests) if mine[mode] != mine["plain"]]
-        for mode in digests[0]
-        if mode != "plain"
-    }
+    """By mode, the ranks whose tables are not those of the plain loop in as many parts, if there is one."""
+    found = {}
+    for mode in digests[0]:
+        like = mode.replace("fscomm", "plain") if " in " in mode else "plain"
+        if mode != like and like in digests[0]:
+            found[mode] = [str(rank) for rank, mine in enumerate(digests) if mine[mode] != mine[like]]
+    return found
 
 
 def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, int]:
@@ -158,6 +170,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s; always with compute")
+    parser.add_argument("--parts", help="such as 1,2,4,8: measure steps that are computed in so many parts, only")
     parser.add_argument("--only", help="sections whose name contains this; not for the record")
     parser.add_argument("--quick", action="store_true", help="270 ms only, 1 round of 3 steps; not for the record")
     arguments = parser.parse_args()
@@ -166,6 +179,12 @@ def main() -> None:
         parser.error(f"--modes has {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
     if reason := why_not():
         print(f"skipped: {reason}")
+        return
+    if arguments.parts is not None:
+        parts = [int(number) for number in arguments.parts.split(",")]
+        sections = plan_in_parts(arguments.rounds, arguments.steps, parts)
+        sections = [each for each in sections if (arguments.only or "") in each.name]
+        run(sections, name="exposed-partial" if arguments.only else "exposed_parts", with_memory=False)
         return
     sections = plan(1, 3) if arguments.quick else plan(arguments.rounds, arguments.steps)
     only = "270 ms" if arguments.quick and not arguments.only else arguments.only
@@ -193,17 +212,24 @@ def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
         different[shared[0].name] = unlike
     peaks = memory(USUAL, ("plain", "fscomm"), RATE_MBIT) if with_memory else {}
     raw: dict[str, Any] = {"blocks": [block.raw() for block in blocks], "peak_bytes": peaks}
-    emit(
-        name,
-        *headline_table(blocks),
-        notes=cost_notes(blocks, different, peaks),
-        extra=raw,
-        data="random ids, made as it runs",
-    )
-    emit(f"{name}_kinds", *kinds_table(blocks), data="random ids, made as it runs")
-    if any(block.condition["name"].startswith("collision") for block in blocks):
+    costs, data = cost_notes(blocks, different, peaks), "random ids, made as it runs"
+    by_collisions = [block.condition["name"].startswith("collision") for block in blocks]
+    if not all(by_collisions):
+        emit(name, *headline_table(blocks), notes=costs, extra=raw, data=data)
+        emit(f"{name}_kinds", *kinds_table(blocks), data=data)
+    if any(by_collisions):
         title, columns, rows, notes = collision_table(blocks)
-        emit(f"{name}_collisions", title, columns, rows, notes=notes, data="random ids, made as it runs")
+        alone = all(by_collisions)
+        whole = name if alone else f"{name}_collisions"
+        emit(
+            whole,
+            title,
+            columns,
+            rows,
+            notes=[*notes, *costs] if alone else notes,
+            extra=raw if alone else None,
+            data=data,
+        )
 
 
 if __name__ == "__main__":

@@ -3,22 +3,25 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fscomm.device import device_of
 from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
+from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Listener, Lookahead, Rng
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
+from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.tables.torchrec.installed import installed
 from fscomm.transports.opening import agree_on, split_name
@@ -27,6 +30,7 @@ from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
 T = TypeVar("T")
+MOST_PARTS = 64  # twice as many pieces travel
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
 
@@ -47,6 +51,12 @@ class enable:
 
     calls: how often in a step the model calls a module, at most. Calls after those run plainly.
 
+    parts: how many parts every step is computed in. The look-ahead then hands out steps, whose `parts()` are to be
+    computed in order (see `fscomm.loop.parts.InParts`). Tables are read as they were before the step and updated once,
+    with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need travel
+    while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its parts
+    had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
+
     ranks_per_host: so many consecutive ranks share a host, as torchrun numbers them. A row that several ranks of a host
     look up then comes to it once, and one of them passes it on. Gradients go straight to the owner: to add up those of
     a host first would change bits.
@@ -56,7 +66,7 @@ class enable:
 
     Raises:
         ValueError: no process group, no sharded module, a module that another block already serves, unknown names.
-        NotServedError: with `strict`, something would run plainly.
+        NotServedError: with `strict`, something would run plainly; with `parts`, something cannot be served.
         MismatchError, PeerError: the ranks do not agree or do not come. Also in place of gloo's error when that leaves
             the block.
     """
@@ -70,6 +80,7 @@ class enable:
         features: Mapping[str, Features] | None = None,
         calls: int = 1,
         ranks_per_host: int = 1,
+        parts: int = 1,
         timeout_s: float = 300,
     ) -> None:
         if transport != "auto":
@@ -81,6 +92,13 @@ class enable:
         if not (isinstance(ranks_per_host, int) and 1 <= ranks_per_host <= MOST_RANKS_PER_HOST):
             most = MOST_RANKS_PER_HOST
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
+        if not (isinstance(parts, int) and 1 <= parts <= MOST_PARTS):
+            raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, got {parts!r}")
+        if parts > 1 and (calls > 1 or ranks_per_host > 1):
+            raise ValueError(
+                f"parts={parts} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
+                f"ranks_per_host={ranks_per_host}"
+            )
         self._enter = partial(
             Comm.enter,
             installed(),
@@ -90,6 +108,7 @@ class enable:
             ranks_per_host=ranks_per_host,
             transport=transport,
             strict=strict,
+            parts=parts,
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
@@ -130,6 +149,7 @@ class Comm:
         ranks_per_host: int = 1,
         transport: str,
         strict: bool,
+        parts: int = 1,
         timeout_s: float,
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks."""
@@ -155,14 +175,21 @@ class Comm:
         )
         found, problems, modules = agreed.found, agreed.problems, agreed.modules
         if not modules:
+            if parts > 1:
+                _check_parts(parts, modules, problems, [])
             return cls(recorder, None)._with_counts(library, found, problems)
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
+        if choice.name is None and parts > 1:
+            raise NotServedError(f"enable(parts={parts}): {choice.line()}")
         if choice.name is None:
             refused = {module.name: choice.line() for module in modules}
             note_fallbacks(recorder, refused, strict=strict)
             return cls(recorder, None)._with_counts(library, found, problems | refused)
         travels = choice.name if transport == "auto" else transport
         recorder.travels_by(travels)
+        averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+        if parts > 1:
+            _check_parts(parts, modules, problems, averaged)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,
@@ -173,6 +200,8 @@ class Comm:
                 transport=travels,
                 strict=strict,
                 timeout_s=timeout_s,
+                parts=parts,
+                averaged=averaged,
             )
             comm = cls(recorder, engine)
             failed.push(comm._give_up)
@@ -264,6 +293,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
+            engine.turns.end()
             engine.flush()
             engine.note_replaced()
         except BaseException as error:
@@ -287,6 +317,24 @@ class Comm:
                 giving_up.join()
         engine.abort(f"raised {type(error).__name__}: {error}")
         engine.close(f"raised {type(error).__name__}")
+
+
+def _check_parts(
+    parts: int, modules: Sequence[Binding], problems: Mapping[str, str], averaged: Sequence[DistributedDataParallel]
+) -> None:
+    """Raises if steps of this model cannot be computed in parts: all tables have to be read and updated once a step."""
+    whole = {module.name: why for module in modules if (why := module.whole_batches_only) is not None}
+    if refused := {**problems, **whole}:
+        raise NotServedError(
+            f"enable(parts={parts}) looks all parts of a step up in tables as they were before it, and cannot do that "
+            f"for {'; '.join(f'{name}: {why}' for name, why in refused.items())}"
+        )
+    if any(each.static_graph for each in averaged):
+        raise ValueError(
+            f"enable(parts={parts}) adds up gradients of parts before DistributedDataParallel exchanges them. torch "
+            "cannot do that with static_graph=True: give DistributedModelParallel a "
+            "DefaultDataParallelWrapper(static_graph=False)"
+        )
 
 
 def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, IdExchange
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.plan.routes import request
+from fscomm.plan.routes import Part, request
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 
@@ -131,7 +131,8 @@ class Peers:
         else:
             random = np.random.default_rng(len(self.sent))
             out[:] = np.packbits(random.random((len(out), 8)) < self.world.shared, axis=1).ravel()
-            head = mine[:56]  # of one group: irregular modules, and three numbers of strips each way
+            sides = 1 if len(self.sent) < 3 else 2  # rows of this step, and gradients of the one before
+            head = mine[: 8 * (1 + 5 * sides)]  # irregular modules, and numbers of strips
             out[(np.cumsum(received) - received)[:, None] + np.arange(len(head))] = head
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
@@ -176,7 +177,7 @@ class Planner:
         """Milliseconds of processor time that rank 0 needed, without what its peers took; and the plan."""
         self.peers.seconds = 0.0
         start = time.thread_time()
-        asking = request(torch.from_numpy(mine.ids), mine.counts.ravel().tolist(), order, self._layout)
+        asking = request([Part(torch.from_numpy(mine.ids), mine.counts.ravel().tolist(), order)], self._layout)
         self._before = self._exchange.exchange(self._number, self._before, BATCH, [asking])
         spent = time.thread_time() - start - self.peers.seconds
         self._number += 1

@@ -16,6 +16,16 @@ TITLES = {
 Table = tuple[str, list[str], list[list[Any]]]
 
 
+def title(mode: str) -> str:
+    kind, *parts = mode.split(" in ")
+    return " in ".join([TITLES[kind], *parts])
+
+
+def parts_of(mode: str) -> int:
+    """Of a step."""
+    return int(mode.split(" ")[-2]) if mode.endswith("parts") else 1
+
+
 @dataclass(kw_only=True, slots=True)
 class Blocks:
     """What all ranks measured in one section: per mode and round, one answer of `exposed_rank.block` per rank."""
@@ -115,7 +125,7 @@ def headline_table(blocks: Sequence[Blocks]) -> Table:
                 shaped = statistics.median(block.steps_ms(mode)) - statistics.median(other.steps_ms(mode))
             rows.append([
                 block.condition["name"],
-                TITLES[mode],
+                title(mode),
                 statistics.median(block.steps_ms(mode)),
                 None if mode == "compute" else exposed,
                 "" if mode == "compute" else _quartiles(block.exposed_ms(mode)),
@@ -143,7 +153,7 @@ def kinds_table(blocks: Sequence[Blocks]) -> Table:
                 times = [found.get(kind) for found in (exposed, inline, hidden)]
                 if any(times) or kind in moved:
                     sent = moved[kind] / 1e3 if kind in moved else None
-                    rows.append([block.condition["name"], TITLES[mode], kind, *times, sent])
+                    rows.append([block.condition["name"], title(mode), kind, *times, sent])
     columns = ["section", "mode", "kind", "blocked ms", "inline ms", "hidden ms", "sent KB/step"]
     return "Communication by kind (means per rank and step)", columns, rows
 
@@ -159,9 +169,9 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
             if mode != "compute":
                 exposed = block.exposed_ms(mode)
                 rows.append([
-                    100 * data["by occurrence"], 100 * data["by distinct row"], TITLES[mode],
+                    100 * data["by occurrence"], 100 * data["by distinct row"], title(mode),
                     statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
-                    block.floor_ms(),
+                    block.floor_ms() / parts_of(mode),
                 ])  # fmt: skip
     notes = []
     points: list[Any] = [(row[0], row[3]) for row in rows if row[2] == TITLES["fscomm"]]
@@ -199,10 +209,11 @@ def cost_notes(
                 verdict = (
                     f"DIFFER from the plain loop's on ranks {', '.join(ranks)}" if ranks else "are the plain loop's"
                 )
-                notes.append(f"World of {section!r}, {TITLES[mode]}: tables and dense weights {verdict}.")
+                alike = " in as many parts" if parts_of(mode) > 1 else ""
+                notes.append(f"World of {section!r}, {title(mode)}: tables and dense weights {verdict}{alike}.")
     if peaks:
         over = {mode: peak - peaks["plain"] for mode, peak in peaks.items() if mode != "plain"}
-        notes += [f"{TITLES[mode]}: peak memory over the plain loop {more:,} bytes." for mode, more in over.items()]
+        notes += [f"{title(mode)}: peak memory over the plain loop {more:,} bytes." for mode, more in over.items()]
     for block in blocks:
         alone = block.steps_ms("compute")
         if (spread := max(alone) / min(alone) - 1) > 0.05:
@@ -222,7 +233,7 @@ def _goals(blocks: Sequence[Blocks]) -> Iterator[str]:
             for mode, most in (("plain", limit), ("pec", 0.4)):
                 if mode in found[name].answers:
                     theirs = statistics.median(found[name].exposed_ms(mode))
-                    yield _goal(f"{name}: (1) over {TITLES[mode]}'s", ours / theirs, most)
+                    yield _goal(f"{name}: (1) over {title(mode)}'s", ours / theirs, most)
             yield _goal(f"{name}: (3), ms", statistics.median(found[name].blocked_ms("fscomm")), 30)
     for name in ("400 ms, unshaped", "270 ms, unshaped"):
         if name in found:

@@ -14,7 +14,7 @@ from exposure.shape import Shape
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -35,10 +35,11 @@ _MATRIX = 256
 
 @dataclass
 class Batch(Pipelineable):
-    """What one rank trains on in one step."""
+    """What one rank trains on in one step, or in a part of it. rows: by feature, where they were looked up already."""
 
     features: KeyedJaggedTensor
     labels: torch.Tensor
+    rows: list[torch.Tensor] | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         return Batch(
@@ -51,6 +52,17 @@ class Batch(Pipelineable):
 
     def pin_memory(self) -> "Batch":
         return self
+
+    def parts(self, number: int) -> list["Batch"]:
+        """Of equally many samples; all samples have as many ids."""
+        keys = self.features.keys()
+        values = self.features.values().view(len(keys), len(self.labels), -1).tensor_split(number, dim=1)
+        lengths = self.features.lengths().view(len(keys), -1).tensor_split(number, dim=1)
+        given = zip(values, lengths, self.labels.tensor_split(number), strict=True)
+        return [
+            Batch(KeyedJaggedTensor(keys, ids.flatten(), lengths=of_bags.flatten(), stride=len(labels)), labels)
+            for ids, of_bags, labels in given
+        ]
 
 
 class Clock:
@@ -96,20 +108,21 @@ def products_per_s() -> float:
 
 class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        clock.spend(clock.forward_s)
+    def forward(ctx: Any, values: torch.Tensor, share: float) -> torch.Tensor:
+        ctx.share = share
+        clock.spend(clock.forward_s * share)
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        clock.spend(clock.backward_s)
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        clock.spend(clock.backward_s * ctx.share)
+        return gradient, None
 
 
 @torch.fx.wrap
-def compute(values: torch.Tensor) -> torch.Tensor:
-    """`values`, after the forward's share of the compute; its backward takes the rest."""
-    return _Compute.apply(values)
+def compute(values: torch.Tensor, share: float) -> torch.Tensor:
+    """`values`, after the forward's part of the compute of a `share` of the samples; its backward takes the rest."""
+    return _Compute.apply(values, share)
 
 
 class Dense(nn.Module):
@@ -126,11 +139,12 @@ class Dense(nn.Module):
 
     def forward(self, values: list[torch.Tensor], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ids = 1 if self.shape.pooled else self.shape.ids_per_sample
-        size = (self.shape.samples, ids, self.shape.width)
-        rows = compute(torch.cat(values)).view(len(values), *size)
-        means = rows.mean(2).transpose(0, 1).reshape(self.shape.samples, -1)
+        samples = len(labels)
+        share = samples / self.shape.samples
+        rows = compute(torch.cat(values), share).view(len(values), samples, ids, self.shape.width)
+        means = rows.mean(2).transpose(0, 1).reshape(samples, -1)
         logits = self.last(self.wide(torch.relu(self.first(means)))).squeeze(1)
-        return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits
+        return share * nn.functional.binary_cross_entropy_with_logits(logits, labels), logits
 
 
 class Model(nn.Module):
@@ -144,11 +158,16 @@ class Model(nn.Module):
         self.pooled = bool(shape.pooled)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.embeddings(batch.features)
+        rows = self.look_up(batch.features) if batch.rows is None else batch.rows
+        return self.dense(rows, batch.labels)
+
+    def look_up(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
+        """What the collection gives for each feature."""
+        found = self.embeddings(features).wait()
         if self.pooled:
             vectors = found.to_dict()
-            return self.dense([vectors[name] for name in self.features], batch.labels)
-        return self.dense([found[name].values() for name in self.features], batch.labels)
+            return [vectors[name] for name in self.features]
+        return [found[name].values() for name in self.features]
 
 
 class Constant(nn.Module):
@@ -200,6 +219,7 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
         device=CPU,
         plan=ShardingPlan({"embeddings": plan}),
         sharders=[sharder],
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),  # which cannot add up gradients of parts
     )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     optimizer = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.SGD(parameters, lr=0.02))

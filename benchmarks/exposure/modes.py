@@ -5,7 +5,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -59,6 +60,43 @@ def fscomm(trained: Trained, batches: Sequence[Batch], stepped: Stepped) -> list
     return report.to_dict()["steps"]
 
 
+def plain_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped, parts: int) -> list[Any]:
+    """One look-up and one update of the tables for the whole batch; everything else part by part."""
+    averaged = trained.model._dmp_wrapped_module
+    for batch in batches:
+        trained.optimizer.zero_grad()
+        given = trained.model.module.look_up(batch.features)
+        leaves = [each.detach().requires_grad_() for each in given]
+        cut = [leaf.view(len(batch.labels), -1).tensor_split(parts) for leaf in leaves]
+        for number, part in enumerate(batch.parts(parts)):
+            rows = [of_leaf[number].reshape(-1, leaf.shape[1]) for of_leaf, leaf in zip(cut, leaves, strict=True)]
+            with contextlib.nullcontext() if number == parts - 1 else averaged.no_sync():
+                loss, _ = trained.model(replace(part, rows=rows))
+                loss.backward()
+        torch.autograd.backward(given, [leaf.grad for leaf in leaves])
+        trained.optimizer.step()
+        stepped()
+    return []
+
+
+def fscomm_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped, parts: int) -> list[Any]:
+    """The loop in parts inside `fscomm.enable`."""
+    import fscomm
+
+    with fscomm.enable(trained.model, parts=parts) as comm:
+        for step in comm.lookahead(batches):
+            trained.optimizer.zero_grad()
+            for part in step.parts():
+                loss, _ = trained.model(part)
+                loss.backward()
+            trained.optimizer.step()
+            stepped()
+    report = comm.report()
+    if report.fallbacks:
+        raise RuntimeError(f"fscomm does not serve the model of the benchmark: {report.fallbacks}")
+    return report.to_dict()["steps"]
+
+
 MODES: dict[str, Callable[[Trained, Sequence[Batch], Stepped], list[Any]]] = {
     "compute": plain,
     "plain": plain,
@@ -66,6 +104,15 @@ MODES: dict[str, Callable[[Trained, Sequence[Batch], Stepped], list[Any]]] = {
     "pec": pec,
     "fscomm": fscomm,
 }
+IN_PARTS = {"plain": plain_in_parts, "fscomm": fscomm_in_parts}
+
+
+def mode_of(name: str) -> Callable[[Trained, Sequence[Batch], Stepped], list[Any]]:
+    """Such as "plain", or "plain in 4 parts"."""
+    if name in MODES:
+        return MODES[name]
+    kind, _, parts, _ = name.split(" ")
+    return partial(IN_PARTS[kind], parts=int(parts))
 
 
 def _step(trained: Trained, batch: Batch) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from exposure.ids import chain, collision_bytes, independent, rates
 from exposure.model import Batch, alone, clock, products_per_s, sharded
-from exposure.modes import MODES, Trained
+from exposure.modes import Trained, mode_of
 from exposure.shape import Shape
 from exposure.waits import Waits
 from network.namespaces import DEVICE
@@ -143,7 +143,7 @@ def block(
     dist.barrier()
     with waits:
         stepped()
-        said = MODES[mode](state["models"][mode], batches, stepped)
+        said = mode_of(mode)(state["models"][mode], batches, stepped)
     dist.barrier()
     measured = marks[warm : warm + steps + 1]
     start, end = measured[0], measured[-1]

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from fscomm.exchange.handed_over import Gradients
-from fscomm.plan.ways import Back, ByClass
+from fscomm.plan.ways import Back
 from fscomm.tables.binding import Binding
 from fscomm.tables.group_tables import TableUpdate
 from fscomm.tables.lookups import Update, nothing, update_in_turn
 from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 
-def update(gradients: Gradients, back: Sequence[ByClass[Back] | None], module: Binding, groups: Sequence[int]) -> None:
+def update(gradients: Gradients, back: Sequence[Back | None], module: Binding, groups: Sequence[int]) -> None:
     """Send the gradients of `groups`, which are those of `module`, and apply what comes; blocks for all ranks.
 
     Tables that are in another block now are updated in its order.
@@ -30,26 +30,24 @@ def update(gradients: Gradients, back: Sequence[ByClass[Back] | None], module: B
                 update_in_turn(target, None, each)
 
 
-def _exchanged(
-    gradients: Gradients, g: int, back: ByClass[Back] | None, module: Binding, number: int
-) -> Iterator[list[Update]]:
+def _exchanged(gradients: Gradients, g: int, back: Back | None, module: Binding, number: int) -> Iterator[list[Update]]:
     """The updates of all kernels of a group, for one class after the other."""
-    layout, tables, gradient = module.layouts[number], module.tables(number), gradients.by_group.get(g)
+    tables = module.tables(number)
+    codec = tables.codecs.gradients
     assert back is not None
-    kept = None
-    for way in back:
-        codec = tables.codecs.gradients
+    received = torch.empty(back.starts[-1], codec.width, dtype=codec.dtype, device=tables.where)
+    for piece, (way, start, end) in enumerate(zip(back.pieces, back.starts, back.starts[1:], strict=False)):
+        given = gradients.strips(g, back, piece if way is not back.pieces[-1] else -1, module.layouts[number].dim)
         mine = torch.zeros(len(way.index), codec.width, dtype=codec.dtype, device=tables.where)
-        if gradient is not None:
-            mine = codec.encode(gradient.reshape(-1, layout.dim).index_select(0, way.index))
-        received = torch.empty(way.apply.total, codec.width, dtype=codec.dtype, device=tables.where)
-        _exchange(received, mine, way.apply.splits, way.sent, module.process_group)
-        if gradient is not None:
+        if given is not None:
+            mine = codec.encode(given.index_select(0, way.index))
+        _exchange(received[start:end], mine, way.received, way.sent, module.process_group)
+    if gradients.used(g):
+        for apply in back.applies:
             yield [
                 partial(_apply, call, gradients.hypers[g][call.kernel]) if len(call.ids) else nothing
-                for call in tables.updates(way.apply, received, kept)
+                for call in tables.updates(apply, received)
             ]
-        kept = received if layout.pooling is not None else None
 
 
 def _exchange(

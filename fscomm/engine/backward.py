@@ -6,7 +6,7 @@ plain loop updates its tables. The first calls of all modules in a step are one 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -16,14 +16,16 @@ from fscomm.device import not_compiled
 from fscomm.engine import after_block
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
-from fscomm.engine.step import Step
+from fscomm.engine.step import Returning, Step
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
+from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
 from fscomm.tables.lookups import Update
+from fscomm.tables.shadow_kernels import Hyper
 
-Forward = tuple[Step, int]  # the step, and which calls in it: see `ServedModules.sent_with`
+Forward = tuple[Step, int, int]  # the step, which calls in it, see `ServedModules.sent_with`, and which part of it
 
 
 class Loop(Protocol):
@@ -42,8 +44,9 @@ class Loop(Protocol):
 class Backward:
     """For the thread that runs backward. training_thread: the one that called the last forward."""
 
-    def __init__(self, served: ServedModules, executor: Executor, program: Program, loop: Loop) -> None:
+    def __init__(self, served: ServedModules, executor: Executor, program: Program, loop: Loop, *, parts: int) -> None:
         self._served = served
+        self._parts = parts
         self._executor = executor
         self._program = program
         self._loop = loop
@@ -53,10 +56,10 @@ class Backward:
         self._over: str | None = None  # why the block ended; empty if it was left without an error
         self.training_thread = threading.get_ident()
 
-    def take_gradient(self, step: Step, group: int, gradient: torch.Tensor) -> None:
+    def take_gradient(self, step: Step, part: int, group: int, gradient: torch.Tensor) -> None:
         """Backward has reached rows that were fetched ahead."""
         self.reach(step)
-        forward = step, self._served.sent_with(group)
+        forward = step, self._served.sent_with(group), part
         self._send_before(self._served.module_of[group], but=forward)
         if group in self._came.get(forward, ()):
             self._send(forward)
@@ -113,9 +116,11 @@ class Backward:
         else:
             self._executor.peers.end()
         self._send_rest()
-        for step in self._reached:
-            step.open = False
+        reached = dict.fromkeys(self._reached)
         self._reached.clear()
+        for step in reached:
+            step.open = False
+            step.go_back_whole()
         if self._over is None:
             self._loop.pass_is_over()
 
@@ -133,10 +138,50 @@ class Backward:
 
     def _send(self, forward: Forward) -> None:
         """Update the tables with what a backward pass brought for these calls of a step."""
-        (step, calls), by_group = forward, self._came.pop(forward)
-        # A copy: another module's forward may come before a worker gets to it.
-        hypers = {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
-        gradients = Gradients(number=step.number, by_group=by_group, hypers=hypers)
+        (step, calls, part), by_group = forward, self._came.pop(forward)
+        if self._parts > 1:
+            self._take_part(step, calls, part, by_group)
+        else:
+            self._update(step, Gradients(number=step.number, by_part=[by_group], hypers=self._hypers(step, calls)), [])
+
+    def _hypers(self, step: Step, calls: int) -> dict[int, list[Hyper]]:
+        """A copy: another module's forward may come before a worker gets to it."""
+        return {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
+
+    def _take_part(self, step: Step, calls: int, part: int, by_group: dict[int, torch.Tensor]) -> None:
+        """Parts travel in their order, whatever the order of their backward passes is: so it is that of all ranks."""
+        if step.returning.get(calls) is None:
+            parts: list[dict[int, torch.Tensor]] = [{} for _ in range(self._parts)]
+            gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, calls))
+            step.returning[calls] = Returning(gradients=gradients)
+        returning = step.returning[calls]
+        if part in returning.came or returning.sent > part or self._over is not None:
+            raise RuntimeError(
+                "a second backward through a part, or one after its step or block has ended: the tables of a step are "
+                "updated once, when the last part has its gradients"
+            )
+        returning.gradients.by_part[part].update(by_group)
+        returning.came.add(part)
+        while returning.sent in returning.came:
+            self._send_part(step, returning)
+
+    def _send_part(self, step: Step, returning: Returning) -> None:
+        part, returning.sent = returning.sent, returning.sent + 1
+        if returning.sent < self._parts:
+            self._executor.check()
+            returning.under_way += self._program.send_part(step, returning.gradients, part)
+        else:
+            self._update(step, returning.gradients, returning.under_way)
+
+    def end_step(self, step: Step) -> None:
+        """The user leaves a step in parts: those without a backward pass give nothing, if others had one."""
+        for returning in step.returning.values():
+            while returning.came and returning.sent < self._parts:
+                self._send_part(step, returning)
+        step.go_back_whole(in_any_case=True)
+
+    def _update(self, step: Step, gradients: Gradients, sent: Sequence[Pending[None]]) -> None:
+        """All gradients of the groups have come; `sent`: what brings those of earlier parts."""
         modules = self._served.modules_of(gradients.groups)
         for m in modules:
             step.modules[m].backwards += 1
@@ -148,7 +193,7 @@ class Backward:
         to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
         awaited = successor if to_fetch else self._loop.forwarded
         self._program.update(
-            step, gradients, successor, to_fetch, expecting=lambda: self._loop.forwarded is not awaited
+            step, gradients, sent, successor, to_fetch, expecting=lambda: self._loop.forwarded is not awaited
         )
 
     def _to_fetch(self, m: int, step: Step, successor: Step | None) -> list[int]:

@@ -22,17 +22,19 @@ from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
+from fscomm.engine.turns import Turns
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED
-from fscomm.exchange.operations import ANY, Class, Rows, whole
+from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, Parts
+from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
+from fscomm.loop.parts import InParts
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
@@ -57,11 +59,12 @@ class Engine(Listener):
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.
 
-    finder: finds the features of modules in a batch.
+    finder: finds the features of modules in a batch. parts: in which every step is computed. averaged: the
+    DistributedDataParallel inside the model, whose gradients are exchanged with the last part.
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
-        held: the step whose batch the user has.
+        held: the step whose batch the user has, and batch: that one.
         forwarded: the step of the last forward that backward may come back to.
     """
 
@@ -76,18 +79,21 @@ class Engine(Listener):
         transport: str,
         strict: bool,
         timeout_s: float,
+        parts: int = 1,
+        averaged: Sequence[Any] = (),
     ) -> None:
         self.modules = modules
+        self.parts = parts
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
         self._strict = strict
-        self._finder = finder
+        self.finder = finder
         self._executor = (Streams if device.runs_ahead else Threads)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
-        self._program = Program(self._executor, served, device, self._to_come)
-        self._backward = Backward(served, self._executor, self._program, self)
+        self._program = Program(self._executor, served, device, self._to_come, parts=parts)
+        self.backward = Backward(served, self._executor, self._program, self, parts=parts)
         self.handles = {
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
@@ -106,7 +112,8 @@ class Engine(Listener):
         self._number = 0
         self._written: deque[int] = deque()  # modules whose tables the user wrote
         self._epoch: Any = None  # the loop that the user is in
-        self._batch: Any = None
+        self.batch: Any = None
+        self.turns = Turns(self, averaged)
         self.reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
@@ -123,9 +130,10 @@ class Engine(Listener):
             NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
         resumed, self._epoch = self._epoch is not epoch, epoch
-        self._backward.end_failed_pass()
+        self.backward.end_failed_pass()
         self.note_replaced()
         if self.held is not None:
+            self.turns.end()
             self._note_idle(self.held)
         if resumed:
             self._idle = [0] * len(self.modules)
@@ -135,44 +143,44 @@ class Engine(Listener):
 
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. Does not block."""
-        nothing = [None] * len(self.modules)
+        was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
+        parts, on_host = self.turns.cut(moved, was_moved=was_moved)
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
         if why is not None:
-            self.announce_features(nothing, [why] * len(self.modules), draws=draws)
+            nothing = [None] * len(self.modules)
+            self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)
             return
-        given, missing = self._finder.read(moved.batch)
-        was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
-        on_host = self._finder.read(moved.pulled)[0] if was_moved else None
-        self.announce_features(given, missing, on_host, moved=moved.mark, draws=draws)
+        given, missing = self.finder.read_parts(parts, on_host)
+        self.announce_features(given, missing, parts=parts, moved=moved.mark, draws=draws)
 
     def announce_features(
         self,
-        given: Sequence[Any],
+        given: Sequence[Parts | None],
         missing: Sequence[str | None],
-        on_host: Sequence[Any] | None = None,
         *,
+        parts: Sequence[Any] = (),
         moved: Mark = None,
         draws: bool = False,
     ) -> None:
-        """The KJT for each module, or None where there is none to prefetch, and why.
+        """What each module gets in each part, or None where there is none to prefetch, and why.
 
-        Nothing is fetched for modules that nobody calls. on_host: the same features in host memory, where they came
-        from: no device has to be waited for to learn the ids. moved: of the copies to the device.
+        Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
         """
-        self._executor.check()
-        given = [None if self._idle[m] >= _IDLE else kjt for m, kjt in enumerate(given)]
-        for module, kjt in zip(self.modules, given, strict=True):
-            if kjt is not None:
-                module.meet(kjt)
+        self.check()
+        given = [None if self._idle[m] >= _IDLE else features for m, features in enumerate(given)]
+        for module, features in zip(self.modules, given, strict=True):
+            if features is not None:
+                module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
         before = self._newest
         step = Step(
             number=self._number,
             follows=before.number if before is not None else None,
             modules=[
-                ModuleInStep(features=None if kjt is None else Snapshot(kjt), missing=why)
-                for kjt, why in zip(given, missing, strict=True)
+                ModuleInStep(features=None if of is None else [Snapshot(kjt) for kjt, _ in of], missing=why)
+                for of, why in zip(given, missing, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, on_host or [None] * len(given), moved),
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved),
+            parts=parts if self.parts > 1 else (),
         )
         self._number += 1
         self._newest = step
@@ -204,23 +212,25 @@ class Engine(Listener):
         self._ended = self._exchange_ids(FAILED)
         self._newest = None
 
-    def hold(self, batch: Any) -> None:
-        """The user is about to get `batch`, the oldest that was announced. Blocks until all ranks have theirs.
+    def hold(self, batch: Any) -> Any:
+        """What the user gets for `batch`, the oldest that was announced. Blocks until all ranks have theirs.
 
         Raises:
             MismatchError: some ranks have no batch, or failed to load it.
         """
-        self._batch = batch
+        self.batch = batch
         step = self._announced.popleft()
         with self._recorder.wait("ids", step=step.number):
             verdict = self._executor.await_ids(step.arrived).verdict
         self.held = step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
+        return InParts(batch, step.parts, self.turns.take) if self.parts > 1 else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
-        self.held = self._batch = None
+        self.turns.end()
+        self.held = self.batch = None
         self.flush()
         if self._ended is not None:
             verdict = self._executor.await_ids(self._ended).verdict
@@ -235,19 +245,21 @@ class Engine(Listener):
             return self.modules[m].plain(features)
         self.device.refuse_capture()
         call, calls = this_call(), self.served.calls[m]
+        if self.parts > 1 and call.training:
+            return self.turns.call(m, features, call)
         if call.training and not call.inside_backward and self.held is not None:
             made = self.held.modules[m]
             made.calls += 1
             m = calls[min(made.calls, len(calls)) - 1]
-            if self._batch is not None and (why := self._finder.learn(m, self._batch, features)) is not None:
+            if self.batch is not None and (why := self.finder.learn(m, self.batch, features)) is not None:
                 self.report_plain(m, why)
         return self.forward(m, features)
 
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward; m: which of its calls, as far as they are known."""
-        self._backward.training_thread = threading.get_ident()
-        self._backward.end_failed_pass()
-        self._executor.check()
+        self.backward.training_thread = threading.get_ident()
+        self.backward.end_failed_pass()
+        self.check()
         step, call = self.held, this_call()
         if call.training:
             self._idle[m] = 0
@@ -270,7 +282,10 @@ class Engine(Listener):
             why = f"{others} could not use what was fetched ahead"
             self._note_plain(m, f"step {step.number}: {why}")
         self._count(m, features, call, why)
-        return self._run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
+        if self.parts > 1 and call.training:
+            assert step is not None
+            return self.turns.run_whole(m, step)
+        return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
 
     def note_replaced(self) -> None:
         """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
@@ -293,7 +308,7 @@ class Engine(Listener):
 
         No collective.
         """
-        self._backward.end_failed_pass()
+        self.backward.end_failed_pass()
         self._executor.wire_gate.settle()
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
@@ -303,6 +318,10 @@ class Engine(Listener):
         """The tables of `modules` were written by hand. From any thread."""
         self._written.extend(modules)
 
+    def check(self) -> None:
+        """Raise the first error of a worker."""
+        self._executor.check()
+
     # The end.
 
     def explain(self, error: BaseException) -> PeerError | None:
@@ -311,12 +330,12 @@ class Engine(Listener):
 
     def close(self, reason: str, *, at_exit: bool = False) -> None:
         """End workers and groups; work that is under way ends first, within its deadlines."""
-        self._backward.close("")
+        self.backward.close("")
         self._executor.close(reason, at_exit=at_exit)
 
     def abort(self, reason: str) -> None:
         """End everything that blocks; the other ranks are told `reason`."""
-        self._backward.close(reason)
+        self.backward.close(reason)
         self._executor.abort(reason)
 
     # For `Backward`.
@@ -355,12 +374,12 @@ class Engine(Listener):
                     self._note_plain(m, f"step {left.number}: its forward was not called")
 
     def _exchange_ids(
-        self, status: int, given: Sequence[Any] = (), on_host: Sequence[Any] = (), moved: Mark = None
+        self, status: int, given: Sequence[Parts | None] = (), moved: Mark = None
     ) -> Pending[ExchangedIds]:
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        arrived = self._executor.exchange_ids(number, before, status, list(zip(given, on_host, strict=True)), moved)
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, self.parts)
         if newest is not None:
             newest.planned = arrived
         return arrived
@@ -371,7 +390,7 @@ class Engine(Listener):
         self._drop_written()
         served = step is not None and all(step.ids.groups[g] is not None for g in self.served.groups[m])
         announced = step.modules[m].features if step is not None else None
-        foreign = call.training and served and (announced is None or not announced.matches(features))
+        foreign = call.training and served and (announced is None or not announced[0].matches(features))
         calls = len(self.served.calls[m])
         decision = decide(
             m,
@@ -380,7 +399,7 @@ class Engine(Listener):
             calls=calls,
             served=served,
             foreign=foreign,
-            explicit=m in self._finder.explicit,
+            explicit=self.parts > 1 or m in self.finder.explicit,
             handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:
@@ -405,30 +424,37 @@ class Engine(Listener):
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, ids, fetched = self.served.groups[m], step.ids, step.modules[m].fetched
+        groups, fetched = self.served.groups[m], step.modules[m].fetched
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
-        for of_class in (Class.EXCLUSIVE, Class.COLLISION):
-            with self._recorder.wait(f"{of_class.value} rows", step=step.number):
-                fetched[of_class].done.result()
+        with self._recorder.wait("exclusive rows", step=step.number):
+            fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
+        return self.run_part(m, step, features, 0)
+
+    def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
+        """With the rows that this part needs; those of the parts before are here."""
+        groups, ids = self.served.groups[m], step.ids
+        with self._recorder.wait("collision rows", step=step.number):
+            step.modules[m].fetched[part].done.result()
         came = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in came.values() for tensor in (merge.index, buffer)]
-        self.device.reads(*ids.parts[m], *tensors)
+        given = ids.parts[m][part]
+        self.device.reads(*given, *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer)), partial(self._backward.take_gradient, step, g))
+            tap(codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g))
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:
-            return self.modules[m].output(features, ids.parts[m], rows)
+            return self.modules[m].output(features, given, rows)
         with self._executor.peers.within():
-            output = self.modules[m].output(features, ids.parts[m], rows)
+            output = self.modules[m].output(features, given, rows)
         return self._watched(m, step, output)
 
-    def _run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
+    def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
         """The module's own forward. Its kernels read and update in program order.
 
         foreign: on some rank the features are not those that were announced.
@@ -448,23 +474,23 @@ class Engine(Listener):
         if torch.is_grad_enabled():
             # On every rank, unlike the kernels' updates: a rank may hold no table of the module.
             held = (lambda: None) if step is None else weakref.ref(step)  # a loss that is kept does not keep it
-            self.modules[m].on_gradient(output, lambda: self._backward.reach_plain(m, held()))
+            self.modules[m].on_gradient(output, lambda: self.backward.reach_plain(m, held()))
         return output
 
     def may_read(self, group: int) -> Rows:
         """A kernel is about to read in a plain forward; maybe inside backward (activation checkpointing)."""
-        self._backward.send_gathered(group)
+        self.backward.send_gathered(group)
         self.flush([self.served.module_of[group]])
         return self.reading
 
     def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
         """Backward has reached a kernel that ran plainly."""
-        self._backward.take_plain_update(group, kernel, read, update)
+        self.backward.take_plain_update(group, kernel, read, update)
 
     def _before_look(self, m: int) -> None:
         """The program looks at the tables of module m; maybe in a hook inside backward."""
         if in_backward():
-            self._backward.send_gathered(self.served.groups[m].start)
+            self.backward.send_gathered(self.served.groups[m].start)
         self.flush([m])
 
     def _drop_written(self) -> None:

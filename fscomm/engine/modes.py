@@ -7,7 +7,7 @@ import torch
 
 from fscomm.engine.step import Step
 from fscomm.exchange.control_word import Mode
-from fscomm.exchange.operations import Class
+from fscomm.exchange.operations import EXCLUSIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def decide(
         (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
         (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
         (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why="an id lies outside its table")),
-        (Class.EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),
-        (Class.COLLISION not in module.fetched, Decision(mode=Mode.FETCH)),
+        (EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),
+        (0 not in module.fetched, Decision(mode=Mode.FETCH)),
     )
     return next((decision for holds, decision in rules if holds), Decision(mode=Mode.FAST))

@@ -4,25 +4,43 @@ Every method submits and returns. Methods are called in program order, by the th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from fscomm.device import Device
 from fscomm.engine.step import Fetched, Step
 from fscomm.engine.table_order import TableOrder
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
-from fscomm.exchange.operations import Class, Kind, Operation, Rows, collision, exclusive, whole
+from fscomm.exchange.operations import (
+    EXCLUSIVE,
+    Class,
+    Kind,
+    Operation,
+    Rows,
+    collision,
+    exclusive,
+    used_first,
+    used_later,
+    whole,
+)
 from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
 from fscomm.tables.lookups import Update
 
 
 class Program:
-    """Of the tables of all served modules on this rank. to_come: the steps that the user holds or will get."""
+    """Of the tables of all served modules on this rank. to_come: the steps that the user holds or will get. parts: of
+    every step."""
 
     def __init__(
-        self, executor: Executor, served: ServedModules, device: Device, to_come: Callable[[], Iterable[Step]]
+        self,
+        executor: Executor,
+        served: ServedModules,
+        device: Device,
+        to_come: Callable[[], Iterable[Step]],
+        *,
+        parts: int,
     ) -> None:
+        self._parts = parts
         self._executor = executor
         self._served = served
         self._to_come = to_come
@@ -35,44 +53,73 @@ class Program:
 
     def fetch_exclusive(self, step: Step, modules: Sequence[int]) -> None:
         """The exclusive rows of `modules`."""
-        operation = self._fetch(step, dict.fromkeys(modules, exclusive(step.number, step.follows)), Class.EXCLUSIVE)
+        rows = dict.fromkeys(modules, exclusive(step.number, step.follows))
+        operation = self._fetch(step, rows, EXCLUSIVE)
         self._note_fetched(step, operation, self._executor.submit(operation))
 
     def fetch_collision(self, step: Step, m: int) -> None:
         """The collision rows of module m."""
-        operation = self._fetch(step, {m: self._read_with_collision_rows(step, m)}, Class.COLLISION)
-        (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
-        self._note_fetched(step, operation, done)
+        operations = [self._fetch_piece(step, [m], piece) for piece in range(self._parts)]
+        done = self._executor.submit_urgent(operations, expecting=lambda: False)
+        for operation, fetched in zip(operations, done, strict=True):
+            self._note_fetched(step, operation, fetched)
+
+    def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
+        """The collision gradients of a part that is not the last one."""
+        assert step.planned is not None
+        pieces = part, self._parts + part
+        return self._executor.submit_later([self._send(step, gradients, gradients.groups, piece) for piece in pieces])
 
     def update(
         self,
         step: Step,
         gradients: Gradients,
+        sent: Sequence[Pending[None]],
         successor: Step | None,
         to_fetch: Sequence[int],
         *,
         expecting: Callable[[], bool],
     ) -> None:
-        """Both classes of `gradients`; behind the collision class, the collision rows that are next.
+        """All classes of `gradients`, when their last part is there; behind each collision class, the collision rows
+        that are next: those of `successor` for the modules `to_fetch`.
 
-        Those are the rows of `successor` for the modules `to_fetch`.
+        sent: the gradients of the parts before.
         """
         modules = self._served.modules_of(gradients.groups)
-        own, shared = exclusive(step.number, step.next), dict.fromkeys(modules, collision(step.number, step.next))
-        urgent = self._send_and_update(step, gradients, shared, Class.COLLISION)
-        fetch = None
+        shared, last = collision(step.number, step.next), self._parts - 1
+        soon = dict.fromkeys(modules, used_first(shared, step.next))
+        urgent = [
+            self._send(step, gradients, gradients.groups, last),
+            self._update(step, gradients, soon, 0, sent),
+        ]
+        later = dict.fromkeys(modules, used_later(shared, step.next))
+        unhurried = [
+            self._send(step, gradients, gradients.groups, 2 * self._parts - 1),
+            self._update(step, gradients, later, 1, sent),
+        ]
+        fetches = []
         if successor is not None and to_fetch:
-            to_read = {m: self._read_with_collision_rows(successor, m) for m in to_fetch}
-            fetch = self._fetch(successor, to_read, Class.COLLISION)
-        done = self._executor.submit_urgent([*urgent, *([fetch] if fetch else [])], expecting=expecting)
-        self._note_updated(shared, done[1])
-        if successor is not None and fetch is not None:
-            self._note_fetched(successor, fetch, done[2])
+            fetches = [self._fetch_piece(successor, to_fetch, piece) for piece in range(self._parts)]
+        done = self._executor.submit_urgent([*urgent, *fetches[:1]], expecting=expecting)
+        updated = [done[1]]
+        self._note_updated(soon, done[1])
+        fetched = done[2:]
+        if self._parts > 1:
+            done = self._executor.submit_later([*unhurried, *fetches[1:]])
+            updated.append(done[1])
+            self._note_updated(later, done[1])
+            fetched += done[2:]
+        for fetch, rows_are_here in zip(fetches, fetched, strict=True):
+            assert successor is not None
+            self._note_fetched(successor, fetch, rows_are_here)
+        own = exclusive(step.number, step.next)
         for m in modules:
-            kept = [done[1]] if self._served.pooled(m) else []  # the gradients of bags with rows of both classes
-            for operation in self._send_and_update(step, gradients, {m: own}, Class.EXCLUSIVE, kept):
-                last = self._executor.submit(operation)
-            self._note_updated({m: own}, last)
+            of_module = [g for g in gradients.groups if self._served.module_of[g] == m]
+            self._executor.submit(self._send(step, gradients, of_module, EXCLUSIVE))
+            # Gradients of bags with rows of several classes have come with the most urgent one.
+            before = updated if self._served.pooled(m) else []
+            update = self._executor.submit(self._update(step, gradients, {m: own}, EXCLUSIVE, before))
+            self._note_updated({m: own}, update)
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
         """One kernel, with gradients that TorchRec has brought to this rank."""
@@ -93,49 +140,60 @@ class Program:
         for update in pending:
             update.result()
 
-    def _fetch(self, step: Step, rows: Mapping[int, Rows], of_class: Class) -> Operation:
+    def _fetch_piece(self, step: Step, modules: Sequence[int], piece: int) -> Operation:
+        """Of the collision class. Of a pooled table all rows of the bags that hold a collision row are read."""
+        rows = {}
+        for m in modules:
+            read = whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
+            rows[m] = read if piece else used_first(read, step.number)
+        return self._fetch(step, rows, piece)
+
+    def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int) -> Operation:
         return Operation(
             kind=Kind.FETCH,
-            of_class=of_class,
+            of_class=_class_of(piece),
             rows=rows,
             groups=[g for m in rows for g in self._served.groups[m]],
             after=[each for m in rows for each in self._order[m].before(rows[m])],
             ids=step.arrived,
+            piece=piece,
         )
 
-    def _send_and_update(
+    def _send(self, step: Step, gradients: Gradients, groups: Sequence[int], piece: int) -> Operation:
+        assert step.planned is not None
+        return Operation(
+            kind=Kind.SEND_BACK,
+            of_class=_class_of(piece),
+            groups=groups,
+            after=[step.planned],
+            ids=step.planned,
+            gradients=gradients,
+            piece=piece,
+        )
+
+    def _update(
         self,
         step: Step,
         gradients: Gradients,
         rows: Mapping[int, Rows],
-        of_class: Class,
-        after: Sequence[Pending[None]] = (),
-    ) -> list[Operation]:
-        """The update has to wait for more than the gradients have, but those travel in order anyway."""
-        assert step.planned is not None
-        groups = [g for g in gradients.groups if self._served.module_of[g] in rows]
-        before: list[Pending[Any]] = [step.planned, *after]
-        before += [each for m in rows for each in self._order[m].before(rows[m])]
-        return [
-            Operation(
-                kind=kind,
-                of_class=of_class,
-                rows=rows,
-                groups=groups,
-                after=before,
-                ids=step.planned,
-                gradients=gradients,
-            )
-            for kind in (Kind.SEND_BACK, Kind.UPDATE)
-        ]
-
-    def _read_with_collision_rows(self, step: Step, m: int) -> Rows:
-        """What a fetch of the collision class reads: of a pooled table all rows of the bags that hold such a row."""
-        return whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
+        of_class: int,
+        sent: Sequence[Pending[None]],
+    ) -> Operation:
+        """sent: what brings the gradients, but for the operation just before."""
+        return Operation(
+            kind=Kind.UPDATE,
+            of_class=_class_of(of_class),
+            rows=rows,
+            groups=[g for g in gradients.groups if self._served.module_of[g] in rows],
+            after=[*sent, *(each for m in rows for each in self._order[m].before(rows[m]))],
+            ids=step.planned,
+            gradients=gradients,
+            piece=of_class,
+        )
 
     def _note_fetched(self, step: Step, operation: Operation, done: Pending[None]) -> None:
         for m, rows in operation.rows.items():
-            step.modules[m].fetched[operation.of_class] = Fetched(done=done, rows=rows)
+            step.modules[m].fetched[operation.piece] = Fetched(done=done, rows=rows)
 
     def _note_updated(self, rows: Mapping[int, Rows], update: Pending[None]) -> None:
         for m, of_module in rows.items():
@@ -146,5 +204,10 @@ class Program:
                     module = step.modules[call]
                     if not module.used:
                         stale = [each for each, fetched in module.fetched.items() if fetched.rows.may_meet(of_module)]
-                        for of_class in stale:
-                            del module.fetched[of_class]
+                        for piece in stale:
+                            del module.fetched[piece]
+
+
+def _class_of(number: int) -> Class:
+    """Of a piece, or of a class of rows."""
+    return Class.EXCLUSIVE if number == EXCLUSIVE else Class.COLLISION

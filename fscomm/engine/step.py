@@ -5,12 +5,14 @@ A backward pass also uses it, in a thread of autograd, while the training thread
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.operations import Class, Rows
+from fscomm.exchange.handed_over import ExchangedIds, Gradients
+from fscomm.exchange.operations import Rows
 from fscomm.exchange.worker import Pending
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.tables.shadow_kernels import Hyper
+from fscomm.tables.whole_call import WholeCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +28,36 @@ class ModuleInStep:
     """One module in one step; a later call of it is a module of its own.
 
     Attributes:
-        features: what was announced, to recognise it, or None if the module cannot be served this time.
+        features: [k] what was announced, to recognise it, or None if the module cannot be served this time.
         missing: why nothing was announced, if there is a reason that the user should know.
-        fetched: by class; nothing while nobody fetches them, or if they became stale.
+        fetched: by piece; nothing while nobody fetches them, or if they became stale.
         called: its forward ran, maybe without gradients. calls: how often in training, over all calls of the module.
         used: its forward ran in training, in either way.
         backwards: backward passes that reached rows fetched ahead.
+        part: of a step in parts, the last one whose forward was called; whole: what is left of its own forward of the
+            whole step, if it runs plainly.
     """
 
-    features: Snapshot | None
+    features: Sequence[Snapshot] | None
     missing: str | None
-    fetched: dict[Class, Fetched] = field(default_factory=dict)
+    fetched: dict[int, Fetched] = field(default_factory=dict)
     called: bool = False
     calls: int = 0
     used: bool = False
     backwards: int = 0
+    part: int = -1
+    whole: WholeCall | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Returning:
+    """The gradients of a forward that travel part by part. came: parts that have theirs; sent: so many parts travel;
+    under_way: what brings them."""
+
+    gradients: Gradients
+    came: set[int] = field(default_factory=set)
+    sent: int = 0
+    under_way: list[Pending[None]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -55,6 +72,8 @@ class Step:
         next: number of the step of the same loop after it, as soon as that is announced.
         open: its forward ran, and no backward pass has reached it yet.
         hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
+        parts: [k] what the user computes one after the other; empty where a step is one.
+        returning: by `ServedModules.sent_with`, in steps with parts.
     """
 
     number: int
@@ -65,8 +84,17 @@ class Step:
     next: int | None = None
     open: bool = False
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
+    parts: Sequence[Any] = ()
+    returning: dict[int, Returning] = field(default_factory=dict)
 
     @property
     def ids(self) -> ExchangedIds:
         """Those of this batch, once the user holds it."""
         return self.arrived.now()
+
+    def go_back_whole(self, *, in_any_case: bool = False) -> None:
+        """Modules of a step in parts that ran plainly, as a whole, go back if all parts have come; or in any case."""
+        for module in self.modules:
+            if module.whole is not None and (in_any_case or module.whole.is_complete):
+                whole, module.whole = module.whole, None
+                whole.go_back()

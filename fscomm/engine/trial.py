@@ -161,7 +161,7 @@ class _Trained:
             if following is None:
                 engine.end()
             else:
-                engine.announce_features([following], [None])
+                engine.announce_features([[(following, None)]], [None])
             engine.hold(None)
             self.train(features)
             engine.resume(None)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 from fscomm.device import Device, Mark
 from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import IdExchange
+from fscomm.exchange.id_exchange import IdExchange, Parts
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import RowExchange, Wire
@@ -125,6 +125,10 @@ class Executor(ABC):
         """
 
     @abstractmethod
+    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
+        """The same of collision operations that are less urgent than the next control word, if that is expected."""
+
+    @abstractmethod
     def _wire(self, of_class: Class) -> Wire:
         """For the operations of this class."""
 
@@ -133,13 +137,14 @@ class Executor(ABC):
         number: int,
         before: Pending[ExchangedIds] | None,
         status: int,
-        given: Sequence[tuple[Any, Any]],
+        given: Sequence[Parts | None],
         moved: Mark = None,
+        parts: int = 1,
     ) -> Pending[ExchangedIds]:
         """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
         behind all that the device has to do until now only where the ids have to come from there."""
-        from_device = any(features is not None and on_host is None for features, on_host in given)
-        work = partial(self._ids.run, number, before, status, given)
+        from_device = any(on_host is None for features in given if features is not None for _, on_host in features)
+        work = partial(self._ids.run, number, before, status, given, parts)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:
@@ -243,6 +248,14 @@ class Threads(Executor):
         worker.submit(partial(self._leave, done[-1], expecting))
         return done
 
+    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
+        worker = self._workers[Class.COLLISION.value]
+        after = [each for operation in operations for each in operation.after]
+        self._held_up = worker.submit(partial(self._enter_after, after, quiet=True))
+        done = [self.submit(operation) for operation in operations]
+        worker.submit(partial(self._leave, done[-1], lambda: False))
+        return done
+
     def _wire(self, of_class: Class) -> Wire:
         return OpenWire() if of_class is Class.COLLISION else self.wire_gate
 
@@ -255,9 +268,11 @@ class Threads(Executor):
         self.wire_gate.begin(number)
         self._run(operation)
 
-    def _enter_after(self, after: Sequence[Pending[Any]]) -> None:
+    def _enter_after(self, after: Sequence[Pending[Any]], *, quiet: bool = False) -> None:
         for each in after:
             each.result()
+        if quiet:
+            self.wire_gate.wait_until_quiet()
         self.wire_gate.enter()
 
     def _leave(self, last: Pending[None], expecting: Callable[[], bool]) -> None:
@@ -287,6 +302,9 @@ class Streams(Executor):
         done = [self.submit(operation) for operation in operations]
         self._urgent = done[-1]
         return done
+
+    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
+        return self.submit_urgent(operations, expecting=lambda: False)
 
     def hurry(self) -> None:
         pass

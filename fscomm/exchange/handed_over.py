@@ -1,12 +1,14 @@
 """What threads hand to each other: the ids worker `ExchangedIds`, a backward pass `Gradients`. All of it is frozen."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from fscomm.plan.ways import Back, ByClass, Fetch, Merge
+from fscomm.plan.ways import Back, Fetch, Merge
 from fscomm.tables.shadow_kernels import Hyper
 
 
@@ -17,7 +19,7 @@ class GroupAhead:
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, fetch: how the rows of the step travel.
-        buffer: [E + C, D] strips received, exclusive ones first; written by the exclusive and the collision worker.
+        buffer: [n, D] strips received, piece after piece; written by the workers of all classes.
         occurrences, colliding: ids that this owner serves, and those of them on shared rows.
         rows: distinct rows that it serves, and how many of them are shared.
         id_bytes: sent to and received from other ranks to learn all this.
@@ -26,7 +28,7 @@ class GroupAhead:
     request: Any
     served: Any
     merge: Merge
-    fetch: ByClass[Fetch]
+    fetch: Sequence[Fetch]
     buffer: torch.Tensor
     occurrences: int
     colliding: int
@@ -59,13 +61,13 @@ class ExchangedIds:
         groups: [G] how the rows of the step travel; None where the module is not served in it.
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
         irregular: modules with an id that lies outside its table.
-        parts: [M] the KJTs by group that the module's output needs.
+        parts: [M][k] what the module's output of each part needs.
     """
 
     number: int
     verdict: Verdict
     groups: Sequence[GroupAhead | None]
-    back: Sequence[ByClass[Back] | None]
+    back: Sequence[Back | None]
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
 
@@ -78,24 +80,41 @@ class ExchangedIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """What one backward pass brought for the forward of step `number`.
+    """What backward passes brought for a forward of step `number`.
 
     Attributes:
-        by_group: the gradients; an output that the loss did not use has none.
+        by_part: [k] of each part of the step, by group: the gradients; an output that the loss did not use has none.
         hypers: by group and kernel, as taken at the forward.
-        came: by group, those that came to this owner and are not applied yet, by class; the worker of the class writes
-            and takes them.
-        kept: by group of pooled tables, the gradients of collision bags that came. The collision worker keeps them for
-            the exclusive worker, which begins after it.
     """
 
     number: int
-    by_group: Mapping[int, torch.Tensor]
+    by_part: Sequence[dict[int, torch.Tensor]]
     hypers: Mapping[int, list[Hyper]]
-    came: Mapping[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {"collision": {}, "exclusive": {}})
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    _came: dict[int, torch.Tensor] = field(default_factory=dict)
+    _making: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def groups(self) -> list[int]:
         """All groups whose gradients travel, in the same order on every rank."""
         return list(self.hypers)
+
+    def used(self, group: int) -> bool:
+        """Whether any part has a gradient of the group: without one its tables stay as they are."""
+        return any(group in of_part for of_part in self.by_part)
+
+    def strips(self, group: int, back: Back, piece: int, dim: int) -> torch.Tensor | None:
+        """[n, dim] the gradient of the part that `piece` is of, or of all parts; None if there is none."""
+        parts = range(back.parts) if piece < 0 else [piece % back.parts]
+        found = {part: self.by_part[part][group].reshape(-1, dim) for part in parts if group in self.by_part[part]}
+        if len(parts) == 1 or not found:
+            return next(iter(found.values()), None)
+        some, lengths = next(iter(found.values())), np.diff(back.ends, prepend=0).tolist()
+        return torch.cat([found[part] if part in found else some.new_zeros(lengths[part], dim) for part in parts])
+
+    def came(self, group: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The strips that come to this owner, piece after piece; made when the first of them travel. From any worker,
+        which writes the pieces of its own operations."""
+        with self._making:
+            if group not in self._came:
+                self._came[group] = make()
+            return self._came[group]

@@ -4,6 +4,7 @@ Three exchanges for all modules and groups together: sizes and a status word, id
 as the owners see it. Ranks never guess how many collectives follow: all of it is derived from what was exchanged.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +18,13 @@ from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
-from fscomm.plan.shared_rows import OwnerRows
 from fscomm.plan.two_levels import TwoLevelPlan
 from fscomm.plan.ways import (
     Back,
-    ByClass,
     RowsAhead,
     Shared,
     Told,
+    classes_back,
     exchanges,
     segments,
     starts_of,
@@ -39,7 +39,8 @@ from fsranks.errors import name_ranks
 BATCH, END, FAILED, DRAWS = range(4)
 _WORDS = 3  # status, step number, bits of the modules served
 _NOTHING = np.empty(0, np.int64)
-_NOTHING_SENT = [0] * 5  # of a side
+Parts = Sequence[tuple[Any, Any]]
+"""[k] The features of a module in each part of a step, and the same in host memory or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,42 +50,49 @@ class _Side:
     Attributes:
         plan: of the group. request, served: this rank as requester and as owner.
         shared: what it serves that both steps use.
-        two_levels: whether its rows travel so.
-        strips: int64[2, W] gradients (of the step before) that come here from each rank, or rows (of the new step) that
-            go to it: those of the collision class and of the exclusive class.
+        classes: C of the units. two_levels: whether its rows travel so.
     """
 
     plan: GroupPlan
     request: Any
     served: Any
     shared: Shared
-    strips: np.ndarray
+    classes: int
     two_levels: bool
 
-    def sent(self, rank: int) -> list[int]:
-        """The exclusive strips of all other ranks than this one; of each class the most strips of one rank; and of each
-        class the most of these rows that one rank passes on to another one."""
-        collision, exclusive = self.strips
-        passed = ByClass(0, 0)
-        if self.two_levels and isinstance(self.plan, TwoLevelPlan):
-            passed = self.plan.most_passed_on(self.served, self.shared.units)
-        return [int(exclusive.sum() - exclusive[rank]), int(collision.max()), int(exclusive.max()), *passed]
+    @property
+    def masks(self) -> list[np.ndarray]:
+        """[C] bool[U] which units that this owner serves are in each class."""
+        return [self.shared.units == of for of in range(self.classes)]
 
-    def told(self, mine: np.ndarray, asking: np.ndarray | None, of_all: list[int]) -> Told:
-        """of_all: what `sent` gave, over all owners. asking: bool[U * H]."""
-        largest, layout = of_all[0], self.plan.layout
-        parts = exchanges(largest, layout.chunk_rows)
-        most, most_passed = (
-            ByClass(collision, math.ceil(exclusive / parts)) for collision, exclusive in (of_all[1:3], of_all[3:])
-        )
+    def sent(self, rank: int) -> np.ndarray:
+        """int64[2P + 3]: the exclusive strips of all other ranks than this one; of each piece the most strips of one
+        rank; and of each piece the most of these rows that one rank passes on to another one."""
+        strips = self.shared.strips
+        passed = [0] * len(strips)
+        if self.two_levels and isinstance(self.plan, TwoLevelPlan):
+            passed = self.plan.most_passed_on(self.served, self.shared)
+        return np.array([strips[-1].sum() - strips[-1, rank], *strips.max(1), *passed], np.int64)
+
+    def told(self, masks: Sequence[np.ndarray], asking: np.ndarray | None, of_all: np.ndarray) -> Told:
+        """masks: [C] as owners gave them. of_all: int64[W, 2P + 3] what `sent` gave, by owner. asking: bool[U * H]."""
+        layout, pieces = self.plan.layout, len(self.shared.strips)
+        largest, *most = of_all[:, : pieces + 1].max(0).tolist()
+        passed = of_all[:, pieces + 1 :].sum(0).tolist()  # from several owners: no more than the most of each together
+        chunks = exchanges(largest, layout.chunk_rows)
+        for of_pieces in (most, passed):
+            of_pieces[-1] = math.ceil(of_pieces[-1] / chunks)
+        classes = np.full(len(masks[0]), len(masks), np.uint8)
+        for of, mask in enumerate(masks):  # a unit is in one of them at most
+            classes -= mask.view(np.uint8) * np.uint8(len(masks) - of)
         by_unit = None if asking is None else asking.reshape(-1, layout.ranks_per_host)
-        return Told(mine=mine, asking=by_unit, largest=largest, most=most, most_passed=most_passed)
+        return Told(mine=classes, asking=by_unit, largest=largest, most=most, most_passed=passed)
 
     def ahead(self, told: Told) -> RowsAhead:
         """How the rows of the new step travel."""
         return self.plan.ahead(self.request, self.served, self.shared, told)
 
-    def back(self, told: Told) -> ByClass[Back]:
+    def back(self, told: Told) -> Back:
         """How the gradients of the step before travel."""
         return self.plan.back(self.request, self.served, self.shared, told)
 
@@ -113,38 +121,46 @@ class IdExchange:
         self._device = device
         self._rank = served.layouts[0].rank
         self._world_size = served.layouts[0].world_size
-        self._numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to for plan in self._plans)])
 
     def run(
-        self, number: int, before: Pending[ExchangedIds] | None, status: int, given: Sequence[tuple[Any, Any]]
+        self,
+        number: int,
+        before: Pending[ExchangedIds] | None,
+        status: int,
+        given: Sequence[Parts | None],
+        parts: int = 1,
     ) -> ExchangedIds:
-        """Exchange what is asked of the owners. given: [M] the features of each module, and the same in host memory."""
+        """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
+        step, and the same in host memory; None where it is not served."""
         self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
-        parts: list[Any] = [None] * len(served.modules)
+        prepared: list[Any] = [None] * len(served.modules)
         requests: list[Any] = [None] * len(served.layouts)
         with self._recorder.span("ids", step=number if status in (BATCH, DRAWS) else None):
-            for m, (kjt, on_host) in enumerate(given):
-                if kjt is not None:
+            for m, features in enumerate(given):
+                if features is not None:
                     groups = served.groups[m]
-                    parts[m], requests[groups.start : groups.stop] = self._prepare(m, kjt, on_host)
-            ids = self.exchange(number, before.result() if before else None, status, requests)
+                    prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts)
         self._count(ids)
-        return replace(ids, parts=parts)
+        return replace(ids, parts=prepared)
 
-    def exchange(self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any]) -> ExchangedIds:
+    def exchange(
+        self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any], parts: int = 1
+    ) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
+        parts: of the step, the same on all ranks.
         """
-        words, numbers = self._sizes(number, status, requests)
+        words, numbers = self._sizes(number, status, requests, parts)
         verdict = judge(words)
         goes_on = status in (BATCH, DRAWS) and verdict.stop is None
         given = [
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        served, moved = self._ids(given, numbers)
+        served, moved = self._ids(given, numbers, parts)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
         count = len(given)
@@ -163,7 +179,7 @@ class IdExchange:
             irregular=irregular,
         )
 
-    def _prepare(self, m: int, kjt: Any, on_host: Any) -> tuple[Any, list[Any]]:
+    def _prepare(self, m: int, features: Parts) -> tuple[Any, list[Any]]:
         """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
 
         While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
@@ -171,11 +187,11 @@ class IdExchange:
         """
         prepare = self._served.modules[m].prepare
         try:
-            return prepare(kjt, on_host)
+            return prepare(features)
         except RuntimeError:
             if torch.compiler.is_compiling():
                 return None, [None] * len(self._served.groups[m])
-        return prepare(kjt, on_host)  # it has ended compiling since, or the error is another one and comes again
+        return prepare(features)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
         """Tell the recorder what the step will look up, where to, and the ids that were exchanged for it."""
@@ -192,22 +208,25 @@ class IdExchange:
                 self._recorder.count(layout.module, ids.number, found)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
 
-    def _sizes(self, number: int, status: int, requests: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _sizes(
+        self, number: int, status: int, requests: Sequence[Any], parts: int
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] of every rank, and [G] int64[W, n] the numbers that each rank tells this owner of its ids."""
         served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
         words = np.array([status, number, served] * self._world_size)
+        numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
         told = [
-            plan.numbers(request) if request is not None else np.zeros(plan.numbers_to.sum(), np.int64)
-            for plan, request in zip(self._plans, requests, strict=True)
+            plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
+            for plan, request, each in zip(self._plans, requests, numbers_to[1:], strict=True)
         ]
-        mine = self._numbers_to[:, self._rank]
+        mine = numbers_to[:, self._rank]
         coming = np.full(self._world_size, mine.sum())
-        received = self._all_to_all(_by_peer([words, *told], self._numbers_to), self._numbers_to.sum(0), coming)
-        parts = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
-        first, *numbers = map(np.ascontiguousarray, parts)  # kernels are compiled for arrays without gaps
+        received = self._all_to_all(_by_peer([words, *told], numbers_to), numbers_to.sum(0), coming)
+        by_group = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
+        first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
         return first, numbers
 
-    def _ids(self, given: list[Any], numbers: list[np.ndarray]) -> tuple[list[Any], list[tuple[int, int]]]:
+    def _ids(self, given: list[Any], numbers: list[np.ndarray], parts: int) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received."""
         words, sent, coming = [], [], []
         for plan, request, told in zip(self._plans, given, numbers, strict=True):
@@ -215,11 +234,11 @@ class IdExchange:
             of_group, sizes = plan.words(request) if request is not None else none
             words.append(of_group)
             sent.append(sizes)
-            coming.append(plan.words_of(told) if request is not None else none[1])
+            coming.append(plan.words_of(told, parts) if request is not None else none[1])
         out, into = np.stack(sent), np.stack(coming)
         received = self._all_to_all_first(_by_peer(words, out), out.sum(0), into.sum(0))
         served = [
-            plan.serve(came, told) if request is not None else None
+            plan.serve(came, told, parts) if request is not None else None
             for plan, request, told, came in zip(self._plans, given, numbers, _by_group(received, into), strict=True)
         ]
         return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
@@ -249,61 +268,64 @@ class IdExchange:
         owner's rows only.
 
         A row is shared if any call of the module in the other step uses it. The rows of a step in which no call is
-        served are not known: all rows of its neighbours count as shared with it.
+        served are not known: all rows of its neighbours count as shared with it, and as those that are urgent.
         """
         aheads = list(before.groups) if before is not None else [None] * len(given)
-        old_rows = [ahead.served.rows if ahead is not None else None for ahead in aheads]
-        new_rows = [each.rows if each is not None else None for each in served]
-        old_shared = [self._unknown(g, rows, new_rows, goes_on) for g, rows in enumerate(old_rows)]
-        new_shared = [self._unknown(g, rows, old_rows, before is not None) for g, rows in enumerate(new_rows)]
-        for g, new in enumerate(new_rows):
+        old_served = [ahead.served if ahead is not None else None for ahead in aheads]
+        old_classes = [self._alone(g, each, served, goes_on, back=True) for g, each in enumerate(old_served)]
+        new_classes = [self._alone(g, each, old_served, before is not None) for g, each in enumerate(served)]
+        for g, new in enumerate(served):
             for other in self._same_tables[g]:
-                old = old_rows[other]
+                old = old_served[other]
                 if new is not None and old is not None:
-                    new.mark_common(old, new_shared[g], old_shared[other])
+                    later = new.in_later_parts if old.parts > 1 else np.zeros(len(new.rows), np.uint8)
+                    new.rows.mark_common(old.rows, later, new_classes[g], old_classes[other])
         sides: list[_Side | None] = []
-        for plan, ahead, rows in zip(self._plans, aheads, old_shared, strict=True):
+        for plan, ahead, rows in zip(self._plans, aheads, old_classes, strict=True):
             sides.append(_side(plan, ahead.request, ahead.served, rows, back=True) if ahead is not None else None)
-        for plan, request, of_owner, rows in zip(self._plans, given, served, new_shared, strict=True):
+        for plan, request, of_owner, rows in zip(self._plans, given, served, new_classes, strict=True):
             sides.append(_side(plan, request, of_owner, rows, back=False) if of_owner is not None else None)
         return sides
 
-    def _unknown(
-        self, group: int, rows: OwnerRows | None, others: Sequence[OwnerRows | None], there_is_another: bool
+    def _alone(
+        self, group: int, served: Any, others: Sequence[Any], there_is_another: bool, *, back: bool = False
     ) -> np.ndarray:
-        """bool[R] for the shared `rows`: all of them, if there is another step and nothing is known of its rows."""
+        """uint8[R] the class of rows of which the other step has none: exclusive; urgent, if there is another step and
+        nothing is known of its rows."""
+        if served is None:
+            return np.empty(0, np.uint8)
         known = any(others[g] is not None for g in self._same_tables[group])
-        return np.full(0 if rows is None else len(rows), there_is_another and not known)
+        exclusive = classes_back(served.parts) if back else 1
+        return np.full(len(served.rows), 0 if there_is_another and not known else exclusive, np.uint8)
 
     def _tell(self, sides: list[_Side | None]) -> tuple[list[tuple[_Side, Told] | None], frozenset[int]]:
-        """Tell each requester which of its rows are shared. Returns the sides with what owners told, and irregular
+        """Tell each requester the classes of its rows. Returns the sides with what owners told, and irregular
         modules."""
         new = sides[len(self._plans) :]
         irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
-        sent_here = [number for side in sides for number in (side.sent(self._rank) if side else _NOTHING_SENT)]
-        head = np.array([sum(irregular), *sent_here], np.int64)
         there, fanned = [side for side in sides if side], [side for side in sides if side and side.two_levels]
-        masks = [side.shared.units for side in there] + [side.served.asking.ravel() for side in fanned]
-        bits = [1] * len(there) + [side.plan.layout.ranks_per_host for side in fanned]
+        numbers = [side.sent(self._rank) for side in there]
+        head = np.array([sum(irregular), *itertools.chain(*numbers)], np.int64)
+        masks = [mask for side in there for mask in side.masks] + [side.served.asking.ravel() for side in fanned]
+        with_masks = [side for side in there for _ in range(side.classes)] + fanned
+        bits = [1] * (len(with_masks) - len(fanned)) + [side.plan.layout.ranks_per_host for side in fanned]
         out_rows, in_rows = (
             [units * each for units, each in zip(rows, bits, strict=True)]
-            for rows in (
-                [side.served.units for side in there + fanned],
-                [side.request.units for side in there + fanned],
-            )
+            for rows in ([side.served.units for side in with_masks], [side.request.units for side in with_masks])
         )
         sent = pack_masks(head, masks, out_rows, self._world_size)
         out_sizes, sizes = (mask_sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
         received = self._all_to_all_first(sent, out_sizes, sizes)
         heads, came = unpack_masks(received, len(head), in_rows, self._world_size)
-        shared, asking = iter(came[: len(there)]), iter(came[len(there) :])
-        numbers = heads[:, 1:].reshape(len(heads), len(sides), len(_NOTHING_SENT))
-        # A rank passes on what came from several owners: no more than the sum of the most of each.
-        largest = np.concatenate([numbers[..., :3].max(0), numbers[..., 3:].sum(0)], axis=1).tolist()
-        told = [
-            (side, side.told(next(shared), next(asking) if side.two_levels else None, of_all)) if side else None
-            for side, of_all in zip(sides, largest, strict=True)
-        ]
+        of_sides = iter(np.split(heads[:, 1:], np.cumsum([len(each) for each in numbers])[:-1], axis=1))
+        classes, asking = iter(came[: len(masks) - len(fanned)]), iter(came[len(masks) - len(fanned) :])
+        told: list[tuple[_Side, Told] | None] = []
+        for side in sides:
+            if side is None:
+                told.append(None)
+                continue
+            of_masks = list(itertools.islice(classes, side.classes))
+            told.append((side, side.told(of_masks, next(asking) if side.two_levels else None, next(of_sides))))
         of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
         return told, frozenset(m for m in self._modules if of_modules >> m & 1)
 
@@ -317,13 +339,13 @@ class IdExchange:
             buffer=ahead.merge.new_buffer(side.plan.layout, self._device.where),
             occurrences=int(shared.ids.sum()),
             colliding=int(shared.colliding.sum()),
-            rows=(len(shared.rows), int(shared.rows.sum())),
+            rows=(len(shared.rows), int(np.count_nonzero(shared.rows == 0))),
             id_bytes=moved,
         )
 
     def _placed(
-        self, aheads: list[RowsAhead | None], backs: list[ByClass[Back] | None]
-    ) -> tuple[list[RowsAhead | None], list[ByClass[Back] | None]]:
+        self, aheads: list[RowsAhead | None], backs: list[Back | None]
+    ) -> tuple[list[RowsAhead | None], list[Back | None]]:
         """The same plans with their tensors where the tables are, by one copy. Offsets stay in host memory.
 
         Indices go as int32: half of the bytes.
@@ -344,11 +366,11 @@ class IdExchange:
 
 
 def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:
-    """rows: bool[R] the shared ones. back: of the step before, whose gradients travel."""
-    shared = plan.shared(served, rows)
-    strips = (plan.strips_back if back else plan.strips_ahead)(served, shared)
+    """rows: uint8[R] their classes. back: of the step before, whose gradients travel."""
+    shared = plan.shared(served, rows, back=back)
     two_levels = plan.layout.two_levels and not back
-    return _Side(plan=plan, request=request, served=served, shared=shared, strips=strips, two_levels=two_levels)
+    classes = classes_back(served.parts) if back else 1
+    return _Side(plan=plan, request=request, served=served, shared=shared, classes=classes, two_levels=two_levels)
 
 
 def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:

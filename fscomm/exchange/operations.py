@@ -10,13 +10,16 @@ An operation waits for those in `after`, and for nothing else: `fscomm/engine/ta
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.worker import Pending
 from fscomm.tables.lookups import Update
+
+EXCLUSIVE = -1
+"""The number of what is exclusive, among pieces and among classes of rows."""
 
 
 class Kind(Enum):
@@ -34,12 +37,20 @@ class Class(Enum):
     """Rows of a module that runs plainly."""
 
 
+@dataclass(frozen=True, slots=True)
+class FirstPart:
+    """Of a step; all of it, if it has one part."""
+
+    step: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows that lie in all of the steps `within` and in none of the steps `without`."""
+    """Rows that lie in all of the steps `within` and in none of the steps `without`: int for a step, or `FirstPart` for
+    what the first part of a step uses."""
 
-    within: frozenset[int] = frozenset()
-    without: frozenset[int] = frozenset()
+    within: frozenset[object] = frozenset()
+    without: frozenset[object] = frozenset()
 
     def may_meet(self, other: "Rows") -> bool:
         """Whether both may hold a common row."""
@@ -63,6 +74,16 @@ def collision(step: int, neighbour: int | None) -> Rows:
     return Rows(within=frozenset({step} if neighbour is None else {step, neighbour}))
 
 
+def used_first(rows: Rows, step: int | None) -> Rows:
+    """Those of them that the first part of `step` uses; step: None if there is none."""
+    return rows if step is None else replace(rows, within=rows.within | {FirstPart(step)})
+
+
+def used_later(rows: Rows, step: int | None) -> Rows:
+    """Those of them that the first part of `step` does not use."""
+    return rows if step is None else replace(rows, without=rows.without | {FirstPart(step)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation:
     """One operation on this rank; all ranks make the same ones in the same order.
@@ -73,6 +94,7 @@ class Operation:
         after: what it waits for.
         ids: whose plan says what travels: of a fetch, its own step; else the step after that of the gradients.
         gradients: sent back, or applied.
+        piece: which piece of the plan travels; of an update, which class of rows.
         plainly: the update of one kernel of a module that runs plainly: the group, the kernel's number, and what to do.
     """
 
@@ -83,6 +105,7 @@ class Operation:
     after: Sequence[Pending[Any]] = ()
     ids: Pending[ExchangedIds] | None = None
     gradients: Gradients | None = None
+    piece: int = EXCLUSIVE
     plainly: tuple[int, int, Update] | None = None
 
     def __str__(self) -> str:

@@ -1,22 +1,21 @@
 """The operations of one class, as a worker does them (Algorithm 2 of the paper, with the sends ordered by the wire).
 
-Collision rows and gradients go in one piece, exclusive ones in chunks.
+Collision rows and gradients go piece by piece, exclusive ones in chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Protocol
 
 import torch
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Back, ByClass, PassOn, Splits
+from fscomm.plan.ways import Back, PassOn, Splits
 from fscomm.report.recorder import Recorder
 from fscomm.tables.group_tables import GroupTables
 from fscomm.transports.transport import Part, Transport
-
-T = TypeVar("T")
 
 
 class Wire(Protocol):
@@ -60,103 +59,89 @@ class RowExchange:
         self._recorder = recorder
 
     def run(self, operation: Operation) -> None:
-        """Of an operation whose ids have arrived. Nothing of the collision class travels if no step follows."""
+        """Of an operation whose ids have arrived. What two steps share does not travel if no step follows."""
         assert operation.ids is not None
         ids, groups, gradients = operation.ids.result(), operation.groups, operation.gradients
         if operation.kind is Kind.FETCH:
             if ids.verdict.stop is None:
-                self.fetch(ids, [g for g in groups if ids.groups[g] is not None])
+                self.fetch(ids, [g for g in groups if ids.groups[g] is not None], operation.piece)
             return
         assert gradients is not None
-        if self._collision and (ids.verdict.stop is not None or ids.verdict.ended):
+        if self._class is not Class.EXCLUSIVE and (ids.verdict.stop is not None or ids.verdict.ended):
             return
         if operation.kind is Kind.SEND_BACK:
-            self.send_back(gradients, ids, groups)
+            self.send_back(gradients, ids, groups, operation.piece)
         else:
-            self.update(gradients, ids.back, groups)
+            self.update(gradients, ids.back, groups, operation.piece)
 
-    def fetch(self, ids: ExchangedIds, groups: Sequence[int]) -> None:
-        """Look up the rows of the class and fill the step's buffers with those from all owners."""
+    def fetch(self, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
+        """Look up the rows of the piece and fill the step's buffers with those from all owners."""
         self._wire.wait()
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
-            mine = {g: self._tables[g].lookup(self._of_class(ids.ahead(g).fetch).lookup) for g in groups}
+            mine = {g: self._tables[g].lookup(ids.ahead(g).fetch[piece].lookup) for g in groups}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
-            parts = (part for g in groups for part in self._row_parts(ids, g, mine[g]))
+            parts = (part for g in groups for part in self._row_parts(ids, g, piece, mine[g]))
             self._wire.exchange(self._of_rows, parts)
-            passed = {g: on for g in groups if (on := self._of_class(ids.ahead(g).fetch).passed_on) is not None}
-            parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, on))
+            passed = {g: on for g in groups if (on := ids.ahead(g).fetch[piece].passed_on) is not None}
+            parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, piece, on))
             self._wire.exchange(self._of_rows, parts)
 
-    def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int]) -> None:
-        """Send the gradients of the class to the owners, on the way back that came with `ids`, of the step after.
+    def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
+        """Send the gradients of the piece to the owners, on the way back that came with `ids`, of the step after.
 
         All `groups` travel, so that ranks agree on sizes, also one without gradient: an output that the loss did not
         use.
         """
         self._wire.wait()
-        ways = {g: self._back(ids.back, g) for g in groups}
-        came = {g: self._new_gradients(g, way.apply.total) for g, way in ways.items()}
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
-            parts = [self._gradient_parts(gradients, g, ways[g], came[g]) for g in groups]
+            parts = [self._gradient_parts(gradients, g, _of(ids.back, g), piece) for g in groups]
             self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
-        gradients.came[self._name].update(came)
-        if self._collision:
-            gradients.kept.update({g: came[g] for g in groups if self._layouts[g].pooling is not None})
 
-    def update(self, gradients: Gradients, back: Sequence[ByClass[Back] | None], groups: Sequence[int]) -> None:
-        """Apply the gradients that came. A group that no gradient was sent of leaves its tables untouched."""
+    def update(self, gradients: Gradients, back: Sequence[Back | None], groups: Sequence[int], of_class: int) -> None:
+        """Apply the gradients that came for rows of a class. A group that no gradient was sent of leaves its tables
+        untouched."""
         with self._recorder.span(f"{self._name} apply", step=gradients.number):
             for g in groups:
-                came = gradients.came[self._name].pop(g)
-                kept = None if self._collision else gradients.kept.pop(g, None)
-                if g in gradients.by_group:
-                    self._tables[g].apply(self._back(back, g).apply, came, gradients.hypers[g], kept)
+                if gradients.used(g):
+                    way = _of(back, g)
+                    self._tables[g].apply(way.applies[of_class], self._came(gradients, g, way), gradients.hypers[g])
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
         self._of_rows.meet()
 
-    @property
-    def _collision(self) -> bool:
-        return self._class is Class.COLLISION
-
-    def _of_class(self, both: ByClass[T]) -> T:
-        return both.collision if self._collision else both.exclusive
-
-    def _back(self, back: Sequence[ByClass[Back] | None], group: int) -> Back:
-        both = back[group]
-        assert both is not None
-        return self._of_class(both)
-
-    def _rows_of_class(self, ids: ExchangedIds, group: int) -> torch.Tensor:
-        """[n, row width] where they are received: those of owners, then those that are passed on."""
-        ahead = ids.ahead(group)
-        first = ahead.merge.totals.exclusive
-        return ahead.buffer[first:] if self._collision else ahead.buffer[:first]
+    def _came(self, gradients: Gradients, group: int, way: Back) -> torch.Tensor:
+        return gradients.came(group, partial(self._new_gradients, group, way.starts[-1]))
 
     def _new_gradients(self, group: int, number: int) -> torch.Tensor:
         tables = self._tables[group]
         codec = tables.codecs.gradients
         return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
-    def _row_parts(self, ids: ExchangedIds, group: int, mine: torch.Tensor) -> Iterator[Part]:
-        way = self._of_class(ids.ahead(group).fetch)
-        target = self._rows_of_class(ids, group)[: sum(map(sum, way.received))]
+    def _rows_of(self, ids: ExchangedIds, group: int, piece: int) -> torch.Tensor:
+        """[n, row width] where they are received: those of owners, then those that are passed on."""
+        ahead = ids.ahead(group)
+        return _slice(ahead.buffer, ahead.merge.starts, piece)
+
+    def _row_parts(self, ids: ExchangedIds, group: int, piece: int, mine: torch.Tensor) -> Iterator[Part]:
+        way = ids.ahead(group).fetch[piece]
+        target = self._rows_of(ids, group, piece)[: sum(map(sum, way.received))]
         return self._parts(ids.number, group, "rows", target, mine, way.received, way.lookup.splits, way.most)
 
-    def _passed_parts(self, ids: ExchangedIds, group: int, on: PassOn) -> Iterator[Part]:
-        rows = self._rows_of_class(ids, group)
+    def _passed_parts(self, ids: ExchangedIds, group: int, piece: int, on: PassOn) -> Iterator[Part]:
+        rows = self._rows_of(ids, group, piece)
         from_owners = len(rows) - sum(map(sum, on.received))
         mine = rows[:from_owners].index_select(0, on.index)
         return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, on.most)
 
-    def _gradient_parts(self, gradients: Gradients, group: int, way: Back, came: torch.Tensor) -> Iterator[Part]:
-        if group in gradients.by_group:
-            strips = gradients.by_group[group].reshape(-1, self._layouts[group].dim)
-            mine = self._tables[group].codecs.gradients.encode(strips.index_select(0, way.index))
+    def _gradient_parts(self, gradients: Gradients, group: int, way: Back, piece: int) -> Iterator[Part]:
+        go, given = way.pieces[piece], gradients.strips(group, way, piece, self._layouts[group].dim)
+        if given is None:
+            mine = self._new_gradients(group, len(go.index)).zero_()
         else:
-            mine = self._new_gradients(group, len(way.index)).zero_()
-        return self._parts(gradients.number, group, "gradients", came, mine, way.apply.splits, way.sent, way.most)
+            mine = self._tables[group].codecs.gradients.encode(given.index_select(0, go.index))
+        came = _slice(self._came(gradients, group, way), way.starts, piece)
+        return self._parts(gradients.number, group, "gradients", came, mine, go.received, go.sent, go.most)
 
     def _parts(
         self,
@@ -181,3 +166,15 @@ class RowExchange:
             if layout.ranks_per_host > 1:
                 self._recorder.bytes(layout.module, step, f"{self._name} {what}, in host", *here)
             yield Part(of_out, of_mine, received[number], sent[number], most * row_bytes)
+
+
+def _of(back: Sequence[Back | None], group: int) -> Back:
+    """Of a group that is served."""
+    found = back[group]
+    assert found is not None
+    return found
+
+
+def _slice(strips: torch.Tensor, starts: Sequence[int], piece: int) -> torch.Tensor:
+    """piece: -1 is the exclusive one."""
+    return strips[starts[piece - 1 if piece < 0 else piece] : starts[piece if piece < 0 else piece + 1]]

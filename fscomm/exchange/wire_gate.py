@@ -118,6 +118,10 @@ class WireGate:
         """Block until ids may go."""
         self._wait(self.ids_at)
 
+    def wait_until_quiet(self) -> None:
+        """Block until no control word is expected: collision exchanges may go that are less urgent than it."""
+        self._wait(self.quiet_at)
+
     def begin(self, number: int) -> None:
         """What the exclusive worker does from now on belongs to the operation of this number; they count from 1."""
         with self._changed:
@@ -149,11 +153,13 @@ class WireGate:
         """The same of ids."""
         return -math.inf if self._ids_awaited else self._opens_at()
 
+    def quiet_at(self) -> float:
+        """The time from which no control word is expected, if no exchange ends before."""
+        return -math.inf if self._stopped else self._quiet_until
+
     def _opens_at(self) -> float:
         """The time from which collision exchanges hold nothing back, if none begins or ends before."""
-        if self._stopped:
-            return -math.inf
-        return math.inf if self._collision else self._quiet_until
+        return math.inf if self._collision and not self._stopped else self.quiet_at()
 
     def _is_open(self) -> bool:
         with self._changed:

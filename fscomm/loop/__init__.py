@@ -2,5 +2,5 @@
 
 `feature_finder` learns it at the first forward: `kjt_paths` says where in a batch a KJT lies and whether it still holds
 what it did, `kjt_recipes` how a model builds one of parts of the batch. `random_numbers` are what loader and training
-draw from.
+draw from. `parts` cuts a batch that is computed in parts.
 """

@@ -19,6 +19,7 @@ class FeatureFinder:
 
     Attributes:
         explicit: modules whose features the user names.
+        make: gives a KJT.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FeatureFinder:
             self._found[first : first + len(of_calls)] = of_calls
         self.explicit = frozenset(m for m, reader in enumerate(self._found) if reader is not None)
         self._problem = problem
-        self._make = make
+        self.make = make
         self._lost: list[str | None] = [None] * len(names)
         self._tries = [0] * len(names)
 
@@ -55,6 +56,22 @@ class FeatureFinder:
         """[M] the features of each module in `batch`, and why there are none; neither before a module was seen."""
         found = [self._read(m, batch) for m in range(len(self._names))]
         return [kjt for kjt, _ in found], [why for _, why in found]
+
+    def read_parts(
+        self, parts: Sequence[Any], on_host: Sequence[Any]
+    ) -> tuple[list[list[tuple[KJT, KJT | None]] | None], list[str | None]]:
+        """The same of a batch in parts: [M][k], each with what the part has in host memory, or None where `on_host` has
+        no such part."""
+        found = [self.read(part) for part in parts]
+        beside = [None if part is None else self.read(part)[0] for part in on_host]
+        given: list[list[tuple[KJT, KJT | None]] | None] = []
+        for m in range(len(self._names)):
+            of_parts = [
+                (kjts[m], None if host is None else host[m]) for (kjts, _), host in zip(found, beside, strict=True)
+            ]
+            there = [(kjt, host) for kjt, host in of_parts if kjt is not None]
+            given.append(there if len(there) == len(parts) else None)
+        return given, [next((why[m] for _, why in found if why[m] is not None), None) for m in range(len(self._names))]
 
     def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
         """Module m got `kjt` while the user holds `batch`. Returns why its features are not found, if so."""
@@ -86,7 +103,7 @@ class FeatureFinder:
             if isinstance(found, Path):
                 kjt = kjt_paths.read(batch, found)
             elif isinstance(found, Recipe):
-                kjt = found.read(batch, self._make)
+                kjt = found.read(batch, self.make)
             else:
                 kjt = found(batch)
         except ValueError as error:

@@ -75,7 +75,7 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
         if not queue:
             return
         path, value = queue.popleft()
-        if isinstance(value, Tensor) or _is_kjt(value):
+        if isinstance(value, Tensor) or is_kjt(value):
             yield path, value
         elif len(path.steps) < _DEEPEST and id(value) not in entered:
             entered.add(id(value))
@@ -109,7 +109,7 @@ def find(batch: Any, kjt: KJT) -> Path | None:
 
 def read(batch: Any, path: Path) -> KJT:
     """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
-    found: KJT = read_part(batch, path, _is_kjt, "KeyedJaggedTensor")
+    found: KJT = read_part(batch, path, is_kjt, "KeyedJaggedTensor")
     return found
 
 
@@ -227,7 +227,7 @@ def _stored(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(value)
 
 
-def _is_kjt(value: Any) -> bool:
+def is_kjt(value: Any) -> bool:
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 

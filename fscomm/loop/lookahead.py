@@ -49,8 +49,9 @@ class Listener:
         all ranks announced it."""
         return True
 
-    def hold(self, batch: Any) -> None:
-        """The user is about to get this batch."""
+    def hold(self, batch: Any) -> Any:
+        """What the user gets for this batch."""
+        return batch
 
     def end(self) -> None:
         """The loader is exhausted, or the batch announced last will never be held: the user starts anew."""
@@ -245,20 +246,19 @@ class _Epoch(Generic[T]):
         moved = self._ahead
         early = self._pulls_early()
         if early:
-            saved, held = self._save(), BatchSnapshot(moved.pulled)
+            saved, as_it_was = self._save(), BatchSnapshot(moved.pulled)
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self.saved = saved
-            if held.changed():
+            if as_it_was.changed():
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
         self._first = False
-        batch = self._moving.end(moved)
-        self._listener.hold(batch)
+        held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._ahead = self.saved = None
         self._draws.hand_out()
-        return batch
+        return held
 
     def _pulls_early(self) -> bool:
         """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch."""

@@ -1,9 +1,8 @@
 """What travels where in a group of pooled tables: one vector for each *bag*, the ids of one feature of one sample.
 
 The wire order is by peer, then by feature, then by sample. Empty bags do not travel: their vectors are zero. A bag is
-in the collision class of a step if any of its rows is shared with the step next to it. Its vector then travels
-urgently, and so does its gradient: once, for all of its rows. The owner updates the shared rows at once, and keeps the
-gradient for the other rows, which are updated with the exclusive class.
+in the most urgent class of its rows: so is its vector, and so is its gradient, which travels once for all of its rows.
+The owner updates rows of that class at once, and other rows with their own class, from the gradient that came.
 
 Bags of one id that are asked for more than once by a rank have the same vector. It travels once, as a *distinct* bag;
 their gradients all travel, because to add them up before they travel would change the order of additions.
@@ -11,12 +10,11 @@ their gradients all travel, because to add them up before they travel would chan
 Row-wise, a bag here is the part of it that one owner has. The requester adds parts up as plain training would:
 table-row-wise and grid, host by host, each of which has columns of its own in the output.
 
-Everything is in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, P strips of a
-sample.
+Everything is in host memory. N ids, U bags, V distinct bags, Q strips, W peers, F features of an owner, k parts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +27,6 @@ from fscomm.plan.shared_rows import OwnerRows, first_occurrences
 from fscomm.plan.ways import (
     Apply,
     Back,
-    ByClass,
     Cut,
     Fetch,
     Lookup,
@@ -38,9 +35,12 @@ from fscomm.plan.ways import (
     Shared,
     Splits,
     Told,
+    classes_back,
     count,
     cut,
-    of_classes,
+    go_back,
+    pieces_back,
+    pieces_of_gradients,
     segments,
     starts_of,
     sums,
@@ -58,6 +58,7 @@ class Bags:
         ids: [N]. weights: float32[N] or None.
         starts: [U + 1] where each bag begins.
         features, samples: [U] numbers of the owner's feature and of the requester's sample.
+        parts: k of the step. part_of: uint8[U] in which part of it the sample of each bag is.
         widths: [U] strips.
         by_peer: [W] bags. strips: [W] their strips.
         positions: [V] where each distinct bag is first. slots: [U] the distinct bag of each bag.
@@ -69,6 +70,8 @@ class Bags:
     starts: np.ndarray
     features: np.ndarray
     samples: np.ndarray
+    parts: int
+    part_of: np.ndarray
     widths: np.ndarray
     by_peer: np.ndarray
     strips: np.ndarray
@@ -92,14 +95,27 @@ class Bags:
         found[self.positions[chosen]] = True
         return found
 
-    def cut(self, urgent: np.ndarray, largest: int, chunk_rows: int) -> Cut:
-        """Of the strips of all bags. urgent: bool[U] which bags are in the collision class."""
-        return cut(urgent.repeat(self.widths), self.strips, largest, chunk_rows)
+    def pieces_ahead(self, classes: np.ndarray) -> np.ndarray:
+        """uint8[V] the piece in which each distinct bag travels before the step; classes: uint8[V], 0 or 1."""
+        if self.parts == 1:
+            return classes
+        pieces = np.full(len(classes), self.parts, np.uint8)
+        wire_kernels.first_parts(self.slots, self.part_of, pieces)
+        pieces[classes > 0] = self.parts
+        return pieces
 
-    def cut_distinct(self, urgent: np.ndarray, largest: int, chunk_rows: int) -> Cut:
-        """Of the strips of distinct bags. urgent: bool[V]."""
+    def pieces_back(self, classes: np.ndarray) -> np.ndarray:
+        """uint8[U] the piece in which the gradient of each bag travels after the step; classes: uint8[U]."""
+        return pieces_of_gradients(classes, self.part_of, self.parts)
+
+    def cut(self, pieces: np.ndarray, largest: int, chunk_rows: int) -> Cut:
+        """Of the strips of all bags. pieces: uint8[U]."""
+        return cut(pieces.repeat(self.widths), pieces_back(self.parts), self.strips, largest, chunk_rows)
+
+    def cut_distinct(self, pieces: np.ndarray, largest: int, chunk_rows: int) -> Cut:
+        """Of the strips of distinct bags. pieces: uint8[V]."""
         widths = self.distinct_widths
-        return cut(urgent.repeat(widths), sums(widths, self.distinct), largest, chunk_rows)
+        return cut(pieces.repeat(widths), self.parts, sums(widths, self.distinct), largest, chunk_rows)
 
 
 def bags(
@@ -109,9 +125,10 @@ def bags(
     widths: np.ndarray,
     ids: np.ndarray,
     weights: np.ndarray | None,
+    ends: np.ndarray,
 ) -> Bags:
     """lengths: int32 ids of each bag, by peer, feature and sample. features, samples: int64[W]; widths: int64 strips
-    by peer and feature."""
+    by peer and feature. ends: int64[W, k] the sample at which each part of a peer's step ends."""
     number = np.count_nonzero(lengths)
     starts, bags_of = np.empty(number + 1, np.int64), np.empty_like(widths)
     of_feature, of_sample, of_width, keys = (np.empty(number, np.int64) for _ in range(4))
@@ -120,14 +137,18 @@ def bags(
         starts, of_feature, of_sample, of_width, keys, bags_of,
     )  # fmt: skip
     same = first_occurrences(keys, bags_of)
+    by_peer = sums(bags_of, features)
+    part_of = (of_sample[:, None] >= ends[:, :-1].repeat(by_peer, axis=0)).sum(1, dtype=np.uint8)
     return Bags(
         ids=ids,
         weights=weights,
         starts=starts,
         features=of_feature,
         samples=of_sample,
+        parts=ends.shape[1],
+        part_of=part_of,
         widths=of_width,
-        by_peer=sums(bags_of, features),
+        by_peer=by_peer,
         strips=sums(bags_of * widths, features),
         positions=same.positions,
         slots=same.slots,
@@ -142,14 +163,14 @@ class BagRequest:
     Attributes:
         bags: peers are the owners.
         counts: int64[W] ids. lengths: int32 by owner, feature and sample.
-        samples: B.
-        local: int64[Q] where each strip belongs among the B * P strips of the output.
+        ends: [k] the sample at which each part ends; the last is B.
+        local: int64[Q] where each strip belongs among the B times `row_strips` strips of the output.
     """
 
     bags: Bags
     counts: np.ndarray
     lengths: np.ndarray
-    samples: int
+    ends: list[int]
     local: np.ndarray
 
     @property
@@ -158,25 +179,52 @@ class BagRequest:
         return self.bags.distinct
 
 
-def request(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, layout: GroupLayout) -> BagRequest:
-    """lengths: [F of all owners, B] in wire order."""
-    pooling, flat = pooled(layout), lengths.int().flatten().numpy()
-    samples = np.full(layout.world_size, lengths.shape[1], np.int64)
+class BagPart(NamedTuple):
+    """What a rank asks for in one part of a step: ids int64[n] in the wire order of the part; lengths [F of all owners,
+    B of the part] in that order; weights float[n]."""
+
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    weights: torch.Tensor | None
+
+
+def request(parts: Sequence[BagPart], layout: GroupLayout) -> BagRequest:
+    pooling = pooled(layout)
+    lengths = np.concatenate([part.lengths.int().numpy() for part in parts], axis=1)
+    ends = np.cumsum([part.lengths.shape[1] for part in parts])
+    ids, *weights = _one_step(parts)
+    flat, samples = lengths.ravel(), np.full(layout.world_size, ends[-1])
     widths = np.array([strips for of_owner in pooling.strips for strips in of_owner], np.int64)
     found = bags(
-        flat, layout.features, samples, widths, ids.numpy(), None if weights is None else weights.float().numpy()
-    )
+        flat, layout.features, samples, widths, ids, weights[0] if weights else None,
+        np.tile(ends, (layout.world_size, 1)),
+    )  # fmt: skip
     of_hosts = np.repeat(starts_of(np.array([sum(of_host) for of_host in pooling.of_hosts])), pooling.owners)
     shift = of_hosts - starts_of(sums(widths, layout.features))
     inside = starts_of(widths) + shift.repeat(layout.features)  # where each feature begins in a sample of the output
     columns = inside[starts_of(layout.features).repeat(found.by_peer) + found.features]
     return BagRequest(
         bags=found,
-        counts=sums(flat, layout.features * lengths.shape[1]),
+        counts=sums(flat, layout.features * ends[-1]),
         lengths=flat,
-        samples=lengths.shape[1],
+        ends=ends.tolist(),
         local=spread(found.samples * row_strips(layout) + columns, found.widths),
     )
+
+
+def _one_step(parts: Sequence[BagPart]) -> list[np.ndarray]:
+    """ids int64[N] of all parts in wire order; and, if there are any, weights float32[N]."""
+    given = [[part.ids.numpy() for part in parts]]
+    if any(part.weights is not None for part in parts):  # a part without a sample has none
+        given.append(
+            [np.empty(0, np.float32) if part.weights is None else part.weights.float().numpy() for part in parts]
+        )
+    if len(parts) == 1:
+        return [values for (values,) in given]
+    counts = np.array([part.lengths.sum(1).numpy() for part in parts], np.int64)  # [k, features of all owners]
+    before = starts_of(np.array([len(part.ids) for part in parts]))
+    starts = (np.cumsum(counts, axis=1) - counts + before[:, None]).T
+    return [segments(np.concatenate(values), starts, counts.T) for values in given]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +246,21 @@ class ServedBags:
         """int64[W] distinct bags by requester."""
         return self.bags.distinct
 
-    def shared_bags(self, shared: np.ndarray) -> np.ndarray:
-        """bool[U] bags with a shared row; `shared`: bool[N] by id."""
+    def classes(self, ids: np.ndarray) -> np.ndarray:
+        """uint8[U] the most urgent class in each bag; `ids`: uint8[N] by id."""
         starts = self.bags.starts[:-1]
-        return np.logical_or.reduceat(shared, starts) if len(starts) else np.empty(0, np.bool_)
+        return np.minimum.reduceat(ids, starts) if len(starts) else np.empty(0, np.uint8)
+
+    @property
+    def parts(self) -> int:
+        return self.bags.parts
+
+    @property
+    def in_later_parts(self) -> np.ndarray:
+        """uint8[R] 1 for rows that no rank asks for in the first part of the step."""
+        later = np.ones(len(self.rows), np.uint8)
+        later[self.rows.numbers[(self.bags.part_of == 0).repeat(self.bags.lengths)]] = 0
+        return later
 
 
 class Added(NamedTuple):
@@ -213,35 +272,36 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagMerge(Merge):
-    """Requester: how the strips received in both classes become the local output.
+    """Requester: how the strips received in all pieces become the local output.
 
     Attributes:
-        totals: strips of each class, which fill one buffer, the exclusive class first; a strip of zeros follows.
-        index: int64[A, B * P] the strip of the buffer, for each of A parts that are added up.
-        samples, strips: B, P.
-        added: how parts are added up, columns by columns; None where there is one.
+        starts: of pieces, as in `Merge`; a strip of zeros follows the last one.
+        index: int64[A, B * strips] the strip of the buffer, for each of A parts of vectors that are added up.
+        strips: of a sample.
+        added: [k] how vectors are added up, columns by columns; None where there is one.
     """
 
-    samples: int
     strips: int
-    added: list[Added] | None
+    added: list[list[Added]] | None
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
-        total = sum(self.totals)
+        total = self.starts[-1]
         buffer = torch.empty(total + 1, layout.row_width, dtype=layout.dtype, device=where)
         buffer[total] = 0
         return buffer
 
-    def output(self, buffer: torch.Tensor) -> torch.Tensor:
-        """[B, P * D] the vectors of all features."""
-        shape = self.samples, self.strips * buffer.shape[1]
-        parts = [buffer.index_select(0, index).view(shape) for index in self.index]
+    def output(self, buffer: torch.Tensor, part: int) -> torch.Tensor:
+        """[B of the part, strips * D] the vectors of all features."""
+        first, end = self.ends[part - 1] if part else 0, self.ends[part]
+        shape, here = (end - first, self.strips * buffer.shape[1]), slice(first * self.strips, end * self.strips)
+        vectors = [buffer.index_select(0, index[here]).view(shape) for index in self.index]
         if self.added is None:
-            return parts[0]
-        given = [each.split([added.columns for added in self.added], dim=1) for each in parts]
+            return vectors[0]
+        of_part = self.added[part]
+        given = [each.split([added.columns for added in of_part], dim=1) for each in vectors]
         totals = [
-            add([part.flatten() for part in columns], added.regions).view(self.samples, added.columns)
-            for added, *columns in zip(self.added, *given, strict=True)
+            add([vector.flatten() for vector in columns], added.regions).view(end - first, added.columns)
+            for added, *columns in zip(of_part, *given, strict=True)
         ]
         return totals[0] if len(totals) == 1 else torch.cat(totals, dim=1)
 
@@ -253,7 +313,7 @@ class _KernelCall:
 
     Attributes:
         ids: int64[n] which ids, by feature. offsets: int64[F * B + 1]. samples: B.
-        strips: int64[q] where the strips of the bags are among B * P, in wire order.
+        strips: int64[q] where the strips of the bags are in what the kernel gives, in wire order.
     """
 
     ids: np.ndarray
@@ -273,8 +333,8 @@ class _KernelCall:
 class BagPlan:
     """Of a group that gives the ids of one feature of one sample one vector. For the rest see `RowPlan`.
 
-    Numbers: samples, whether ids are weighted, ids. Words: lengths (int32), weights (float32), ids, each rounded up to
-    whole words.
+    Numbers: samples up to the end of each part, whether ids are weighted, ids. Words: lengths (int32), weights
+    (float32), ids, each rounded up to whole words.
     """
 
     def __init__(self, layout: GroupLayout) -> None:
@@ -283,33 +343,32 @@ class BagPlan:
         self._features = int(layout.features[layout.rank])
         self._widths = np.array(self._pooling.strips[layout.rank], np.int64)  # [F] strips of this owner's features
 
-    @property
-    def numbers_to(self) -> np.ndarray:
-        return np.full(self.layout.world_size, 3, np.int64)
+    def numbers_to(self, parts: int) -> np.ndarray:
+        return np.full(self.layout.world_size, parts + 2, np.int64)
 
     def numbers(self, request: BagRequest) -> np.ndarray:
-        samples, weighted = (
-            np.full_like(request.counts, number) for number in (request.samples, request.bags.weights is not None)
-        )
-        return np.stack([samples, weighted, request.counts], axis=1).ravel()
+        given = [*request.ends, request.bags.weights is not None]
+        same = np.tile(np.array(given, np.int64), (len(request.counts), 1))
+        return np.column_stack([same, request.counts]).ravel()
 
     def words(self, request: BagRequest) -> tuple[np.ndarray, np.ndarray]:
         weights, lengths = request.bags.weights, request.lengths
         given = (lengths, np.zeros(1, np.int32), weights, request.bags.ids)
         source = np.concatenate([part.view(np.int32) for part in given if part is not None])
-        pieces = _pieces(self.layout.features, request.samples, weights is not None, request.counts)
+        pieces = _pieces(self.layout.features, request.ends[-1], weights is not None, request.counts)
         zero, first_weight, first_id = len(lengths), len(lengths) + 1, len(source) - 2 * len(request.bags.ids)
         starts = np.cumsum(pieces, axis=0) - pieces + np.array([0, zero, first_weight, zero, first_id])
         starts[:, [1, 3]] = zero
         return segments(source, starts, pieces).view(np.int64), pieces.sum(1) // 2
 
-    def words_of(self, numbers: np.ndarray) -> np.ndarray:
-        return _pieces(self._features, *numbers.T).sum(1) // 2
+    def words_of(self, numbers: np.ndarray, parts: int) -> np.ndarray:
+        return _pieces(self._features, *numbers[:, parts - 1 :].T).sum(1) // 2
 
-    def serve(self, words: np.ndarray, numbers: np.ndarray) -> ServedBags:
+    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int) -> ServedBags:
         """Irregular are also requests that differ in what all ranks must have alike."""
-        samples, weighted, _ = np.ascontiguousarray(numbers.T)
-        halves, pieces = words.view(np.int32), _pieces(self._features, *numbers.T)
+        ends = np.ascontiguousarray(numbers[:, :parts])
+        samples, weighted, counts = np.ascontiguousarray(numbers[:, parts - 1 :].T)
+        halves, pieces = words.view(np.int32), _pieces(self._features, samples, weighted, counts)
         starts = starts_of(pieces.ravel()).reshape(pieces.shape)
         lengths, weights, ids = (segments(halves, starts[:, column], pieces[:, column]) for column in (0, 2, 4))
         layout, world_size = self.layout, self.layout.world_size
@@ -320,39 +379,41 @@ class BagPlan:
         samples_alike = (samples == samples[0]).all() or self._pooling.owners == 1
         alike = samples_alike and (weighted == weighted[0]).all()
         given = weights.view(np.float32) if weighted.all() else None
-        found = bags(lengths, features, samples, widths, ids.view(np.int64), given)
+        found = bags(lengths, features, samples, widths, ids.view(np.int64), given, ends)
         return ServedBags(bags=found, rows=rows, irregular=rows.irregular or not alike)
 
-    def shared(self, served: ServedBags, rows: np.ndarray) -> Shared:
-        ids = take(rows, served.rows.numbers)
-        asked = sums(served.bags.lengths, served.bags.by_peer)
-        return Shared(rows, served.shared_bags(ids)[served.bags.positions], asked, count(ids, asked))
-
-    def strips_ahead(self, served: ServedBags, shared: Shared) -> np.ndarray:
-        found = served.bags
-        urgent = sums(found.distinct_widths * shared.units, found.distinct)
-        return np.stack([urgent, sums(found.distinct_widths, found.distinct) - urgent])
-
-    def strips_back(self, served: ServedBags, shared: Shared) -> np.ndarray:
-        found = served.bags
-        urgent = sums(served.shared_bags(take(shared.rows, served.rows.numbers)) * found.widths, found.by_peer)
-        return np.stack([urgent, found.strips - urgent])
+    def shared(self, served: ServedBags, rows: np.ndarray, *, back: bool) -> Shared:
+        found, ids = served.bags, take(rows, served.rows.numbers)
+        classes = served.classes(ids)
+        units = classes[found.positions]
+        if back:
+            pieces, urgent = found.pieces_back(classes).repeat(found.widths), pieces_back(found.parts)
+            by_peer = found.strips
+        else:
+            widths, urgent = found.distinct_widths, found.parts
+            pieces, by_peer = found.pieces_ahead(units).repeat(widths), sums(widths, found.distinct)
+        counts = count(pieces, urgent, by_peer)
+        asked = sums(found.lengths, found.by_peer)
+        of_ids = count(ids, classes_back(found.parts) if back else 1, asked).sum(0)
+        return Shared(rows, units, pieces, np.vstack([counts, by_peer - counts.sum(0)]), asked, of_ids)
 
     def ahead(self, request: BagRequest, served: ServedBags, shared: Shared, told: Told) -> RowsAhead:
-        asked, sent = (
-            found.cut_distinct(urgent, told.largest, self.layout.chunk_rows)
-            for found, urgent in ((request.bags, told.mine), (served.bags, shared.units))
+        largest, chunk_rows, found = told.largest, self.layout.chunk_rows, served.bags
+        asked = request.bags.cut_distinct(request.bags.pieces_ahead(told.mine), largest, chunk_rows)
+        pieces = found.pieces_ahead(shared.units)
+        sent = found.cut_distinct(pieces, largest, chunk_rows)
+        of_strips, from_start = pieces.repeat(found.distinct_widths), sent.moved([0] * len(sent.splits))
+        return RowsAhead(
+            merge=self._merge(request, asked),
+            fetch=[
+                Fetch(
+                    lookup=self._lookup(found, pieces == piece, from_start[of_strips == piece], splits),
+                    received=received,
+                    most=most,
+                )
+                for piece, (splits, received, most) in enumerate(zip(sent.splits, asked.splits, told.most, strict=True))
+            ],
         )
-        moved, urgent = sent.moved(), sent.places < sent.totals.collision
-        places = ByClass(moved[urgent], moved[~urgent])
-        lookups = of_classes(
-            partial(self._lookup, served.bags),
-            distinct=(shared.units, ~shared.units),
-            places=places,
-            splits=sent.splits,
-        )
-        fetch = of_classes(Fetch, lookup=lookups, received=asked.splits, most=told.most)
-        return RowsAhead(merge=self._merge(request, asked), fetch=fetch)
 
     def _lookup(self, found: Bags, distinct: np.ndarray, places: np.ndarray, splits: Splits) -> Lookup:
         """places: int32[q] where each strip of the bags `distinct`, bool[V], travels."""
@@ -364,42 +425,49 @@ class BagPlan:
     def _merge(self, request: BagRequest, asked: Cut) -> BagMerge:
         """asked: of the strips of distinct bags."""
         found, owners, strips = request.bags, self._pooling.owners, row_strips(self.layout)
-        of_distinct = asked.moved(collision=asked.totals.exclusive)  # in the buffer
-        place = of_distinct[spread(starts_of(found.distinct_widths)[found.slots], found.widths)]
-        index = np.full((owners, request.samples * strips), len(asked.places))
-        part = np.arange(self.layout.world_size) % owners
-        index[part.repeat(found.strips), request.local] = place
+        place = asked.places[spread(starts_of(found.distinct_widths)[found.slots], found.widths)]
+        index = np.full((owners, request.ends[-1] * strips), len(asked.places))
+        owner = np.arange(self.layout.world_size) % owners
+        index[owner.repeat(found.strips), request.local] = place
         return BagMerge(
-            totals=asked.totals,
+            starts=asked.starts,
             index=torch.from_numpy(index),
-            samples=request.samples,
+            ends=request.ends,
             strips=strips,
-            added=None if owners == 1 else _sums(request.samples, self.layout),
+            added=None if owners == 1 else _sums(request.ends, self.layout),
         )
 
-    def back(self, request: BagRequest, served: ServedBags, shared: Shared, told: Told) -> ByClass[Back]:
+    def back(self, request: BagRequest, served: ServedBags, shared: Shared, told: Told) -> Back:
         """The gradients of all bags travel. An id is updated with its row's class."""
-        chunk_rows, ids = self.layout.chunk_rows, take(shared.rows, served.rows.numbers)
-        sent = request.bags.cut(told.mine[request.bags.slots], told.largest, chunk_rows)
-        came = served.bags.cut(served.shared_bags(ids), told.largest, chunk_rows)
+        chunk_rows, found = self.layout.chunk_rows, request.bags
+        ids = take(shared.rows, served.rows.numbers)
+        sent = found.cut(found.pieces_back(told.mine[found.slots]), told.largest, chunk_rows)
+        came = cut(shared.pieces, pieces_back(found.parts), served.bags.strips, told.largest, chunk_rows)
         index = np.empty_like(request.local)
         index[sent.places] = request.local
-        applies = of_classes(partial(self._apply, served, came.places), taken=(ids, ~ids), splits=came.splits)
-        return of_classes(Back, index=sent.by_class(index), sent=sent.splits, most=told.most, apply=applies)
+        ends = [end * row_strips(self.layout) for end in request.ends]
+        return Back(
+            ends=ends,
+            pieces=go_back(index, sent, came, told, ends),
+            starts=came.starts,
+            applies=[
+                self._apply(served, came.places, ids == of_class) for of_class in range(classes_back(found.parts) + 1)
+            ],
+        )
 
-    def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray, splits: Splits) -> Apply:
+    def _apply(self, served: ServedBags, came: np.ndarray, taken: np.ndarray) -> Apply:
         """Of the ids `taken`, bool[N]. came: where the gradient of each strip is, once all have come.
 
         Bags without an id in the call get some gradient: it reaches no row.
         """
-        found, chosen = served.bags, served.shared_bags(taken)
+        found, chosen = served.bags, served.classes(np.where(taken, 0, 1)) == 0
         call = self._kernel_call(found, chosen, taken)
         index = np.zeros(call.samples * self._widths.sum(), np.int64)
         index[call.strips] = came[chosen.repeat(found.widths)]
         shares = None
         if self._pooling.mean:
             shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
-        return Apply(splits=splits, index=torch.from_numpy(index), shares=shares, **call.arguments(found))
+        return Apply(index=torch.from_numpy(index), shares=shares, **call.arguments(found))
 
     def _kernel_call(self, found: Bags, chosen: np.ndarray, taken: np.ndarray | None) -> _KernelCall:
         """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""
@@ -433,15 +501,21 @@ def _pieces(features: Any, samples: Any, weighted: Any, ids: np.ndarray) -> np.n
     return np.stack([lengths, lengths % 2, weights, weights % 2, 2 * ids], axis=1)
 
 
-def _sums(samples: int, layout: GroupLayout) -> list[Added]:
-    pooling = pooled(layout)
-    sums = []
-    for of_host in pooling.of_hosts:
-        columns = sum(of_host) * layout.dim
-        mine, all_ranks = samples * columns, samples * columns * layout.world_size
-        first = pooling.turns[layout.rank] * mine
-        sums.append(Added(columns, regions(first, mine, all_ranks, pooling.owners, layout.dtype.itemsize)))
-    return sums
+def _sums(ends: list[int], layout: GroupLayout) -> list[list[Added]]:
+    """[k] A sum has the bits that it has in the output of the whole step."""
+    pooling, samples = pooled(layout), ends[-1]
+    by_part: list[list[Added]] = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        by_part.append([])
+        for of_host in pooling.of_hosts:
+            columns = sum(of_host) * layout.dim
+            mine, all_ranks = samples * columns, samples * columns * layout.world_size
+            first = pooling.turns[layout.rank] * mine + start * columns
+            of_part = (end - start) * columns
+            by_part[-1].append(
+                Added(columns, regions(first, of_part, all_ranks, pooling.owners, layout.dtype.itemsize))
+            )
+    return by_part
 
 
 def pooled(layout: GroupLayout) -> Pooling:
@@ -450,7 +524,7 @@ def pooled(layout: GroupLayout) -> Pooling:
 
 
 def row_strips(layout: GroupLayout) -> int:
-    """P of a requester: strips of a sample in the output."""
+    """Of a requester: strips of a sample in the output."""
     return sum(map(sum, pooled(layout).of_hosts))
 
 

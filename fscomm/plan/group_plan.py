@@ -1,9 +1,9 @@
 """The plan of every kind of sharding group, what is told before a step, and all kernels of that, compiled ahead.
 
 Ranks tell each other in three rounds: some numbers, then words of 8 bytes, then one bit for each *unit* that an owner
-serves a requester, a distinct row or bag: whether the step shares it with the one next to it. With rows in two levels,
-one more bit for each rank of the requester's host: whether it asks for the row, too. Messages of the third round are
-bytes: a few numbers, then *masks*, which are the bits of all units of a group.
+serves a requester, a distinct row or bag, and for each class but the exclusive one: whether the unit is in it. With
+rows in two levels, one more bit for each rank of the requester's host: whether it asks for the row, too. Messages of
+the third round are bytes: a few numbers, then *masks*, which are the bits of all units of a group.
 
 W ranks, H numbers in the head, U units.
 """
@@ -22,7 +22,7 @@ from fscomm.plan.hash_tables import checksum
 from fscomm.plan.routes import RowPlan
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 from fscomm.plan.two_levels import TwoLevelPlan
-from fscomm.plan.ways import ByClass, Told, segments
+from fscomm.plan.ways import Told, pieces_back, segments
 
 GroupPlan = RowPlan | BagPlan
 
@@ -93,21 +93,22 @@ def _plan_all() -> None:
     )
     pooled = replace(layout, pooling=Pooling(strips=((1,),), owners=1, mean=False))
     for plan in (RowPlan(layout), TwoLevelPlan(layout)):
-        _plan(plan, routes.request(ids, [1], ids, layout))
-    _plan(BagPlan(pooled), bags.request(ids, torch.ones(1, 1), torch.ones(1), pooled))
+        _plan(plan, routes.request([routes.Part(ids, [1], ids)], layout))
+    _plan(BagPlan(pooled), bags.request([bags.BagPart(ids, torch.ones(1, 1), torch.ones(1))], pooled))
+    of_two_parts = [routes.Part(ids, [1], ids), routes.Part(ids, [1], None)]
+    _plan(RowPlan(layout), routes.request(of_two_parts, layout), parts=2)
 
 
-def _plan(plan: GroupPlan, request: Any) -> None:
+def _plan(plan: GroupPlan, request: Any, parts: int = 1) -> None:
     numbers = plan.numbers(request)
     words, sizes = plan.words(request)
     segments(words, sizes - sizes, sizes)
-    served: Any = plan.serve(words, numbers.reshape(1, -1))
-    flags = served.rows.ids < 0
-    served.rows.mark_common(served.rows, flags, flags)
-    shared = plan.shared(served, flags)
-    units = [served.units]
-    _, (mine,) = unpack_masks(pack_masks(numbers[:1], [shared.units], units, 1), 1, units, 1)
+    served: Any = plan.serve(words, numbers.reshape(1, -1), parts)
+    classes, flags, units = served.in_later_parts, np.ones(1, np.bool_), [np.ones(1, np.int64)]
+    served.rows.mark_common(served.rows, classes, classes, classes)
+    unpack_masks(pack_masks(numbers[:1], [flags], units, 1), 1, units, 1)
     asking = served.asking if isinstance(plan, TwoLevelPlan) else None
-    told = Told(mine=mine, asking=asking, largest=1, most=ByClass(1, 1), most_passed=ByClass(1, 1))
-    plan.ahead(request, served, shared, told)
-    plan.back(request, served, shared, told)
+    for back, pieces in ((False, parts + 1), (True, pieces_back(parts) + 1)):
+        shared = plan.shared(served, np.zeros(len(served.rows), np.uint8), back=back)
+        told = Told(mine=shared.units, asking=asking, largest=1, most=[1] * pieces, most_passed=[1] * pieces)
+        (plan.back if back else plan.ahead)(request, served, shared, told)

@@ -134,10 +134,12 @@ def mark_common(
     other_ids: np.ndarray,
     other_heads: np.ndarray,
     other_regions: np.ndarray,
-    common: np.ndarray,
-    other_common: np.ndarray,
+    later: np.ndarray,
+    classes: np.ndarray,
+    other_classes: np.ndarray,
 ) -> None:
-    """Set `common` bool [R] and `other_common` bool [R'] where a row of one step is one of the other step, too.
+    """Give rows of one step that are of the other step, too, their class: 0 in `classes` uint8 [R]; in `other_classes`
+    uint8 [R'] what `later` uint8 [R] says, or what it is if that is less.
 
     ids, ends, limits: as `number_rows` wrote and read them; so `other_ids` and `other_heads` in `other_regions`.
     """
@@ -147,8 +149,8 @@ def mark_common(
         for r in range(start, ends[t]):
             other = other_heads[_find(other_heads, first, places, limits[t], other_ids, ids[r])]
             if other >= 0:
-                common[r] = True
-                other_common[other] = True
+                classes[r] = 0
+                other_classes[other] = min(other_classes[other], later[r])
         start = ends[t]
 
 

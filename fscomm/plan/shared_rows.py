@@ -67,8 +67,9 @@ class OwnerRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def mark_common(self, other: "OwnerRows", mine: np.ndarray, others: np.ndarray) -> None:
-        """Set `mine` bool [R] and `others` bool [R'] where a row is asked for in both steps, of the same tables."""
+    def mark_common(self, other: "OwnerRows", later: np.ndarray, mine: np.ndarray, others: np.ndarray) -> None:
+        """Where a row is asked for in both steps, of the same tables: its class in `mine` uint8 [R] becomes 0, and that
+        in `others` uint8 [R'] what `later` uint8 [R] says, or stays what it is if that is less."""
         hash_tables.mark_common(
-            self.ids, self.ends, self._limits, other.ids, other._heads, other._regions, mine, others
+            self.ids, self.ends, self._limits, other.ids, other._heads, other._regions, later, mine, others
         )

@@ -17,7 +17,6 @@ import numpy as np
 from fscomm.plan import wire_kernels
 from fscomm.plan.routes import Request, RowPlan, Served, Wire
 from fscomm.plan.ways import (
-    ByClass,
     Cut,
     Fetch,
     Lookup,
@@ -27,9 +26,8 @@ from fscomm.plan.ways import (
     Shared,
     Splits,
     Told,
-    count,
     cut,
-    of_classes,
+    sums,
     take,
 )
 
@@ -38,39 +36,38 @@ _BITS_OF_IDS = 40  # of a key of (owner, table, id); a table has fewer rows
 
 
 class TwoLevelPlan(RowPlan):
-    """Of a group whose rows go in two levels."""
+    """Of a group whose rows go in two levels, in steps of one part: there are two pieces of rows, which are the classes
+    of their units."""
 
-    def serve(self, words: np.ndarray, numbers: np.ndarray) -> Served:
-        served = super().serve(words, numbers)
+    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int) -> Served:
+        served = super().serve(words, numbers, parts)
         asking = np.empty((len(served.rows.numbers), self.layout.ranks_per_host), np.bool_)
         wire_kernels.asking(served.rows.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
         return replace(served, asking=asking)
 
     def ahead(self, request: Request, served: Served, shared: Shared, told: Told) -> RowsAhead:
         merge, received, passed_on = self._coming(request, told)
-        lookups = self._going(served, shared, told.largest)
-        fetch = of_classes(Fetch, lookup=lookups, received=received, most=told.most, passed_on=passed_on)
+        given = zip(self._going(served, shared, told.largest), received, told.most, passed_on, strict=True)
+        fetch = [Fetch(lookup=lookup, received=came, most=most, passed_on=on) for lookup, came, most, on in given]
         return RowsAhead(merge=merge, fetch=fetch)
 
-    def _going(self, served: Served, shared: Shared, largest: int) -> ByClass[Lookup]:
+    def _going(self, served: Served, shared: Shared, largest: int) -> list[Lookup]:
         """Every row goes to this host's requesters, and to one of each other host."""
         assert served.asking is not None
         peers, carriers = self._by_unit(served.wire, served.asking)
         straight = self._goes_straight(peers, carriers)
-        sent = cut(shared.units[straight], count(straight, served.units), largest, self.layout.chunk_rows)
-        return self.lookups(served, served.rows.numbers[straight], sent, shared.rows)
+        sent = cut(shared.units[straight], 1, sums(straight, served.units), largest, self.layout.chunk_rows)
+        return self.lookups(served, served.rows.numbers[straight], sent)
 
-    def most_passed_on(self, served: Served, units: np.ndarray) -> ByClass[int]:
-        """Of the rows that this owner serves: the most that one rank of another host passes on to one other rank there.
-
-        units: bool[U] what is in the collision class.
-        """
+    def most_passed_on(self, served: Served, shared: Shared) -> list[int]:
+        """[P + 1] Of the rows that this owner serves: the most that one rank of another host passes on to one other
+        rank there."""
         assert served.asking is not None
         peers, carriers = self._by_unit(served.wire, served.asking)
         pairs, passed = peers * self.layout.ranks_per_host + carriers, ~self._goes_straight(peers, carriers)
-        return ByClass(*(int(np.bincount(pairs[passed & of], minlength=1).max()) for of in (units, ~units)))
+        return [int(np.bincount(pairs[passed & (shared.units == of)], minlength=1).max()) for of in (0, 1)]
 
-    def _coming(self, request: Request, told: Told) -> tuple[Merge, ByClass[Splits], ByClass[PassOn]]:
+    def _coming(self, request: Request, told: Told) -> tuple[Merge, list[Splits], list[PassOn]]:
         """How all rows become the output, how many come from owners, and what is passed on."""
         assert told.asking is not None
         mine, asking, largest = told.mine, told.asking, told.largest
@@ -78,25 +75,23 @@ class TwoLevelPlan(RowPlan):
         per_host = self.layout.ranks_per_host
         place = self.layout.rank % per_host
         straight = self._in_host(peers) | (carriers == place)
-        from_owners = cut(mine[straight], count(straight, request.units), largest, self.layout.chunk_rows)
+        from_owners = cut(mine[straight], 1, sums(straight, request.units), largest, self.layout.chunk_rows)
         mates = [mate for mate in range(per_host) if mate != place]
         to_pass = _in_common_order(request.wire, ~self._in_host(peers) & (asking.sum(1) > 1))
         carrier, wanted = carriers[to_pass], asking[to_pass]
         received, coming = self._cut([to_pass[carrier == mate] for mate in mates], mine, largest)
         sent, going = self._cut([to_pass[(carrier == place) & wanted[:, mate]] for mate in mates], mine, largest)
         places = np.empty(len(straight), np.int32)
-        places[straight] = from_owners.moved()
+        places[straight] = from_owners.moved([0, 0])
         index = np.empty(len(sent), np.int64)
         index[going.places] = places[sent]
-        totals = ByClass(*map(sum, zip(from_owners.totals, coming.totals, strict=True)))
-        places[straight] = from_owners.moved(exclusive=totals.collision)
-        places[received] = coming.moved(
-            collision=from_owners.totals.collision, exclusive=totals.collision + from_owners.totals.exclusive
-        )
-        passed_on = of_classes(
-            PassOn, index=going.by_class(index), sent=going.splits, received=coming.splits, most=told.most_passed
-        )
-        return request.merge(places, totals), from_owners.splits, passed_on
+        starts = [mine + of_mates for mine, of_mates in zip(from_owners.starts, coming.starts, strict=True)]
+        places[straight] = from_owners.moved(starts[:-1])
+        ends = zip(from_owners.starts[1:], coming.starts, strict=False)
+        places[received] = coming.moved([end + start for end, start in ends])
+        given = zip(going.by_piece(index), going.splits, coming.splits, told.most_passed, strict=True)
+        passed_on = [PassOn(index=which, sent=to, received=came, most=most) for which, to, came, most in given]
+        return request.merge(places, starts), from_owners.splits, passed_on
 
     def _by_unit(self, wire: Wire, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[U] the peer of each distinct row, and int32[U] the place of its carrier in the requester's host."""
@@ -118,7 +113,7 @@ class TwoLevelPlan(RowPlan):
         lengths, units = np.zeros(layout.world_size, np.int64), np.concatenate([np.empty(0, np.int64), *of_mates])
         others = [rank for rank in range(layout.host.start, layout.host.stop) if rank != layout.rank]
         lengths[others] = [len(of_mate) for of_mate in of_mates]
-        return units, cut(mine[units], lengths, largest, layout.chunk_rows)
+        return units, cut(mine[units], 1, lengths, largest, layout.chunk_rows)
 
 
 def _in_common_order(wire: Wire, chosen: np.ndarray) -> np.ndarray:

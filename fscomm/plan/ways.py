@@ -1,13 +1,24 @@
-"""How rows, or pooled vectors, travel: what is sent, what is read and what is updated, in each class.
+"""How rows, or pooled vectors, travel: what is sent, what is read and what is updated, and in which order.
+
+What two steps share travels in *pieces*, most urgent first, and is told by a *class*:
+
+| of a step that is computed in k parts | classes | pieces |
+|---|---|---|
+| rows before it | 0 shared with the step before, 1 exclusive | k: shared rows by the part that needs them first |
+| gradients after it, k = 1 | 0 shared with the step after, 1 exclusive | 1 |
+| gradients after it, k > 1 | 0 for part 0 of the step after, 1 for a later part, 2 exclusive | 2k: by class and part |
+
+What is *exclusive* travels last, in chunks: it has the highest number among classes and among pieces.
 
 A *strip* is what has one place on the wire: a row; or, of a pooled vector, as many columns as divide the width of every
-table of the group. Letters: n strips or ids of the class, W peers, F features of an owner, D columns of a strip.
+table of the group. Letters: n strips or ids that travel together, P pieces, C classes but the exclusive one, W peers,
+F features of an owner, D columns of a strip.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,91 +28,102 @@ from fscomm.plan.sharding_group import GroupLayout
 
 Splits = list[list[int]]
 """[chunks][W] strips to each rank, or from each."""
-T = TypeVar("T")
-_ONE_EACH = np.empty(0, np.int32)
 
 
-class ByClass(NamedTuple, Generic[T]):
-    """The same of both classes of rows: those that two steps share, and all others."""
-
-    collision: T
-    exclusive: T
+def classes_back(parts: int) -> int:
+    """C of the gradients of a step in so many parts."""
+    return min(parts, 2)
 
 
-def of_classes(make: Callable[..., T], **given: Iterable[Any]) -> ByClass[T]:
-    """What `make` makes of each class; given: what it is given, by class."""
-    return ByClass(*(make(**dict(zip(given, of_class, strict=True))) for of_class in zip(*given.values(), strict=True)))
+def pieces_back(parts: int) -> int:
+    """P of the gradients of a step in so many parts."""
+    return classes_back(parts) * parts
+
+
+def pieces_of_gradients(classes: np.ndarray, part_of: np.ndarray, parts: int) -> np.ndarray:
+    """uint8: from the class and the part of each; `part_of` is not looked at where there is one part."""
+    if parts == 1:
+        return classes
+    pieces: np.ndarray = classes * np.uint8(parts) + part_of
+    return np.minimum(pieces, np.uint8(pieces_back(parts)), out=pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Both classes of what travels between this rank and its peers, by peer.
+    """What travels between this rank and its peers, by peer.
 
     Attributes:
-        places: int32[n] where each stands as it travels, the collision class before the exclusive one.
-        totals: how many travel.
-        splits: how many travel to, or from, each peer; the collision class has one chunk.
+        places: int32[n] where each stands as it travels, piece after piece.
+        starts: [P + 2] the place where each piece begins, the exclusive one last; and where that ends.
+        splits: [P + 1] how many of each piece travel to, or from, each peer; a piece has one chunk, but the last one.
     """
 
     places: np.ndarray
-    totals: ByClass[int]
-    splits: ByClass[Splits]
+    starts: list[int]
+    splits: list[Splits]
 
-    def moved(self, *, collision: int = 0, exclusive: int = 0) -> np.ndarray:
-        """int[n] the places, if the classes begin there."""
-        urgent = self.totals.collision
-        return np.where(self.places < urgent, self.places + collision, self.places - urgent + exclusive)
+    @property
+    def totals(self) -> list[int]:
+        """[P + 1] how many travel in each piece."""
+        return np.diff(self.starts).tolist()
 
-    def by_class(self, values: np.ndarray) -> ByClass[torch.Tensor]:
+    def moved(self, starts: Sequence[int]) -> np.ndarray:
+        """int[n] the places, if pieces begin there, [P + 1]."""
+        shifts = np.subtract(starts, self.starts[:-1]).repeat(self.totals)
+        return self.places + shifts[self.places]
+
+    def by_piece(self, values: np.ndarray) -> Iterator[torch.Tensor]:
         """`values`, [n] in the order of places."""
-        return halves(values, self.totals.collision)
+        return pieces_of(values, self.starts)
 
 
-def cut(urgent: np.ndarray, lengths: np.ndarray, largest: int, step: int, slots: np.ndarray = _ONE_EACH) -> Cut:
-    """Cut the exclusive class into exchanges of about `step` strips each from all peers together.
+def cut(pieces: np.ndarray, urgent: int, lengths: np.ndarray, largest: int, step: int) -> Cut:
+    """Cut the exclusive piece into exchanges of about `step` strips each from all peers together.
 
-    urgent: bool[U] what is in the collision class; entry i of those that travel is if urgent[slots[i]]. slots:
-    int32[n], by default i for entry i. lengths: int64[W] entries by peer.
-    largest: the most of the exclusive class that one rank has to do with, those of its own left out. It is the same on
+    pieces: uint8[n] of each strip; urgent: P. lengths: int64[W] strips by peer.
+    largest: the most of the exclusive piece that one rank has to do with, those of its own left out. It is the same on
     all ranks, so all cut into equally many parts: every pair of ranks cuts its strips into that many, as equal as can
-    be. The collision class stays in one piece: nothing more urgent waits for the wire.
+    be. Other pieces stay whole: nothing more urgent waits for the wire.
     """
     splits = np.empty((exchanges(largest, step), len(lengths)), np.int64)
-    places, counts = np.empty(lengths.sum(), np.int32), count(urgent, lengths, slots)
-    wire_kernels.cut(urgent, slots, lengths, counts, splits, places)
-    total = int(counts.sum())
+    places, counts = np.empty(len(pieces), np.int32), count(pieces, urgent, lengths)
+    wire_kernels.cut(pieces, lengths, counts, splits, places)
+    ends = np.cumsum(counts.sum(1)).tolist()
     return Cut(
         places=places,
-        totals=ByClass(total, len(places) - total),
-        splits=ByClass([counts.tolist()], splits.tolist()),
+        starts=[0, *ends, len(places)],
+        splits=[*([of_piece] for of_piece in counts.tolist()), splits.tolist()],
     )
 
 
 def exchanges(largest: int, step: int) -> int:
-    """Into how many `cut` cuts the exclusive class."""
+    """Into how many `cut` cuts the exclusive piece."""
     return max(math.ceil(largest / step), 1)
 
 
-def count(flags: np.ndarray, lengths: np.ndarray, slots: np.ndarray = _ONE_EACH) -> np.ndarray:
-    """int64[W] how many entries of each peer are flagged; as in `cut`."""
-    counts = np.empty_like(lengths)
-    wire_kernels.count(flags, slots, lengths, counts)
+def count(pieces: np.ndarray, urgent: int, lengths: np.ndarray) -> np.ndarray:
+    """int64[P, W] how many of each peer are in each piece but the exclusive one; as in `cut`."""
+    counts = np.empty((urgent, len(lengths)), np.int64)
+    wire_kernels.count(pieces, lengths, counts)
     return counts
 
 
-def halves(values: np.ndarray, total: int) -> ByClass[torch.Tensor]:
-    """`values` that stand with those of the collision class, `total` of them, first."""
-    return ByClass(torch.from_numpy(values[:total]), torch.from_numpy(values[total:]))
+def pieces_of(values: np.ndarray, starts: Iterable[int]) -> Iterator[torch.Tensor]:
+    """`values` between consecutive `starts`."""
+    return map(torch.from_numpy, np.split(values, list(starts)[1:-1]))
 
 
 class Shared(NamedTuple):
-    """What an owner serves that two steps have in common: of its rows bool[R], and of units bool[U].
+    """What an owner serves that two steps have in common: the class of its rows uint8[R], and of units uint8[U].
 
-    ids: int64[W] those of each requester; colliding: int64[W] those of them on shared rows.
+    pieces: uint8 of all strips that it sends, or of all whose gradients it gets; strips: int64[P + 1, W] how many.
+    ids: int64[W] those of each requester; colliding: int64[W] those of them that are not exclusive.
     """
 
     rows: np.ndarray
     units: np.ndarray
+    pieces: np.ndarray
+    strips: np.ndarray
     ids: np.ndarray
     colliding: np.ndarray
 
@@ -111,23 +133,23 @@ class Told:
     """What a rank knows of the units that it asked for once all owners told it, and what all ranks know alike.
 
     Attributes:
-        mine: bool[U] which of the units are in the collision class.
+        mine: uint8[U] the classes of the units.
         asking: bool[U, H] which ranks of this host ask for them; None unless rows go in two levels.
         largest: the most exclusive strips that one owner sends to all others, or gets from them.
-        most: no rank sends another one more strips in an exchange of the class.
-        most_passed: nor passes more on to one.
+        most: [P + 1] no rank sends another one more strips in an exchange of the piece.
+        most_passed: [P + 1] nor passes more on to one.
     """
 
     mine: np.ndarray
     asking: np.ndarray | None
     largest: int
-    most: ByClass[int]
-    most_passed: ByClass[int]
+    most: Sequence[int]
+    most_passed: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Owner: the rows, or vectors, of one class for the next step, as the fused kernels read them.
+    """Owner: the rows, or vectors, of one piece for the next step, as the fused kernels read them.
 
     Attributes:
         ids, offsets: int64[u] to look up, by feature; int64[F + 1] where the ids of each feature begin, or int64
@@ -146,10 +168,10 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOn:
-    """Requester: rows of one class that came to one rank of a host, on their way to its other ranks.
+    """Requester: rows of one piece that came to one rank of a host, on their way to its other ranks.
 
     Attributes:
-        index: int64[n] of the rows that came to this rank from owners, those that it passes on.
+        index: int64[n] of the rows of the piece that came to this rank from owners, those that it passes on.
         sent, received: to and from each rank.
         most: as in `Told`.
     """
@@ -162,7 +184,7 @@ class PassOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """How what one class needs comes from the owners.
+    """How what is in one piece comes from the owners.
 
     Attributes:
         lookup: what this rank sends as an owner. received: from each owner.
@@ -178,80 +200,108 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Requester: how the rows received in both classes become the local output.
+    """Requester: how the rows received in all pieces become the local output.
 
     Attributes:
-        totals: rows of each class, which fill one buffer, the exclusive class first; inside a class those of owners
-            come first, then those that ranks of the same host pass on.
-        index: int64[N] the row of the buffer that is local output i.
+        starts: [P + 2] where the rows of each piece begin in one buffer; inside a piece those of owners come first,
+            then those that ranks of the same host pass on.
+        index: int64[N] the row of the buffer that is local output i; part after part.
+        ends: [k] where the output of each part ends.
     """
 
-    totals: ByClass[int]
+    starts: list[int]
     index: torch.Tensor
+    ends: list[int]
 
     def new_buffer(self, layout: GroupLayout, where: torch.device) -> torch.Tensor:
-        """[E + C, row width] to be filled with what is received, exclusive strips first."""
-        return torch.empty(sum(self.totals), layout.row_width, dtype=layout.dtype, device=where)
+        """[strips, row width] to be filled with what is received."""
+        return torch.empty(self.starts[-1], layout.row_width, dtype=layout.dtype, device=where)
 
-    def output(self, buffer: torch.Tensor) -> torch.Tensor:
-        """[N, D] the rows in the order of the ids that asked for them."""
-        return buffer.index_select(0, self.index)
+    def output(self, buffer: torch.Tensor, part: int) -> torch.Tensor:
+        """[N of the part, D] the rows in the order of the ids that asked for them."""
+        first = self.ends[part - 1] if part else 0
+        return buffer.index_select(0, self.index[first : self.ends[part]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAhead:
-    """How the rows of a group travel before a step."""
+    """How the rows of a group travel before a step; fetch: [P + 1]."""
 
     merge: Merge
-    fetch: ByClass[Fetch]
+    fetch: list[Fetch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
-    """Owner: the gradient of one class, and the rows that it updates.
+    """Owner: the gradients of one class, and the rows that they update.
 
     Attributes:
-        splits: from each requester.
-        index: int64[n] which strips of what was received, in the order of the look-up. In bags, int64[B * P]: of the
-            collision strips kept, then of those received with this class.
+        index: int64[n] which strips of all that was received, in the order of the look-up. In bags, int64[B * strips]:
+            what came with a more urgent class has gradients of these rows, too.
         ids, offsets, weights: as in `Lookup`; of a bag, only the rows of this class.
         shares: float32[u] 1 / the number of ids of the whole bag; None where no table averages.
     """
 
-    splits: Splits
     index: torch.Tensor
     ids: torch.Tensor
     offsets: torch.Tensor
     weights: torch.Tensor | None = None
     shares: torch.Tensor | None = None
 
-    @property
-    def total(self) -> int:
-        """Strips that come."""
-        return sum(map(sum, self.splits))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Back:
-    """How the gradients of one class travel after a step.
+class GoBack:
+    """How the gradients of one piece go to the owners.
 
     Attributes:
-        index: int64[n] strips of the local gradient, as they go on the wire to the owners.
-        sent: to each owner.
+        index: int64[n] strips of the local gradient, as they go on the wire: of the part of the piece, or of all parts
+            one after the other if it is exclusive.
+        sent, received: to each owner, and from each requester.
         most: as in `Told`.
-        apply: what this rank does with what comes.
     """
 
     index: torch.Tensor
     sent: Splits
+    received: Splits
     most: int
-    apply: Apply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Back:
+    """How the gradients of a group travel after a step in k parts.
+
+    Attributes:
+        ends: [k] strips of the local gradient up to the end of each part.
+        pieces: [P + 1]. starts: [P + 2] where those of each piece begin in one buffer of all that is received.
+        applies: [C + 1] what this rank does with what has come.
+    """
+
+    ends: list[int]
+    pieces: list[GoBack]
+    starts: list[int]
+    applies: list[Apply]
+
+    @property
+    def parts(self) -> int:
+        return len(self.ends)
+
+
+def go_back(index: np.ndarray, sent: Cut, came: Cut, told: Told, ends: Sequence[int]) -> list[GoBack]:
+    """[P + 1]. index: int64[n] strips of the local gradient of all parts, as they go on the wire. ends: [k] strips of
+    it up to each part."""
+    starts = [0, *ends[:-1]]
+    first = [*(starts * classes_back(len(ends))), 0]  # of what the index of each piece counts from
+    given = zip(sent.by_piece(index), first, sent.splits, came.splits, told.most, strict=True)
+    return [
+        GoBack(index=strips - start if start else strips, sent=to, received=from_, most=most)
+        for strips, start, to, from_, most in given
+    ]
 
 
 def with_tensors(part: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
     """The same part of a plan, with `change(its name, it)` in the place of every tensor but offsets."""
-    if isinstance(part, ByClass):
-        return ByClass(*(with_tensors(each, change) for each in part))
+    if isinstance(part, list) and part and is_dataclass(part[0]):
+        return [with_tensors(each, change) for each in part]
     if not is_dataclass(part) or isinstance(part, type):
         return part
     changed = {}
@@ -284,5 +334,6 @@ def take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
 def segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Pieces of `source`, one behind the other. starts, lengths: int64, of one shape."""
     out = np.empty(lengths.sum(), source.dtype)
-    wire_kernels.gather_segments(source, starts.ravel(), lengths.ravel(), out)
+    words = np.dtype(f"i{source.itemsize}")  # one form of the kernel for each size
+    wire_kernels.gather_segments(source.view(words), starts.ravel(), lengths.ravel(), out.view(words))
     return out

@@ -1,8 +1,9 @@
 """Where things stand on the wire (numba, nogil): one pass over ids, rows or bags for each question.
 
-N ids, U distinct rows or bags of a pair of ranks (units), W peers, T tables, F features of an owner. A class is urgent
-(what two steps share) or deferred (all else). A *place* is where something stands among all that travels, the urgent
-class before the deferred one. No loop asks for the class in a branch: half of such guesses of a processor are wrong.
+N ids, U distinct rows or bags of a pair of ranks (units), W peers, T tables, F features of an owner. P pieces, most
+urgent first, and a last one, which is exclusive; see `fscomm/plan/ways.py`. A *place* is where something stands among
+all that travels, piece after piece. No loop asks for the piece in a branch: half of such guesses of a processor are
+wrong.
 """
 
 import numpy as np
@@ -11,19 +12,17 @@ from fsranks.libraries import kernel
 
 
 @kernel
-def count(flags: np.ndarray, slots: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> None:
-    """How many of each peer are flagged. flags: bool [U]; entry i is flagged by flags[slots[i]], or by flags[i] if
-    `slots`, int32 [n], is empty; lengths: int64 [W], sum n. Written: counts int64 [W]."""
+def count(pieces: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> None:
+    """How many of each peer are in each piece. pieces: uint8 [n]; lengths: int64 [W], sum n. Written: counts int64
+    [P, W], without what is exclusive."""
+    of_peer = np.empty(len(counts) + 1, np.int64)
     at = 0
     for w in range(len(lengths)):
-        number = 0
-        if len(slots):
-            for i in range(at, at + lengths[w]):
-                number += flags[slots[i]]
-        else:
-            for i in range(at, at + lengths[w]):
-                number += flags[i]
-        counts[w] = number
+        of_peer[:] = 0
+        for i in range(at, at + lengths[w]):
+            of_peer[pieces[i]] += 1
+        for piece in range(len(counts)):
+            counts[piece, w] = of_peer[piece]
         at += lengths[w]
 
 
@@ -35,41 +34,55 @@ def take(values: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
 
 
 @kernel
-def cut(
-    urgent: np.ndarray,
-    slots: np.ndarray,
-    lengths: np.ndarray,
-    counts: np.ndarray,
-    splits: np.ndarray,
-    places: np.ndarray,
-) -> None:
-    """Cut the deferred class into parts, each peer's share as evenly as can be; leave the urgent class in one piece.
+def put(places: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    """out[places[i]] = values[i]."""
+    for i in range(len(places)):
+        out[places[i]] = values[i]
 
-    urgent, slots, lengths, counts: as `count` takes and writes them.
-    Written: splits int64 [parts, W], deferred ones of each part; places int32 [n].
+
+@kernel
+def cut(pieces: np.ndarray, lengths: np.ndarray, counts: np.ndarray, splits: np.ndarray, places: np.ndarray) -> None:
+    """Cut what is exclusive into chunks, each peer's share as evenly as can be; leave other pieces whole.
+
+    pieces, lengths, counts: as `count` takes and writes them.
+    Written: splits int64 [chunks, W], exclusive ones of each chunk; places int32 [n].
     """
-    parts, world_size = splits.shape
-    firsts = np.empty((parts, world_size), np.int64)
-    total = counts.sum()
-    for part in range(parts):
+    chunks, world_size = splits.shape
+    last = len(counts)
+    firsts = np.empty((last + chunks, world_size), np.int64)
+    total = 0
+    for piece in range(last):
         for w in range(world_size):
-            deferred = lengths[w] - counts[w]
-            firsts[part, w] = total
-            splits[part, w] = (part + 1) * deferred // parts - part * deferred // parts
-            total += splits[part, w]
-    at = now = 0
+            firsts[piece, w] = total
+            total += counts[piece, w]
+    for chunk in range(chunks):
+        for w in range(world_size):
+            exclusive = lengths[w] - counts[:, w].sum()
+            firsts[last + chunk, w] = total
+            splits[chunk, w] = (chunk + 1) * exclusive // chunks - chunk * exclusive // chunks
+            total += splits[chunk, w]
+    next_place = np.empty(last + 1, np.int64)
+    at = 0
     for w in range(world_size):
-        part, left, later = 0, splits[0, w], firsts[0, w]
+        next_place[:] = firsts[: last + 1, w]
+        chunk, left = 0, splits[0, w]
         for i in range(at, at + lengths[w]):
-            while left == 0 and part + 1 < parts:
-                part += 1
-                left, later = splits[part, w], firsts[part, w]
-            flag = int(urgent[slots[i] if len(slots) else i])
-            places[i] = flag * now + (1 - flag) * later
-            now += flag
-            later += 1 - flag
-            left -= 1 - flag
+            while left == 0 and chunk + 1 < chunks:
+                chunk += 1
+                left, next_place[last] = splits[chunk, w], firsts[last + chunk, w]
+            piece = pieces[i]
+            places[i] = next_place[piece]
+            next_place[piece] += 1
+            left -= int(piece == last)
         at += lengths[w]
+
+
+@kernel
+def first_parts(slots: np.ndarray, parts: np.ndarray, out: np.ndarray) -> None:
+    """out[u] = the least of the `parts`, uint8 [N], of the occurrences of unit u; slots: int32 [N]. `out` starts as
+    what is higher than all parts."""
+    for i in range(len(slots)):
+        out[slots[i]] = min(out[slots[i]], parts[i])
 
 
 @kernel
@@ -91,7 +104,8 @@ def indices_to_send(places: np.ndarray, order: np.ndarray, index: np.ndarray) ->
 def updates(
     asked: np.ndarray,
     places: np.ndarray,
-    total: int,
+    soon: int,
+    later: int,
     counts: np.ndarray,
     index: np.ndarray,
     ids: np.ndarray,
@@ -99,90 +113,90 @@ def updates(
 ) -> None:
     """Owner: which gradient updates which row, by feature, then requester, then sample, as TorchRec adds them up.
 
-    asked: int64 [N], places: int32 [N] by occurrence; total: urgent ones; counts: int64 [W, F].
-    Written, first of the urgent class, then of the deferred one: index int64 [N] places in the class; ids int64 [N];
-    ends int64 [2, F] of each feature in the class.
+    asked: int64 [N], places: int32 [N] by occurrence; soon, later: the places where classes 0 and 1 end; counts:
+    int64 [W, F].
+    Written, class after class: index int64 [N] places; ids int64 [N]; ends int64 [C + 1, F + 1] of each feature in the
+    class, behind a zero.
     """
     world_size, features = counts.shape
-    urgent = np.zeros(features, np.int64)
+    classes = len(ends)
+    firsts = np.zeros((classes, features), np.int64)
     at = 0
     for w in range(world_size):
         for f in range(features):
             for i in range(at, at + counts[w, f]):
-                urgent[f] += places[i] < total
+                firsts[int(places[i] >= soon) + int(places[i] >= later), f] += 1
             at += counts[w, f]
-    next_urgent, next_deferred = np.empty(features, np.int64), np.empty(features, np.int64)
-    now = 0
-    later = total
-    for f in range(features):
-        next_urgent[f], next_deferred[f] = now, later
-        now += urgent[f]
-        later += counts[:, f].sum() - urgent[f]
-        ends[0, f], ends[1, f] = now, later - total
-    at = 0
-    for w in range(world_size):  # what is read lies in order; what is written, in two runs for each feature
+    total = 0
+    for of in range(classes):
+        start = total
         for f in range(features):
-            now, later = next_urgent[f], next_deferred[f]
+            number = firsts[of, f]
+            firsts[of, f] = total
+            total += number
+            ends[of, f + 1] = total - start
+    at = 0
+    for w in range(world_size):  # what is read lies in order; what is written, in a run for each class and feature
+        for f in range(features):
             for i in range(at, at + counts[w, f]):
-                place = int(places[i])
-                flag = int(place < total)
-                to = flag * now + (1 - flag) * later
-                index[to] = place - (1 - flag) * total
+                place = places[i]
+                of = int(place >= soon) + int(place >= later)
+                to = firsts[of, f]
+                index[to] = place
                 ids[to] = asked[i]
-                now += flag
-                later += 1 - flag
-            next_urgent[f], next_deferred[f] = now, later
+                firsts[of, f] += 1
             at += counts[w, f]
 
 
 @kernel
 def rows_to_read(
     rows: np.ndarray,
-    places: np.ndarray,
+    starts: np.ndarray,
     asked: np.ndarray,
-    urgent: np.ndarray,
     ends: np.ndarray,
-    total: int,
     read: np.ndarray,
     ids: np.ndarray,
     index: np.ndarray,
     ends_read: np.ndarray,
 ) -> None:
-    """Owner: which rows are read, each once, and which of them travels in each place.
+    """Owner: which rows are read for each piece, each once, and which of them travels in each place.
 
-    rows: int32 [U] the number of each unit's row; places: int32 [U]. asked: int64 [R], urgent: bool [R] by number;
-    ends: int64 [T]; total: urgent rows. read: int32 [R] to work in.
-    Written, first of the urgent class, then of the deferred one: ids int64 [R]; index int64 [U], which of the ids of
-    the class; ends_read int64 [2, T] of each table in the class.
+    rows: int32 [U] the number of the row in each place; starts: int64 [P + 2] of pieces among places. asked: int64 [R]
+    by number; ends: int64 [T]. read: int32 [R] of zeros to work in.
+    Written, piece after piece: ids int64 [U + 1], as many as there are; index int64 [U], which of the ids of the piece;
+    ends_read int64 [P + 1, T + 1] of each table in the piece, behind a zero.
     """
-    now = start = 0
-    later = total
-    for t in range(len(ends)):
-        for r in range(start, ends[t]):
-            flag = int(urgent[r])
-            at = flag * now + (1 - flag) * later
-            ids[at] = asked[r]
-            read[r] = at - (1 - flag) * total
-            now += flag
-            later += 1 - flag
-        ends_read[0, t] = now
-        ends_read[1, t] = later - total
-        start = ends[t]
-    for i in range(len(rows)):
-        index[places[i]] = read[rows[i]]
+    total = 0
+    for piece in range(len(starts) - 1):
+        for i in range(starts[piece], starts[piece + 1]):
+            read[rows[i]] = -1
+        first = total
+        start = 0
+        for t in range(len(ends)):
+            for r in range(start, ends[t]):
+                ids[total] = asked[r]
+                wanted = int(read[r] < 0)
+                read[r] = (total - first) * wanted
+                total += wanted
+            ends_read[piece, t + 1] = total - first
+            start = ends[t]
+        for i in range(starts[piece], starts[piece + 1]):
+            index[i] = read[rows[i]]
 
 
 @kernel
-def merged(places: np.ndarray, total: int, slots: np.ndarray, order: np.ndarray, index: np.ndarray) -> None:
-    """Requester: where each local output finds its row in a buffer that has the deferred rows before the urgent ones.
+def merged(places: np.ndarray, slots: np.ndarray, order: np.ndarray, index: np.ndarray) -> None:
+    """Requester: where each local output finds its row among all that are received.
 
-    places: int32 [U], `total` of them urgent; slots: int32 [N] the unit of each occurrence; order: as in
-    `indices_to_send`. Written: index int64 [N].
+    places: int32 [U]; slots: int32 [N] the unit of each occurrence; order: as in `indices_to_send`. Written: index
+    int64 [N].
     """
-    deferred = len(places) - total
-    for i in range(len(index)):
-        place = int(places[slots[order[i] if len(order) else i]])
-        index[i] = place + deferred if place < total else place - total
+    if len(order):
+        for i in range(len(index)):
+            index[i] = places[slots[order[i]]]
+    else:
+        for i in range(len(index)):
+            index[i] = places[slots[i]]
 
 
 @kernel

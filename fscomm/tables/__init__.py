@@ -2,5 +2,6 @@
 
 `sharding_library` says what fscomm asks of such a library, `binding` what of each module that is served.
 `shadow_kernels` reach its tables, group by group in `group_tables`; `lookups` are look-ups as autograd sees them;
-`handles` completes updates before anybody looks. `torchrec` is the library that users have.
+`whole_call` is a forward of which parts are handed out; `handles` completes updates before anybody looks. `torchrec` is
+the library that users have.
 """

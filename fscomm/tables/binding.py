@@ -16,6 +16,13 @@ from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
 
 
+class MakePart(NamedTuple):
+    """rows: which rows of each tensor are of the part. make: the output of the part, of as many rows of each."""
+
+    rows: list[slice]
+    make: Callable[[list[torch.Tensor]], Any]
+
+
 class Asked(NamedTuple):
     """By a forward of a module: of all its tables, or of a part of them."""
 
@@ -59,6 +66,11 @@ class Binding(ABC):
         """Whether some of its groups run plainly, inside the forward of those that are served."""
         return False
 
+    @property
+    def whole_batches_only(self) -> str | None:
+        """Why parts of a batch give other bits than the whole, or None."""
+        return None
+
     @abstractmethod
     def divide_by(self, group: int) -> Sequence[int]:
         """What the gradients of the group are divided by before they update rows, one number after the other."""
@@ -72,16 +84,22 @@ class Binding(ABC):
         del features
 
     @abstractmethod
-    def prepare(self, features: Any, on_host: Any = None) -> tuple[list[Any], list[Any]]:
-        """What `output` needs, and [G] what is asked of the owners. No collective. In the ids worker.
+    def prepare(self, parts: Sequence[tuple[Any, Any]]) -> tuple[list[list[Any]], list[Any]]:
+        """For each part of a step what `output` needs, and [G] what is asked of the owners. No collective. In the ids
+        worker.
 
-        on_host: the same features in host memory, if they are there: then no device is waited for.
+        parts: the features of each, and the same in host memory, or None: if they are there no device is waited for.
         """
 
     @abstractmethod
-    def output(self, features: Any, parts: list[Any], rows: list[torch.Tensor]) -> Any:
-        """What the module's forward returns for `features`, from what `prepare` gave and the output rows of each group.
-        Groups that run plainly do so in here; only then it blocks."""
+    def output(self, features: Any, given: list[Any], rows: list[torch.Tensor]) -> Any:
+        """What the module's forward returns for `features`, from what `prepare` gave for them and the output rows of
+        each group. Groups that run plainly do so in here; only then it blocks."""
+
+    @abstractmethod
+    def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list["MakePart"]]:
+        """The tensors of what a forward of a whole step gave; and for each of its parts, `ends` the samples at which
+        they end, what makes the output of the part from these tensors, cut or other ones in their place."""
 
     @abstractmethod
     def asked(self, features: Any) -> list[Asked]:

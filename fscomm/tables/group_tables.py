@@ -82,21 +82,16 @@ class GroupTables(ABC):
         """[n, D] what `lookup` asks for, as it goes on the wire."""
         return self.codecs.rows.encode(self._read(lookup).index_select(0, lookup.index))
 
-    def updates(self, apply: Apply, received: torch.Tensor, kept: torch.Tensor | None) -> Iterator[TableUpdate]:
-        """For each kernel. received: [n, D] gradients as they came from the wire. kept: [k, D] those that came with the
-        collision class before; of pooled tables, where some of the rows updated now have theirs there."""
-        decode = self.codecs.gradients.decode
-        came = decode(received) if kept is None else torch.cat([decode(kept), decode(received)])
-        gradients = came.index_select(0, apply.index)
+    def updates(self, apply: Apply, received: torch.Tensor) -> Iterator[TableUpdate]:
+        """For each kernel. received: [n, width] all gradients that came from the wire."""
+        gradients = self.codecs.gradients.decode(received.index_select(0, apply.index))
         for ranks in self._divide_by:
             gradients.div_(ranks)
         return self._updates(apply, gradients)
 
-    def apply(
-        self, apply: Apply, received: torch.Tensor, hypers: list[Hyper], kept: torch.Tensor | None = None
-    ) -> None:
-        """Update the rows of `apply`; `received`, `kept`: see `updates`."""
-        for update in self.updates(apply, received, kept):
+    def apply(self, apply: Apply, received: torch.Tensor, hypers: list[Hyper]) -> None:
+        """Update the rows of `apply`; `received`: see `updates`."""
+        for update in self.updates(apply, received):
             if len(update.ids):
                 update.run(self.shadows[update.kernel], hypers[update.kernel])
 

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.types import LazyNoWait
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from fscomm.plan import bags, routes
-from fscomm.tables.binding import Asked, Binding
+from fscomm.plan.sharding_group import GroupLayout
+from fscomm.tables.binding import Asked, Binding, MakePart
 from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.own_forward import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
@@ -41,6 +44,12 @@ class TorchRecBinding(Binding):
     def in_part(self) -> bool:
         return bool(self.plainly)
 
+    @property
+    def whole_batches_only(self) -> str | None:
+        if structure.dedups(self.module):
+            return "index dedup adds up the gradients of an id over the whole batch"
+        return None
+
     def divide_by(self, group: int) -> Sequence[int]:
         layout = self.layouts[group]
         if not get_gradient_division():
@@ -59,11 +68,21 @@ class TorchRecBinding(Binding):
             self.met = True
 
     def prepare(
-        self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None = None
-    ) -> tuple[list[Any], list[Any]]:
-        """The context of the module's forward, in which index dedup notes which unique id each id was; the KJT of each
-        group of the module, as its forward splits them. Unique ids are those of the device: fbgemm has no such kernel
-        for the host."""
+        self, parts: Sequence[tuple[KeyedJaggedTensor, KeyedJaggedTensor | None]]
+    ) -> tuple[list[list[Any]], list[Any]]:
+        given, asked = zip(*(self._prepare(*part) for part in parts), strict=True)
+        of_groups = zip(*asked, strict=True)
+        requests = [_request(of_parts, layout) for of_parts, layout in zip(of_groups, self.layouts, strict=True)]
+        return list(given), requests
+
+    def _prepare(
+        self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None
+    ) -> tuple[list[Any], list[routes.Part | bags.BagPart]]:
+        """Of one part the context of the module's forward, in which index dedup notes which unique id each id was, and
+        the KJT of each group of the module, as its forward splits them; and what each served group asks for. Unique ids
+        are those of the device: fbgemm has no such kernel for the host."""
+        if features.stride() == 0:
+            return [], [_asks_nothing(layout) for layout in self.layouts]
         context = self.module.create_context()
         dists = [InputDist(dist) for dist in self.input_dists]
         of_groups: list[Any] = [pass_by] * len(self.module._lookups)
@@ -74,19 +93,56 @@ class TorchRecBinding(Binding):
         else:
             dist_input(self.module, of_groups, self.module.create_context(), on_host, on_host=True)
             split = dist_input(self.module, [pass_by] * len(of_groups), context, features)
-        requests = [_request(dist, layout) for dist, layout in zip(dists, self.layouts, strict=True)]
-        return [context, *split], requests
+        asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
+        return [context, *split], asked
 
-    def output(self, features: KeyedJaggedTensor, parts: list[Any], rows: list[torch.Tensor]) -> Any:
-        context, *given = parts
+    def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
+        if features.stride() == 0:
+            return self._output_of_nothing(features, rows)
+        context, *split = given
         if self.in_part:
             context = self.module.create_context()
             own = [pass_by if number in self.numbers else dist for number, dist in enumerate(self.module._input_dists)]
-            given = dist_input(self.module, own, context, features)
+            split = dist_input(self.module, own, context, features)
         of_groups: list[torch.Tensor | None] = [None] * len(self.module._lookups)
         for number, of_group in zip(self.numbers, rows, strict=True):
             of_groups[number] = of_group
-        return output(self.module, context, given, of_groups)
+        return output(self.module, context, split, of_groups)
+
+    def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
+        """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
+        off."""
+        keys = features.keys()
+        none, lengths = (
+            torch.empty_like(features.values()),
+            torch.zeros(len(keys), dtype=torch.int32, device=self.device),
+        )
+        weights = None if features.weights_or_none() is None else torch.empty_like(features.weights())
+        one = KeyedJaggedTensor(keys=keys, values=none, lengths=lengths, weights=weights, stride=1)
+        context = self.module.create_context()
+        split = dist_input(self.module, [pass_by] * len(self.module._lookups), context, one)
+        if not isinstance(self.module, ShardedEmbeddingCollection):
+            rows = [torch.cat([of_group, of_group.new_zeros(1, of_group.shape[1])]) for of_group in rows]
+        tensors, (part,) = self.cut(self.output(one, [context, *split], rows), [0])
+        return part.make([tensor[of_part] for tensor, of_part in zip(tensors, part.rows, strict=True)])
+
+    def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list[MakePart]]:
+        given = output.wait()
+        starts = [0, *ends[:-1]]
+        if isinstance(given, KeyedTensor):
+            keys, lengths = given.keys(), given.length_per_key()
+            made = partial(_keyed, keys, lengths)
+            return [given.values()], [MakePart([slice(*edges)], made) for edges in zip(starts, ends, strict=True)]
+        parts = []
+        for start, end in zip(starts, ends, strict=True):
+            offsets = [jagged.offsets().tolist() for jagged in given.values()]
+            rows = [slice(of[start], of[end]) for of in offsets]
+            of_part = {
+                key: _lengths_and_weights(jagged, start, end, of_key)
+                for (key, jagged), of_key in zip(given.items(), rows, strict=True)
+            }
+            parts.append(MakePart(rows, partial(_by_key, of_part)))
+        return [jagged.values() for jagged in given.values()], parts
 
     def asked(self, features: Any) -> list[Asked]:
         if not self.in_part:
@@ -117,17 +173,51 @@ class TorchRecBinding(Binding):
         output._wait_impl = guarded
 
 
-def _request(dist: InputDist, layout: Any) -> Any:
-    """What is asked of the owners of a group."""
+def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
+    """What a part asks of the owners of a group; before the input dist is used again."""
     sent = dist.sent
     ids = sent.values().long()
-    if layout.pooling is None:
+    if not pooled:
         back = getattr(dist.dist, "unbucketize_permute_tensor", None)
-        return routes.request(ids, sent.length_per_key(), back, layout)
+        return routes.Part(ids, sent.length_per_key(), back)
     weights = sent.weights_or_none()
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
-    return bags.request(ids, sent.lengths().view(len(sent.keys()), -1), weights, layout)
+    return bags.BagPart(ids, sent.lengths().view(len(sent.keys()), -1), weights)
+
+
+def _asks_nothing(layout: GroupLayout) -> routes.Part | bags.BagPart:
+    """Of a part without a sample, which TorchRec does not take."""
+    features = int(layout.features.sum())
+    ids = torch.empty(0, dtype=torch.int64)
+    if layout.pooling is None:
+        return routes.Part(ids, [0] * features, None)
+    return bags.BagPart(ids, torch.empty(features, 0), None)
+
+
+def _request(parts: Sequence[Any], layout: GroupLayout) -> Any:
+    return (routes.request if layout.pooling is None else bags.request)(parts, layout)
+
+
+def _keyed(keys: list[str], lengths: list[int], tensors: list[torch.Tensor]) -> Any:
+    (values,) = tensors
+    return LazyNoWait(KeyedTensor(keys, lengths, values))
+
+
+def _by_key(of_part: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]], tensors: list[torch.Tensor]) -> Any:
+    return LazyNoWait(
+        {
+            key: JaggedTensor(values, lengths=lengths, weights=weights)
+            for (key, (lengths, weights)), values in zip(of_part.items(), tensors, strict=True)
+        }
+    )
+
+
+def _lengths_and_weights(
+    jagged: JaggedTensor, start: int, end: int, rows: slice
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weights = jagged.weights_or_none()
+    return jagged.lengths()[start:end], None if weights is None else weights[rows]
 
 
 def asked(module: Any, features: Any) -> tuple[int, int]:

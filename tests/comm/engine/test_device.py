@@ -73,9 +73,9 @@ def watched(patch: pytest.MonkeyPatch, device: Stamped) -> None:
             device.make("way back", before.number)
         return ids
 
-    def fetch_rows(self: Any, ids: Any, groups: Any) -> None:
+    def fetch_rows(self: Any, ids: Any, groups: Any, piece: int) -> None:
         device.use("rows", "plan", ids.number)
-        fetch(self, ids, groups)
+        fetch(self, ids, groups, piece)
         collision = self._class is Class.COLLISION
         for ahead in map(ids.ahead, groups):
             device.make("rows", id(ahead.buffer), collision)

@@ -71,7 +71,7 @@ def plain_update(target: Any, ids: Ids, gradients: list[Tensor]) -> None:
 def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
     """As the workers do it: gradients come in some order of the wire."""
     came = torch.randperm(sum(map(len, ids)), generator=torch.Generator().manual_seed(9))
-    apply = Apply(splits=[], index=torch.argsort(came), ids=torch.cat(ids), offsets=offsets_of(ids))
+    apply = Apply(index=torch.argsort(came), ids=torch.cat(ids), offsets=offsets_of(ids))
     received = torch.cat(gradients)[came]
     before = received.clone()
     tables.apply(apply, received, hypers)

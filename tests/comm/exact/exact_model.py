@@ -26,7 +26,7 @@ from torchrec import (
 )
 from torchrec.distributed import comm, sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -38,7 +38,7 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import LazyAwaitable, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import LAMB, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -269,9 +269,8 @@ def _pool_one(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
 
 def _by_feature(answer: Any) -> dict[str, Any]:
     """What a collection gave: jagged tensors, or the pooled vectors [B, columns] of each feature."""
-    if isinstance(answer, KeyedTensor | EmbeddingBagCollectionAwaitable):
-        return answer.to_dict()
-    return dict(answer.items())
+    given = answer.wait() if isinstance(answer, LazyAwaitable) else answer
+    return given.to_dict() if isinstance(given, KeyedTensor) else dict(given.items())
 
 
 def given_out(answer: Any) -> torch.Tensor:

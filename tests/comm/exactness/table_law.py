@@ -19,7 +19,6 @@ from fscomm import comm
 from fscomm.engine import engine, trial
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
-from fscomm.exchange.operations import Class
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
@@ -47,7 +46,7 @@ class Access:
 class Watch:
     device: Clocks
     accesses: dict[int, list[Access]] = field(default_factory=dict)  # by kernel
-    fetched: dict[tuple[int, int, Any, bool], Access] = field(default_factory=dict)  # by group: last look-up ahead
+    fetched: dict[tuple[int, int, Any, int], Access] = field(default_factory=dict)  # by group: last look-up ahead
     places: dict[Any, int] = field(default_factory=dict)  # of the updates, by their work
     count: int = 0
     served: int = 0
@@ -97,11 +96,11 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
         begin = device.now()
         found = lookup(self, ids, offsets, *weights)
-        of_step, collision, groups = own.fetching
+        of_step, piece, groups = own.fetching
         rows = _rows(self._kernel, ids, offsets)
-        what = f"{'collision' if collision else 'exclusive'} rows of step {of_step.number}"
+        what = f"rows of step {of_step.number}, piece {piece}"
         access = seen.note(self._kernel, what, rows, begin, None, update=False)
-        seen.fetched[groups[id(self)], id(self._kernel), of_step, collision] = access
+        seen.fetched[groups[id(self)], id(self._kernel), of_step, piece] = access
         return found
 
     def was_updated(self: Any, hyper: Any, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -112,10 +111,9 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         place = seen.place() if work is None else None  # done at once: after the block
         seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
 
-    def fetched(self: Any, of_step: Any, groups: Any) -> None:
-        collision = self._class is Class.COLLISION
-        own.fetching = of_step, collision, {id(shadow): g for g in groups for shadow in self._tables[g].shadows}
-        fetch(self, of_step, groups)
+    def fetched(self: Any, of_step: Any, groups: Any, piece: int) -> None:
+        own.fetching = of_step, piece, {id(shadow): g for g in groups for shadow in self._tables[g].shadows}
+        fetch(self, of_step, groups, piece)
 
     def ran(self: Any, future: Any, *rest: Any) -> Any:
         own.work = future
@@ -153,8 +151,8 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         place = seen.place()
         for g in self.served.groups[m]:
             for kernel in self.served.kernels[g]:
-                for collision in (False, True):
-                    if (access := seen.fetched.get((g, id(kernel), step.ids, collision))) is not None:
+                for piece in (-1, 0):
+                    if (access := seen.fetched.get((g, id(kernel), step.ids, piece))) is not None:
                         access.place = place
         return found
 

@@ -16,17 +16,30 @@ from fscomm.exchange.handed_over import GroupAhead
 from fscomm.plan import routes
 from fscomm.plan.routes import Request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.plan.ways import Back, ByClass, Lookup, PassOn
+from fscomm.plan.ways import Apply, Back, Lookup, PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What all ranks ask in one step; `orders`: [W] where the wire order is not the local one, a permutation."""
+    """What all ranks ask in one step.
+
+    orders: [W][k] where the wire order of a part is not the local one, a permutation. parts: the part of every id.
+    """
 
     ids: Ids
-    orders: list[torch.Tensor | None]
+    orders: list[list[torch.Tensor | None]]
+    parts: Ids
+
+    @property
+    def number_of_parts(self) -> int:
+        return len(self.orders[0])
+
+
+def in_one_part(ids: Ids) -> Asked:
+    parts = [[[[0] * len(samples) for samples in of_owner] for of_owner in of_rank] for of_rank in ids]
+    return Asked(ids=ids, orders=[[None] for _ in ids], parts=parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +54,10 @@ class Shape:
     seed: int
     ranks_per_host: int = 1
     chunk_rows: int | None = None
+    parts: tuple[int, ...] = (1,)  # of consecutive steps, over and over
+
+    def parts_of(self, step: int) -> int:
+        return self.parts[step % len(self.parts)]
 
     def layouts(self, module: str = "m") -> list[GroupLayout]:
         return [
@@ -73,10 +90,22 @@ class Shape:
                     random.integers(0, self.rows[owner][t], n).tolist() for t, n in zip(tables, lengths, strict=True)
                 ]
                 ids[-1].append(given)
-        orders = [
-            torch.from_numpy(random.permutation(len(flat(of_rank)))) if random.integers(2) else None for of_rank in ids
+        number = self.parts_of(step)
+        parts = [
+            [
+                [sorted(random.integers(0, number, len(samples)).tolist()) for samples in of_owner]
+                for of_owner in of_rank
+            ]
+            for of_rank in ids
         ]
-        return Asked(ids=ids, orders=orders)
+        orders = [
+            [
+                torch.from_numpy(random.permutation(flat(of_rank).count(part))) if random.integers(2) else None
+                for part in range(number)
+            ]
+            for of_rank in parts
+        ]
+        return Asked(ids=ids, orders=orders, parts=parts)
 
 
 @st.composite
@@ -93,6 +122,7 @@ def shapes(draw: st.DrawFn, hosts: Sequence[tuple[int, int]]) -> Shape:
         seed=draw(st.integers(0, 2**32)),
         ranks_per_host=ranks_per_host,
         chunk_rows=draw(st.sampled_from([None, 1, 3])),
+        parts=(1,) if ranks_per_host > 1 else draw(st.sampled_from([(1,), (2,), (3,), (4, 1, 3)])),
     )
 
 
@@ -128,22 +158,42 @@ def codes_at(shape: Shape, asked: Asked, owner: int) -> list[int]:
     return list(itertools.chain(*(codes_to(shape, asked, requester, owner) for requester in range(shape.world_size))))
 
 
-def used(shape: Shape, asked: Asked) -> set[int]:
-    return {row for requester in range(shape.world_size) for row in codes_of(shape, asked, requester)}
+def used(shape: Shape, asked: Asked, part: int | None = None) -> set[int]:
+    """By any rank; in one part, or in all."""
+    return {
+        row
+        for requester in range(shape.world_size)
+        for row, of in zip(codes_of(shape, asked, requester), flat(asked.parts[requester]), strict=True)
+        if part in (None, of)
+    }
+
+
+def local_outputs(asked: Asked, requester: int) -> list[int]:
+    """The place in the wire order of every local output, part after part."""
+    of_each, places = flat(asked.parts[requester]), list[int]()
+    for part, order in enumerate(asked.orders[requester]):
+        here = [place for place, of in enumerate(of_each) if of == part]
+        places += here if order is None else [here[i] for i in order.tolist()]
+    return places
 
 
 def local_order(asked: Asked, requester: int, wire: list[int]) -> list[int]:
     """`wire`, by occurrence, in the order of the local output."""
-    order = asked.orders[requester]
-    return wire if order is None else [wire[place] for place in order.tolist()]
+    return [wire[place] for place in local_outputs(asked, requester)]
 
 
 def request(shape: Shape, asked: Asked, requester: int, layout: GroupLayout) -> Request:
-    of_rank = asked.ids[requester]
-    counts = [len(samples) for of_owner in of_rank for samples in of_owner]
-    order = asked.orders[requester]
-    # TorchRec's permutation has 32 bits
-    return routes.request(as_ids(flat(of_rank)), counts, order if order is None else order.int(), layout)
+    parts = []
+    for part, order in enumerate(asked.orders[requester]):
+        given = [
+            [row for row, of in zip(samples, parts_of, strict=True) if of == part]
+            for of_owner, of_parts in zip(asked.ids[requester], asked.parts[requester], strict=True)
+            for samples, parts_of in zip(of_owner, of_parts, strict=True)
+        ]
+        # TorchRec's permutation has 32 bits
+        ids = as_ids([row for samples in given for row in samples])
+        parts.append(routes.Part(ids, [len(samples) for samples in given], None if order is None else order.int()))
+    return routes.request(parts, layout)
 
 
 def as_ids(values: list[int]) -> torch.Tensor:
@@ -154,9 +204,7 @@ def torchrec_order(shape: Shape, asked: Asked, owner: int) -> list[list[tuple[in
     """[F] (row code, gradient name) in the order in which TorchRec's update of an owner sees them."""
     names = []
     for requester in range(shape.world_size):
-        number = len(flat(asked.ids[requester]))
-        order = asked.orders[requester]
-        by_wire = list(range(number)) if order is None else torch.argsort(order).tolist()
+        by_wire = np.argsort(local_outputs(asked, requester)).tolist()
         names.append([gradient_name(requester, output) for output in by_wire])
     of_features: list[list[tuple[int, int]]] = []
     for f, table in enumerate(tables_of(shape.runs[owner])):
@@ -218,29 +266,38 @@ def look_up(shape: Shape, owner: int, lookup: Lookup) -> torch.Tensor:
 
 
 def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[GroupAhead]) -> None:
-    """What is fetched gives every local output its row. Each row is sent once to a rank; to a host, in two levels."""
+    """What is fetched gives every local output its row. Each row is sent once to a rank; to a host, in two levels. A
+    shared row comes with the first part of its requester that asks for it."""
     two_levels = 1 < shape.ranks_per_host < shape.world_size
-    both = []
-    for kind, limit in (("exclusive", shape.chunk_rows), ("collision", None)):
-        fetch = [getattr(group.fetch, kind) for group in groups]
+    parts = asked.number_of_parts
+    pieces = []
+    for piece in range(parts + 1):
+        fetch = [group.fetch[piece] for group in groups]
         lookups = [each.lookup for each in fetch]
         rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
         check_most([lookup.splits for lookup in lookups], {each.most for each in fetch}, two_levels)
-        both.append(exchange(rows, [lookup.splits for lookup in lookups], [each.received for each in fetch], limit))
+        limit = shape.chunk_rows if piece == parts else None
+        pieces.append(exchange(rows, [lookup.splits for lookup in lookups], [each.received for each in fetch], limit))
     if two_levels:
-        check_hosts(shape, *both)
-        passed = [[getattr(group.fetch, kind).passed_on for group in groups] for kind in ("exclusive", "collision")]
-        for of_class in passed:
-            check_most_passed(shape, of_class)
-        both = [pass_on(shape, *of_class) for of_class in zip(both, passed, strict=True)]
-    for rank, (group, early, late) in enumerate(zip(groups, *both, strict=True)):
-        assert (len(late), len(early)) == group.merge.totals
-        assert group.buffer.shape == (len(early) + len(late), 3)
-        assert set(late.tolist()) <= shared
-        assert shared.isdisjoint(early.tolist())
-        rows = torch.cat([early, late])
+        check_hosts(shape, *pieces)
+        passed = [[group.fetch[piece].passed_on for group in groups] for piece in range(2)]
+        for of_piece in passed:
+            check_most_passed(shape, of_piece)
+        pieces = [pass_on(shape, *of_piece) for of_piece in zip(pieces, passed, strict=True)]
+    for rank, group in enumerate(groups):
+        came = [of_piece[rank] for of_piece in pieces]
+        assert np.diff(group.merge.starts).tolist() == [len(of_piece) for of_piece in came]
+        rows = torch.cat(came)
+        assert group.buffer.shape == (len(rows), 3)
         wanted = codes_of(shape, asked, rank)
+        of_parts = dict(sorted(zip(wanted, flat(asked.parts[rank]), strict=True), key=lambda each: -each[1]))
+        expected = [
+            {row for row, part in of_parts.items() if row in shared and part == piece} for piece in range(parts)
+        ]
+        assert [set(of_piece.tolist()) for of_piece in came[:-1]] == expected
+        assert shared.isdisjoint(came[-1].tolist())
         assert rows[group.merge.index].tolist() == local_order(asked, rank, wanted)
+        assert group.merge.ends == np.cumsum([flat(asked.parts[rank]).count(part) for part in range(parts)]).tolist()
         assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
         assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
 
@@ -279,33 +336,45 @@ def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> lis
     return [torch.cat(both) for both in zip(rows, came, strict=True)]
 
 
-def check_gradients(shape: Shape, asked: Asked, shared: set[int], backs: Sequence[ByClass[Back]]) -> None:
-    """Gradients of both classes reach their rows in TorchRec's order."""
-    both = {"collision": (shared, None), "exclusive": (used(shape, asked) - shared, shape.chunk_rows)}
-    for kind, (rows, limit) in both.items():
-        of_class = [getattr(back, kind) for back in backs]
-        check_updates(shape, asked, rows, of_class, limit)
-        check_most([back.apply.splits for back in of_class], {back.most for back in of_class}, False)
+def check_gradients(shape: Shape, asked: Asked, urgent: set[int], later: set[int], backs: Sequence[Back]) -> None:
+    """Gradients of all classes reach their rows in TorchRec's order: those of rows that are `urgent`, that are needed
+    `later`, and of all others. They travel by class and part."""
+    parts = asked.number_of_parts
+    classes = [urgent, later] if parts > 1 else [urgent | later]
+    pieces = [(rows, part) for rows in classes for part in range(parts)]
+    received = [torch.full((back.starts[-1],), -1) for back in backs]
+    for piece, (rows, part) in enumerate([*pieces, (used(shape, asked) - urgent - later, None)]):
+        names = []
+        for rank, back in enumerate(backs):
+            of_part = np.diff(back.ends, prepend=0)[part] if part is not None else back.ends[-1]
+            first = back.ends[part - 1] if part else 0
+            local = as_ids([gradient_name(rank, first + i) for i in range(of_part)])
+            names.append(local[back.pieces[piece].index])
+            at_wire = local_outputs(asked, rank)
+            sent = {codes_of(shape, asked, rank)[at_wire[name % 1000]] for name in names[-1].tolist()}
+            assert sent <= rows
+        ways = [back.pieces[piece] for back in backs]
+        limit = shape.chunk_rows if part is None else None
+        came = exchange(names, [way.sent for way in ways], [way.received for way in ways], limit, owners_send=False)
+        check_most([way.received for way in ways], {way.most for way in ways}, False)
+        for rank, back in enumerate(backs):
+            received[rank][back.starts[piece] : back.starts[piece + 1]] = came[rank]
+    for of_class, rows in enumerate([*classes, used(shape, asked) - urgent - later]):
+        for owner, back in enumerate(backs):
+            check_update(shape, asked, owner, rows, back.applies[of_class], received[owner])
 
 
-def check_updates(shape: Shape, asked: Asked, chosen: set[int], backs: list[Back], limit: int | None) -> None:
-    """Those of the occurrences on the rows `chosen`, and no others."""
-    names = []
-    for rank, back in enumerate(backs):
-        local = as_ids([gradient_name(rank, i) for i in range(len(flat(asked.ids[rank])))])
-        names.append(local[back.index])
-    received = exchange(
-        names, [back.sent for back in backs], [back.apply.splits for back in backs], limit, owners_send=False
-    )
-    for owner, apply in enumerate(back.apply for back in backs):
-        assert len(received[owner]) == apply.total == len(apply.index)
-        came = received[owner][apply.index].tolist()
-        ids, ends = apply.ids.tolist(), apply.offsets.tolist()
-        assert ends[0] == 0
-        assert ends[-1] == len(ids)
-        expected = torchrec_order(shape, asked, owner)
-        assert len(ends) == len(expected) + 1
-        for f, (table, of_feature) in enumerate(zip(tables_of(shape.runs[owner]), expected, strict=True)):
-            rows = [code(owner, table, row) for row in ids[ends[f] : ends[f + 1]]]
-            given = list(zip(rows, came[ends[f] : ends[f + 1]], strict=True))
-            assert given == [(row, name) for row, name in of_feature if row in chosen]
+def check_update(
+    shape: Shape, asked: Asked, owner: int, chosen: set[int], apply: Apply, received: torch.Tensor
+) -> None:
+    """Of the occurrences on the rows `chosen`, and no others."""
+    came = received[apply.index].tolist()
+    ids, ends = apply.ids.tolist(), apply.offsets.tolist()
+    assert ends[0] == 0
+    assert ends[-1] == len(ids)
+    expected = torchrec_order(shape, asked, owner)
+    assert len(ends) == len(expected) + 1
+    for f, (table, of_feature) in enumerate(zip(tables_of(shape.runs[owner]), expected, strict=True)):
+        rows = [code(owner, table, row) for row in ids[ends[f] : ends[f + 1]]]
+        given = list(zip(rows, came[ends[f] : ends[f + 1]], strict=True))
+        assert given == [(row, name) for row, name in of_feature if row in chosen]

@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
-from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
+from simulated import Asked, Shape, check_gradients, check_rows, in_one_part, shapes, used
 
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
@@ -120,7 +120,8 @@ class Ranks:
                 simulated.request(shape, asked[g], rank, self.layouts[rank][g]) if status == BATCH else None
                 for g, shape in enumerate(self.shapes)
             ]
-            return self.exchanges[rank].exchange(own_number, before[rank] if before else None, status, requests)
+            parts = asked[0].number_of_parts
+            return self.exchanges[rank].exchange(own_number, before[rank] if before else None, status, requests, parts)
 
         return self.each(work)
 
@@ -145,11 +146,13 @@ def check_ahead(shape: Shape, asked: Asked, shared: set[int], steps: list[Exchan
     check_rows(shape, asked, shared, groups)
 
 
-def check_back(shape: Shape, asked: Asked, shared: set[int], after: list[ExchangedIds], g: int) -> None:
+def check_back(
+    shape: Shape, asked: Asked, urgent: set[int], later: set[int], after: list[ExchangedIds], g: int
+) -> None:
     """`after`: what the ranks exchanged for the step after that of the gradients."""
     backs = [back for ids in after if (back := ids.back[g]) is not None]
     assert len(backs) == len(after)
-    check_gradients(shape, asked, shared, backs)
+    check_gradients(shape, asked, urgent, later, backs)
 
 
 def another(shape: Shape) -> Shape:
@@ -162,6 +165,8 @@ def another(shape: Shape) -> Shape:
 @example(shape=replace(BUSY, chunk_rows=1), modules=[0, 0])
 @example(shape=TWO_HOSTS, modules=[0, 1])
 @example(shape=replace(TWO_HOSTS, chunk_rows=1), modules=[0, 0])
+@example(shape=replace(BUSY, parts=(4,)), modules=[0, 1])
+@example(shape=replace(BUSY, parts=(3, 1, 2), chunk_rows=1), modules=[0, 0])
 def test_plans_of_all_ranks_fit(shape: Shape, modules: list[int]) -> None:
     """Three steps and the end of data: both ways of every step, with rows shared as a set of rows says."""
     ranks = Ranks([shape, another(shape)], modules)
@@ -177,7 +182,9 @@ def test_plans_of_all_ranks_fit(shape: Shape, modules: list[int]) -> None:
         sets = [set(), *(used(of, asked[n][g]) for n in range(3)), set()]
         for n in range(3):
             check_ahead(of, asked[n][g], sets[n] & sets[n + 1], steps[n], g)
-            check_back(of, asked[n][g], sets[n + 1] & sets[n + 2], steps[n + 1], g)
+            shared = sets[n + 1] & sets[n + 2]
+            soon = used(of, asked[n + 1][g], 0) if n < 2 else set()
+            check_back(of, asked[n][g], shared & soon, shared - soon, steps[n + 1], g)
     assert not any(ids.irregular for made in steps for ids in made)
     assert {(gate.enter.call_count, gate.leave.call_count) for gate in ranks.gates} == {(8, 8)}
 
@@ -188,14 +195,14 @@ def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
     ranks = Ranks([replace(BUSY, chunk_rows=1)], [0])
     none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
     ids = [[[[0, 1, 2], [3], []], [], [[]]], [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    steps = ranks.step(None, 0, [Asked(ids=ids, orders=[None] * 3)])
+    steps = ranks.step(None, 0, [in_one_part(ids)])
     for step, end in zip(steps, ranks.says(steps, [END] * 3), strict=True):
         (group,), (back,) = step.groups, end.back
         assert group is not None
         assert back is not None
-        for of_class, chunks in (("exclusive", 4), ("collision", 1)):
-            fetch, way = getattr(group.fetch, of_class), getattr(back, of_class)
-            both = (fetch.received, fetch.lookup.splits, way.sent, way.apply.splits)
+        for piece, chunks in ((1, 4), (0, 1)):
+            fetch, way = group.fetch[piece], back.pieces[piece]
+            both = (fetch.received, fetch.lookup.splits, way.sent, way.received)
             assert [len(splits) for splits in both] == [chunks] * 4
 
 
@@ -216,7 +223,7 @@ def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> No
     assert len({str(verdict) for verdict in verdicts(after)}) == 1
     assert text in str(after[0].verdict.stop)
     for g, of in enumerate(ranks.shapes):
-        check_back(of, asked[g], set(), after, g)
+        check_back(of, asked[g], set(), set(), after, g)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class Account:
         exclusive_at, ids_at = self.gate.exclusive_at(), self.gate.ids_at()
         assert (exclusive_at <= now) == goes_on
         assert (ids_at <= now) == (is_open or self.ids_awaited)
+        assert self.gate.quiet_at() == (-math.inf if self.stopped else self.quiet_until or -math.inf)
         assert goes_on or exclusive_at == (math.inf if self.collision else self.quiet_until)
 
 

@@ -3,6 +3,7 @@
 Numbers are small integers, so that sums are exact in any order.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from simulated import exchange
 
 from fscomm.plan import bags
-from fscomm.plan.bags import BagPlan, BagRequest, ServedBags
+from fscomm.plan.bags import BagPart, BagPlan, BagRequest, ServedBags
 from fscomm.plan.sharding_group import GroupLayout, Pooling
-from fscomm.plan.ways import Back, ByClass, RowsAhead, Told
+from fscomm.plan.ways import Back, RowsAhead, Told, classes_back
 
 DIM = 4
 
@@ -36,7 +37,7 @@ class World:
         return [BagPlan(layout) for layout in self.layouts]
 
 
-def world(hosts: int, owners: int, weighted: bool, chunk: int, seed: int) -> World:
+def world(hosts: int, owners: int, weighted: bool, chunk: int, parts: int, seed: int) -> World:
     """Owners with tables of one to three strips; in parts, all `owners` of a host have the same ones."""
     size = hosts * owners
     draw = torch.Generator().manual_seed(seed)
@@ -79,41 +80,51 @@ def world(hosts: int, owners: int, weighted: bool, chunk: int, seed: int) -> Wor
         lengths.append(of_rank)
         ids.append(drawn)
         weights.append(given_weights)
-        requests.append(bags.request(values, of_rank, given_weights, layouts[rank]))
+        ends = sorted(number(0, mine) for _ in range(parts - 1))
+        requests.append(bags.request(cut_samples(of_rank, values, given_weights, [0, *ends, mine]), layouts[rank]))
     served = []
     for owner, layout in enumerate(layouts):
         plan = BagPlan(layout)
         numbers, words = told(plan, requests, owner)
-        assert plan.words_of(numbers).tolist() == [len(each) for each in words]
-        served.append(plan.serve(np.concatenate(words), numbers))
+        assert plan.words_of(numbers, parts).tolist() == [len(each) for each in words]
+        served.append(plan.serve(np.concatenate(words), numbers, parts))
         assert not served[-1].irregular
     return World(
         layouts=layouts, tables=tables, requests=requests, served=served, lengths=lengths, ids=ids, weights=weights
     )
 
 
+def cut_samples(
+    lengths: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, ends: list[int]
+) -> list[BagPart]:
+    """The same ids, cut into parts of consecutive samples."""
+    sample = torch.arange(lengths.shape[1]).repeat(len(lengths)).repeat_interleave(lengths.flatten())
+    parts = []
+    for start, end in itertools.pairwise(ends):
+        here = (sample >= start) & (sample < end)
+        parts.append(BagPart(ids[here], lengths[:, start:end], None if weights is None else weights[here]))
+    return parts
+
+
 def told(plan: BagPlan, requests: list[BagRequest], owner: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """[W, n] numbers and [W] words from every requester to `owner`."""
-    numbers = [plan.numbers(request).reshape(len(plan.numbers_to), -1)[owner] for request in requests]
+    numbers = [plan.numbers(request).reshape(plan.layout.world_size, -1)[owner] for request in requests]
     words = [np.split(of_all, np.cumsum(sizes)[:-1])[owner] for of_all, sizes in map(plan.words, requests)]
     return np.stack(numbers), words
 
 
 def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
-    """[W] `RowsAhead`, or `Back` by class; rows: [W] bool[R] by owner."""
+    """[W] `RowsAhead`, or `Back`; rows: [W] uint8[R] classes by owner."""
     plans = found.plans
-    shared = [plan.shared(*each) for plan, *each in zip(plans, found.served, rows, strict=True)]
+    shared = [plan.shared(*each, back=back) for plan, *each in zip(plans, found.served, rows, strict=True)]
     units = [
         np.split(of_owner.units, np.cumsum(served.units)[:-1])
         for of_owner, served in zip(shared, found.served, strict=True)
     ]
     mine = [np.concatenate([of_owner[rank] for of_owner in units]) for rank in range(len(plans))]
-    strips = [
-        (plan.strips_back if back else plan.strips_ahead)(*each)
-        for plan, *each in zip(plans, found.served, shared, strict=True)
-    ]
-    largest = max(int(of_owner[1].sum() - of_owner[1, rank]) for rank, of_owner in enumerate(strips))
-    most = ByClass(*(int(np.stack(strips)[:, of_class].max()) for of_class in (0, 1)))
+    strips = np.stack([each.strips for each in shared])
+    largest = max(int(of_owner[-1].sum() - of_owner[-1, rank]) for rank, of_owner in enumerate(strips))
+    most = strips.max(axis=(0, 2)).tolist()
     ways = [
         (plan.back if back else plan.ahead)(
             *each, Told(mine=units, asking=None, largest=largest, most=most, most_passed=most)
@@ -121,8 +132,8 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
         for plan, *each, units in zip(plans, found.requests, found.served, shared, mine, strict=True)
     ]
     for of_owner, way in zip(strips, ways, strict=True):
-        here = [each.apply for each in way] if back else [each.lookup for each in way.fetch]
-        assert [np.sum(each.splits, axis=0).tolist() for each in here] == of_owner.tolist()
+        here = [each.received for each in way.pieces] if back else [each.lookup.splits for each in way.fetch]
+        assert [np.sum(splits, axis=0).tolist() for splits in here] == of_owner.tolist()
     return ways
 
 
@@ -181,64 +192,81 @@ def expected(found: World, rank: int) -> torch.Tensor:
 CASES = st.builds(
     lambda shape, *others: world(*shape, *others),
     st.sampled_from([(hosts, owners) for hosts in range(1, 5) for owners in range(1, 5) if hosts * owners <= 6]),
-    st.booleans(), st.sampled_from([1, 3, 1000]), st.integers(0, 10**6),
+    st.booleans(), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 1, 2, 3]), st.integers(0, 10**6),
 )  # fmt: skip
 
 
-def drawn_shared(found: World, share: float) -> list[np.ndarray]:
+def drawn_classes(found: World, share: float, classes: int) -> list[np.ndarray]:
     draw = np.random.default_rng(5)
-    return [draw.random(len(served.rows)) < share for served in found.served]
+    drawn = [(draw.random(len(served.rows)), draw.integers(0, classes, len(served.rows))) for served in found.served]
+    return [np.where(number < share, of, classes).astype(np.uint8) for number, of in drawn]
 
 
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_vectors_reach_the_outputs(found: World, share: float) -> None:
-    ahead: list[RowsAhead] = planned(found, drawn_shared(found, share), back=False)
+    """Those of bags with a shared row with the first part that asks for them, so before any part needs them."""
+    shared = drawn_classes(found, share, 1)
+    ahead: list[RowsAhead] = planned(found, shared, back=False)
     buffers = [
-        plan.merge.new_buffer(layout, torch.device("cpu")) for plan, layout in zip(ahead, found.layouts, strict=True)
+        plan.merge.new_buffer(layout, torch.device("cpu")).fill_(torch.nan)
+        for plan, layout in zip(ahead, found.layouts, strict=True)
     ]
-    for kind, start in (("exclusive", 0), ("collision", 1)):
-        fetch = [getattr(plan.fetch, kind) for plan in ahead]
+    for plan, buffer in zip(ahead, buffers, strict=True):
+        buffer[plan.merge.starts[-1] :] = 0
+    parts = found.served[0].parts
+    outputs: list[list[torch.Tensor]] = [[] for _ in ahead]
+    for piece in [parts, *range(parts)]:
+        fetch = [plan.fetch[piece] for plan in ahead]
         lookups = [each.lookup for each in fetch]
         sent = [looked_up(found, rank, lookup) for rank, lookup in enumerate(lookups)]
         received = exchange(sent, [each.splits for each in lookups], [each.received for each in fetch], None)
-        for plan, buffer, rows in zip(ahead, buffers, received, strict=True):
-            first = plan.merge.totals.exclusive * start
-            buffer[first : first + len(rows)] = rows
-    for rank, (plan, buffer) in enumerate(zip(ahead, buffers, strict=True)):
-        assert torch.equal(plan.merge.output(buffer), expected(found, rank))
+        for plan, buffer, rows, of_rank in zip(ahead, buffers, received, outputs, strict=True):
+            buffer[plan.merge.starts[piece] : plan.merge.starts[piece + 1]] = rows
+            if piece < parts:
+                of_rank.append(plan.merge.output(buffer, piece))
+    for rank, of_rank in enumerate(outputs):
+        assert torch.equal(torch.cat(of_rank), expected(found, rank))
 
 
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_gradients_reach_the_rows(found: World, share: float) -> None:
-    """As autograd has it; those of shared rows with the collision class."""
-    shared = drawn_shared(found, share)
-    ways: list[ByClass[Back]] = planned(found, shared, back=True)
+    """As autograd has it; rows of a class when the pieces of this class and of more urgent ones have come."""
+    parts = found.served[0].parts
+    number = classes_back(parts)
+    classes = drawn_classes(found, share, number)
+    ways: list[Back] = planned(found, classes, back=True)
     gradients = [
-        torch.randint(-9, 10, (request.samples * bags.row_strips(layout), DIM)).float()
+        torch.randint(-9, 10, (request.ends[-1] * bags.row_strips(layout), DIM)).float()
         for request, layout in zip(found.requests, found.layouts, strict=True)
     ]
     added = [[torch.zeros_like(table) for table in tables] for tables in found.tables]
-    kept = None
-    for kind in ("collision", "exclusive"):
-        of_class = [getattr(way, kind) for way in ways]
-        applies = [way.apply for way in of_class]
-        sent = [gradient[way.index] for gradient, way in zip(gradients, of_class, strict=True)]
-        received = exchange(sent, [way.sent for way in of_class], [each.splits for each in applies], None)
-        for rank, (apply, came) in enumerate(zip(applies, received, strict=True)):
-            before = kept[rank] if kept is not None else came[:0]
-            updated = add(found.layouts[rank], apply, torch.cat([before, came]), added[rank])
+    buffers = [torch.full((way.starts[-1], DIM), torch.nan) for way in ways]
+    for piece in range(number * parts + 1):
+        of_piece = [way.pieces[piece] for way in ways]
+        sent = []
+        for gradient, way in zip(gradients, ways, strict=True):
+            of_parts = gradient.split(np.diff(way.ends, prepend=0).tolist())
+            given_part = gradient if piece == number * parts else of_parts[piece % parts]
+            sent.append(given_part[way.pieces[piece].index])
+        received = exchange(sent, [way.sent for way in of_piece], [way.received for way in of_piece], None)
+        for way, buffer, came in zip(ways, buffers, received, strict=True):
+            buffer[way.starts[piece] : way.starts[piece + 1]] = came
+        if (piece + 1) % parts and piece < number * parts:
+            continue
+        of_class = piece // parts
+        for rank, (way, buffer) in enumerate(zip(ways, buffers, strict=True)):
+            updated = add(found.layouts[rank], way.applies[of_class], buffer, added[rank])
             rows = found.served[rank].rows
             tables = np.searchsorted(rows.ends, np.arange(len(rows)), side="right")
-            allowed = zip(tables.tolist(), rows.ids.tolist(), shared[rank] == (kind == "collision"), strict=True)
+            allowed = zip(tables.tolist(), rows.ids.tolist(), classes[rank] == of_class, strict=True)
             assert updated <= {(table, row) for table, row, here in allowed if here}
-        kept = received
     for rank, tables in enumerate(found.tables):
         for table, sums in zip(tables, added[rank], strict=True):
             table.requires_grad_()
             table.grad = torch.zeros_like(sums)
     for rank, (request, gradient) in enumerate(zip(found.requests, gradients, strict=True)):
-        if request.samples:
-            (expected(found, rank) * gradient.view(request.samples, -1)).sum().backward()
+        if request.ends[-1]:
+            (expected(found, rank) * gradient.view(request.ends[-1], -1)).sum().backward()
     for rank, tables in enumerate(found.tables):
         assert all(torch.equal(table.grad, sums) for table, sums in zip(tables, added[rank], strict=True))
 
@@ -251,8 +279,10 @@ def add(layout: GroupLayout, apply: Any, came: torch.Tensor, tables: list[torch.
     reached = set()
     for f, table in enumerate(tables_of(layout)):
         for b in range(samples):
-            vector = came[apply.index].view(samples, -1)[b, starts[f] : starts[f + 1]]
             here = slice(int(apply.offsets[f * samples + b]), int(apply.offsets[f * samples + b + 1]))
+            if here.start == here.stop:
+                continue  # such a bag gets some gradient, which reaches no row
+            vector = came[apply.index].view(samples, -1)[b, starts[f] : starts[f + 1]]
             weights = torch.ones(here.stop - here.start) if apply.weights is None else apply.weights[here]
             tables[table].index_add_(0, apply.ids[here], weights[:, None] * vector)
             reached |= {(table, row) for row in apply.ids[here].tolist()}
@@ -265,9 +295,11 @@ def test_equal_bags_of_one_id_travel_once() -> None:
         rows=(9,), pooling=Pooling(strips=((1, 1),), owners=1, mean=False),
     )  # fmt: skip
     lengths = torch.tensor([[1, 1, 2, 2], [1, 0, 1, 1]])
-    asking = bags.request(torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5]), lengths, None, layout)
-    assert asking.bags.distinct.tolist() == [5]  # 5; 5, 5; 5, 5; of the other feature 5; 3
-    weighted = bags.request(torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5]), lengths, torch.rand(9), layout)
+    ids = torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5])
+    for ends in ([0, 4], [0, 1, 3, 4]):
+        asking = bags.request(cut_samples(lengths, ids, None, ends), layout)
+        assert asking.bags.distinct.tolist() == [5]  # 5; 5, 5; 5, 5; of the other feature 5; 3
+    weighted = bags.request([BagPart(ids, lengths, torch.rand(9))], layout)
     assert weighted.bags.distinct.tolist() == [7]
 
 
@@ -283,8 +315,9 @@ def test_what_does_not_fit_is_irregular(problem: str) -> None:
     samples = 3 if problem == "other batch sizes" else 2
     given_ids = torch.tensor([7 if problem == "an id outside" else 3, 1])
     weights = torch.rand(2) if problem == "weights of one rank only" else None
-    one = bags.request(given_ids, torch.tensor([[1, 0], [0, 1]]), weights, layouts[0])
-    other = bags.request(torch.tensor([2]), torch.tensor([[1] + [0] * (samples - 1), [0] * samples]), None, layouts[1])
+    one = bags.request([BagPart(given_ids, torch.tensor([[1, 0], [0, 1]]), weights)], layouts[0])
+    lengths = torch.tensor([[1] + [0] * (samples - 1), [0] * samples])
+    other = bags.request([BagPart(torch.tensor([2]), lengths, None)], layouts[1])
     plan = BagPlan(layouts[0])
     numbers, words = told(plan, [one, other], 0)
-    assert plan.serve(np.concatenate(words), numbers).irregular
+    assert plan.serve(np.concatenate(words), numbers, 1).irregular

@@ -1,13 +1,16 @@
 """No kernel is compiled during a step: that takes seconds, in which all other ranks would wait."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from test_bags import drawn_shared, planned, world
+from test_bags import drawn_classes, planned, world
+from test_id_exchange import BUSY, Ranks
 from worlds import shared_world
 
 from fscomm.plan import hash_tables, wire_kernels
 from fscomm.plan.group_plan import compile_kernels
+from fscomm.plan.ways import classes_back
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -24,9 +27,13 @@ def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
     planner = Planner(World(ranks=4, features=2, rows=1000, ids=500, dim=4, chunk_bytes=256), uniform)
     for _ in range(3):
         planner.step(*planner.draw())
-    found = world(2, 2, True, 3, 0)
-    for back in (False, True):
-        planned(found, drawn_shared(found, 0.3), back=back)
+    in_parts = replace(BUSY, parts=(3, 2))
+    ranks = Ranks([in_parts], [0])
+    ranks.step(ranks.step(None, 0, [in_parts.asked(0)]), 1, [in_parts.asked(1)])
+    for parts in (1, 3):
+        found = world(2, 2, True, 3, parts, 0)
+        for back in (False, True):
+            planned(found, drawn_classes(found, 0.3, classes_back(parts) if back else 1), back=back)
     return [name for name, kernel in kernels.items() if len(kernel.signatures) != before[name]], min(before.values())
 
 

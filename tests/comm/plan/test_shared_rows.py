@@ -89,12 +89,16 @@ def test_rows_of_an_owner_are_numbered_table_by_table(rows):
 
 @given(before=ROWS, after=ROWS)
 def test_rows_that_two_steps_have_in_common_are_marked_in_both(before, after):
-    sets, both = zip(*(asked(rows, [10, 10, 10]) for rows in (before, after)), strict=True)
-    marks = [np.zeros(len(each), np.bool_) for each in both]
-    both[0].mark_common(both[1], *marks)
+    """In the step after as class 0, in the step before with the class that the step after says."""
+    sets, both = zip(*(asked(rows, [10, 10, 10]) for rows in (after, before)), strict=True)
+    marks = [np.full(len(each), 2, np.uint8) for each in both]
+    later = (both[0].ids % 2).astype(np.uint8)
+    both[0].mark_common(both[1], later, *marks)
     common = set(sets[0]) & set(sets[1])
-    for of_step, found, mark in zip(sets, both, marks, strict=True):
-        assert mark[found.numbers].tolist() == [each in common for each in of_step]
+    assert marks[0][both[0].numbers].tolist() == [0 if each in common else 2 for each in sets[0]]
+    assert marks[1][both[1].numbers].tolist() == [each[1] % 2 if each in common else 2 for each in sets[1]]
+    both[0].mark_common(both[1], np.ones_like(later), *marks)
+    assert marks[1][both[1].numbers].tolist() == [each[1] % 2 if each in common else 2 for each in sets[1]]
 
 
 def test_many_rows_of_one_owner():
@@ -104,10 +108,10 @@ def test_many_rows_of_one_owner():
     assert np.array_equal(found.ids[found.numbers], ids)
     assert len(found) == len(np.unique(ids))
     other = OwnerRows(ids[:1000], np.array([[1000]]), np.array([1 << 40]))
-    marks = np.zeros(len(found), np.bool_), np.zeros(len(other), np.bool_)
-    found.mark_common(other, *marks)
-    assert marks[1].all()
-    assert np.array_equal(marks[0], np.isin(found.ids, ids[:1000]))
+    marks = np.ones(len(found), np.uint8), np.ones(len(other), np.uint8)
+    found.mark_common(other, np.zeros_like(marks[0]), *marks)
+    assert not marks[1].any()
+    assert np.array_equal(marks[0] == 0, np.isin(found.ids, ids[:1000]))
 
 
 def test_threads_do_not_disturb_each_other():

@@ -27,7 +27,7 @@ LAYOUT = GroupLayout(
 
 @pytest.mark.parametrize(("ids", "irregular"), [([9, 3], False), ([10, 0], True), ([0, 4], True), ([-1, 0], True)])
 def test_ids_outside_their_table_are_told(ids: list[int], irregular: bool) -> None:
-    owner = RowPlan(LAYOUT).serve(np.array(ids), np.array([[1, 0], [0, 1]]))
+    owner = RowPlan(LAYOUT).serve(np.array(ids), np.array([[1, 0], [0, 1]]), 1)
     assert owner.irregular is irregular
     assert owner.rows.ids.tolist() == [ids[0] if 0 <= ids[0] < 10 else 0, ids[1] if ids[1] < 4 else 0]
 
@@ -39,7 +39,7 @@ def test_layout_refuses_what_does_not_fit() -> None:
 
 def deferred(counts: list[int], largest: int, limit: int) -> ways.Cut:
     """Nothing is shared."""
-    return ways.cut(np.zeros(sum(counts), np.bool_), np.array(counts), largest, limit)
+    return ways.cut(np.ones(sum(counts), np.uint8), 1, np.array(counts), largest, limit)
 
 
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4), more=st.integers(0, 9), limit=st.integers(1, 4))
@@ -48,11 +48,11 @@ def test_chunks_keep_the_order_of_each_peer_and_are_as_many_everywhere(
 ) -> None:
     largest = sum(counts) + more
     cut = deferred(counts, largest, limit)
-    assert len(cut.splits.exclusive) == max(-(-largest // limit), 1)
-    assert [sum(of_peer) for of_peer in zip(*cut.splits.exclusive, strict=True)] == counts
+    assert len(cut.splits[-1]) == max(-(-largest // limit), 1)
+    assert [sum(of_peer) for of_peer in zip(*cut.splits[-1], strict=True)] == counts
     rows = [(peer, i) for peer, count in enumerate(counts) for i in range(count)]
     expected, taken = [], [0] * len(counts)
-    for sizes in cut.splits.exclusive:
+    for sizes in cut.splits[-1]:
         assert sum(sizes) < limit + len(counts)
         for peer, size in enumerate(sizes):
             expected += [(peer, taken[peer] + i) for i in range(size)]
@@ -64,13 +64,13 @@ def test_a_chunk_is_what_a_rank_sends_to_all_others_and_has_a_row_at_least() -> 
     sixty = replace(LAYOUT, chunk_bytes=60 * 12, world_size=5, runs=(*LAYOUT.runs, (), (), ()))
     assert sixty.chunk_rows == 60
     assert replace(LAYOUT, chunk_bytes=11).chunk_rows == 1
-    assert deferred([2, 1], 3, 1).splits.exclusive == [[0, 0], [1, 0], [1, 1]]
+    assert deferred([2, 1], 3, 1).splits[-1] == [[0, 0], [1, 0], [1, 1]]
 
 
 def test_what_nothing_waits_for_stays_in_one_piece() -> None:
-    cut = ways.cut(np.ones(16, np.bool_), np.array([7, 9]), 1, 1)
+    cut = ways.cut(np.zeros(16, np.uint8), 1, np.array([7, 9]), 1, 1)
     assert cut.places.tolist() == list(range(16))
-    assert cut.splits.collision == [[7, 9]]
+    assert cut.splits == [[[7, 9]], [[0, 0]]]
 
 
 @st.composite
@@ -121,14 +121,22 @@ def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
 def test_tensors_of_a_plan_are_placed_but_for_offsets() -> None:
     """Wherever they lie in it; all else stays as it is."""
     three = torch.arange(3)
-    apply = ways.Apply(splits=[[3]], index=three, ids=three, offsets=three)
-    plan = ways.ByClass(*(ways.Back(index=three, sent=[[3]], most=3, apply=apply) for _ in range(2)))
+    plan = ways.Back(
+        ends=[3],
+        pieces=[ways.GoBack(index=three, sent=[[3]], received=[[3]], most=3) for _ in range(2)],
+        starts=[0, 3, 6],
+        applies=[ways.Apply(index=three, ids=three, offsets=three) for _ in range(2)],
+    )
     names: list[str] = []
     placed = ways.with_tensors(plan, lambda name, tensor: names.append(name) or tensor.int())
-    assert names == ["index", "index", "ids"] * 2
-    for way in placed:
+    assert names == ["index"] * 2 + ["index", "ids"] * 2
+    assert (placed.ends, placed.starts) == ([3], [0, 3, 6])
+    for way, apply in zip(placed.pieces, placed.applies, strict=True):
         assert (way.index.dtype, way.sent) == (torch.int32, [[3]])
-        found = [tensor.dtype for tensor in (way.apply.index, way.apply.ids, way.apply.offsets)]
-        assert found == [torch.int32, torch.int32, torch.int64]
-        assert (way.apply.weights, way.apply.splits) == (None, [[3]])
+        assert [each.dtype for each in (apply.index, apply.ids, apply.offsets)] == [
+            torch.int32,
+            torch.int32,
+            torch.int64,
+        ]
+        assert apply.weights is None
     assert ways.with_tensors(None, lambda *_: pytest.fail("called")) is None

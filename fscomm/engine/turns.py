@@ -1,0 +1,120 @@
+"""Steps in parts: whose turn it is, and what a forward does in it.
+
+All parts of a step run in one way, as the ranks agreed at the first forward: with rows fetched ahead, or plainly, by
+one call of the module's own forward for the whole step. In both, tables are read as they were before the step.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from fscomm.engine.backward import Backward
+from fscomm.engine.modes import Call
+from fscomm.engine.step import Step
+from fscomm.errors import NotServedError
+from fscomm.loop.feature_finder import FeatureFinder
+from fscomm.loop.moving import Moved
+from fscomm.loop.parts import cut_batch
+from fscomm.tables.binding import Binding
+from fscomm.tables.whole_call import WholeCall
+
+
+class Forwards(Protocol):
+    """What the engine does for a part. Attributes: as of `Engine`."""
+
+    modules: Sequence[Binding]
+    parts: int
+    held: Step | None
+    batch: Any
+    finder: FeatureFinder
+    backward: Backward
+
+    def check(self) -> None: ...
+
+    def forward(self, m: int, features: Any) -> Any: ...
+
+    def run_part(self, m: int, step: Step, features: Any, part: int) -> Any: ...
+
+    def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any: ...
+
+
+class Turns:
+    """Of the parts of the step that is held. averaged: the DistributedDataParallel inside the model, which exchange
+    gradients in the last turn."""
+
+    def __init__(self, engine: Forwards, averaged: Sequence[Any]) -> None:
+        self._engine = engine
+        self._averaged = averaged
+        self._exchange: list[bool] = []  # what the user wants of each
+        self._part: int | None = None
+
+    def cut(self, moved: Moved[Any], *, was_moved: bool) -> tuple[list[Any], list[Any]]:
+        """[k] the parts of a batch, and the same in host memory where it was moved; else None."""
+        engine = self._engine
+        if engine.parts == 1:
+            return [moved.batch], [moved.pulled if was_moved else None]
+        make, pulled = engine.finder.make, moved.pulled if was_moved else None
+        parts = cut_batch(moved.batch, engine.parts, make, pulled)
+        return parts, cut_batch(pulled, engine.parts, make) if was_moved else [None] * engine.parts
+
+    def end(self) -> None:
+        """The user is done with the step that is held: what some part has brought is applied."""
+        if self._engine.parts > 1 and self._engine.held is not None:
+            self._engine.backward.end_step(self._engine.held)
+
+    def take(self, part: int | None) -> None:
+        """It is the turn of this part; None: of none."""
+        if self._part is None:
+            self._exchange = [wrapper.require_backward_grad_sync for wrapper in self._averaged]
+        self._part = part
+        for wrapper, exchange in zip(self._averaged, self._exchange, strict=True):
+            wrapper.require_backward_grad_sync = exchange and part in (None, self._engine.parts - 1)
+
+    def call(self, m: int, features: Any, call: Call) -> Any:
+        """The forward of module m in training.
+
+        Raises:
+            RuntimeError: it is no part's turn.
+            NotServedError: it is not called once in every part, in order, with what the batch holds.
+        """
+        engine = self._engine
+        name, step, part = engine.modules[m].name, engine.held, self._part
+        if step is None or part is None:
+            raise RuntimeError(
+                f"{name} is called in training outside of a part: in a block with parts={engine.parts}, take steps "
+                "from comm.lookahead(loader) and compute `for part in step.parts(): ...`"
+            )
+        module = step.modules[m]
+        if call.inside_backward or part != module.part + 1:
+            where = "inside backward (activation checkpointing)" if call.inside_backward else f"in part {part}"
+            after = f"after part {module.part}" if module.part >= 0 else "first"
+            raise NotServedError(
+                f"{name} is called {where} {after}: in a block with parts it is called once in every part, in order"
+            )
+        module.part = part
+        if part == 0:
+            if (why := engine.finder.learn(m, step.parts[0], features)) is not None:
+                raise NotServedError(f"{name}: {why}")
+            return engine.forward(m, features)
+        engine.check()
+        if module.whole is not None:
+            return module.whole.output(part)
+        if module.features is None or not module.features[part].matches(features):
+            raise NotServedError(f"{name} got other features in part {part} than the batch holds")
+        return engine.run_part(m, step, features, part)
+
+    def run_whole(self, m: int, step: Step) -> Any:
+        """Module m's own forward of all parts; gives the output of the first one."""
+        engine = self._engine
+        name, features = engine.modules[m].name, engine.finder.read(engine.batch)[0][m]
+        if features is None:
+            raise NotServedError(f"{name}: its features are not found in the whole batch")
+        of_parts = [engine.finder.read(part)[0][m] for part in step.parts]
+        ends = list(itertools.accumulate(0 if kjt is None else kjt.stride() for kjt in of_parts))
+        if ends[-1] != features.stride():
+            raise NotServedError(f"{name}: its parts have {ends[-1]} samples, and the whole batch {features.stride()}")
+        output = engine.run_plainly(m, step, features, foreign=False)
+        whole = WholeCall(*engine.modules[m].cut(output, ends), partial(engine.backward.reach, step))
+        step.modules[m].whole = whole
+        return whole.output(0)

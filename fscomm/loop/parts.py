@@ -1,0 +1,154 @@
+"""A batch that is computed in parts: consecutive samples, cut so that all parts look up about as many ids.
+
+Parts refer to the tensors of the batch; only ids of KeyedJaggedTensors, which stand feature by feature, are copied.
+Letters: B samples, F keys, k parts.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fscomm.loop.kjt_paths import KJT, is_kjt, walk
+from fscomm.loop.kjt_recipes import Make
+
+T = TypeVar("T")
+
+
+class InParts(Generic[T]):
+    """What a look-ahead hands out in a block with `parts`: one step, to be computed part by part.
+
+    Attributes:
+        batch: all of it, as the loader gave it.
+    """
+
+    def __init__(self, batch: T, parts: Sequence[T], turn: Callable[[int | None], None]) -> None:
+        """turn: told which part's turn it is; None: none's."""
+        self.batch = batch
+        self._parts = parts
+        self._turn = turn
+        self._begun = False
+
+    def parts(self, number: int | None = None) -> Iterator[T]:
+        """The parts in order, once; number: how many, if it is to be checked. The forwards of a part, and its backward
+        where memory counts, come before the next part is asked for.
+
+        Gradients of DistributedDataParallel are exchanged in the backward of the last part only.
+
+        Raises:
+            ValueError: the block has another number of parts.
+            RuntimeError: parts of this step were computed before.
+        """
+        if number not in (None, len(self._parts)):
+            raise ValueError(f"parts({number}), but enable(parts={len(self._parts)}) cuts every batch")
+        if self._begun:
+            raise RuntimeError("the parts of a step are computed once: its tables are updated after the last one")
+        self._begun = True
+        return self._in_turn()
+
+    def _in_turn(self) -> Iterator[T]:
+        try:
+            for number, part in enumerate(self._parts):
+                self._turn(number)
+                yield part
+        finally:
+            self._turn(None)
+
+
+def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]:
+    """So many parts of a batch: by its own `parts(number)`; else by samples, of KJTs and of tensors with B rows.
+
+    What has no samples is in every part. make: gives a KJT. on_host: the batch in host memory, where it was moved.
+
+    Raises:
+        ValueError: the batch has no KJT that says how many samples there are, or one whose features have different
+            numbers; or its own method gives other than `number` parts.
+    """
+    own = getattr(batch, "parts", None)
+    if callable(own):
+        parts = list(own(number))
+        if len(parts) != number:
+            raise ValueError(f"{type(batch).__name__}.parts({number}) gave {len(parts)} parts")
+        return parts
+    kjts = [kjt for _, kjt in walk(batch if on_host is None else on_host)]
+    if not kjts:
+        raise ValueError(
+            f"enable(parts={number}) cuts batches by the samples of their KeyedJaggedTensors, and this "
+            f"{type(batch).__name__} has none: give it a method parts(number) that returns its parts"
+        )
+    samples = kjts[0].stride()
+    for kjt in kjts:
+        if len(kjt.lengths()) != len(kjt.keys()) * kjt.stride():
+            raise ValueError(f"keys {', '.join(kjt.keys())} have different numbers of samples: they cannot be cut")
+    costs = np.ones(samples, np.int64)
+    for kjt in kjts:
+        if kjt.stride() == samples:
+            costs += kjt.lengths().view(len(kjt.keys()), samples).sum(0).numpy()
+    ends = cut_points(costs, number)
+    return [_part(batch, samples, start, end, make) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def cut_points(costs: np.ndarray, number: int) -> list[int]:
+    """[k] where parts of about equal cost end; costs: int64[B] of samples, at least 1."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(costs)])
+    wanted = before[-1] * np.arange(1, number + 1) / number
+    above = np.searchsorted(before, wanted).clip(0, len(costs))
+    below = np.maximum(above - 1, 0)
+    nearer = wanted - before[below] < before[above] - wanted
+    ends: list[int] = np.where(nearer, below, above).tolist()
+    return [*ends[:-1], len(costs)]
+
+
+def _part(value: Any, samples: int, start: int, end: int, make: Make) -> Any:
+    """Samples `start` to `end` of `value`."""
+    if isinstance(value, Tensor):
+        return value[start:end] if value.dim() and len(value) == samples else value
+    if is_kjt(value):
+        return _part_of_kjt(value, start, end, make) if value.stride() == samples else value
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)
+        for key, item in value.items():
+            made[key] = _part(item, samples, start, end, make)
+        return made
+    if isinstance(value, list | tuple):
+        items = [_part(item, samples, start, end, make) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    stored = _stored(value)
+    if not stored:
+        return value
+    made = copy.copy(value)
+    for name, item in stored.items():
+        object.__setattr__(made, name, _part(item, samples, start, end, make))
+    return made
+
+
+def _stored(value: Any) -> Mapping[str, Any]:
+    """What an instance of a class of the user holds, by name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
+    if isinstance(value, type | torch.nn.Module) or callable(value):
+        return {}
+    return dict(getattr(value, "__dict__", {}))
+
+
+def _part_of_kjt(kjt: KJT, start: int, end: int, make: Make) -> Any:
+    keys, stride, weights = list(kjt.keys()), kjt.stride(), kjt.weights_or_none()
+    lengths = kjt.lengths().view(len(keys), stride)
+    of_keys = lengths.sum(1)
+    firsts = of_keys.cumsum(0) - of_keys + lengths[:, :start].sum(1)
+    edges = torch.stack([firsts, firsts + lengths[:, start:end].sum(1)], dim=1).tolist()
+
+    def some(values: Tensor) -> Tensor:
+        return torch.cat([values[:0], *(values[first:last] for first, last in edges)])
+
+    return make(
+        keys,
+        some(kjt.values()),
+        lengths[:, start:end].flatten().contiguous(),  # of one sample it would be every B-th of the batch's
+        None if weights is None else some(weights),
+        end - start,
+    )

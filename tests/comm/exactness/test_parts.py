@@ -1,0 +1,227 @@
+"""Steps that are computed in parts: to the bit what one call of the embedding modules for the whole batch gives."""
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from clocks import Clocks
+from exact import compare, new_run
+from exact_configs import CONFIGS, configs
+from exact_model import Config, Table
+from hypothesis import given
+from hypothesis import strategies as st
+from parts import LOOPS, in_parts
+from patience import PATIENCE_S
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from worlds import World, shared_world
+
+import fscomm
+from fscomm import comm
+from fscomm.loop.parts import cut_batch, cut_points
+from fscomm.tables.torchrec import torchrec_library
+
+
+def compared(
+    rank: int, size: int, config: Config, loop: str, parts: int, options: dict[str, Any], ahead: bool
+) -> tuple[list[str], Any]:
+    with contextlib.ExitStack() as patched:
+        if ahead:
+            device = Clocks(done_share=0.5, runs_ahead=True)
+            patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
+        return compare(rank, size, config, in_parts(loop, parts), "fscomm", {"parts": parts, **options})
+
+
+def check(
+    world: World, config: Config, loop: str, parts: int, *, ahead: bool = False, **options: Any
+) -> list[dict[str, Any]]:
+    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played."""
+    config = config.but(static_graph=False)
+    answers = world.run(compared, config, loop, parts, options, ahead)
+    for rank, (found, _) in enumerate(answers):
+        assert found == [], f"rank {rank} of {world.size}, {loop}"
+    return [said for _, said in answers]
+
+
+MODELS = [  # one for each kind of sharding, of precision on the way, of bags, of kernels; each transport, and chunks
+    ("several", 1, 4, "gloo"),
+    ("several", 2, 3, "copy-engine"),
+    ("odd tables", 2, 2, "gloo"),
+    ("half output", 2, 3, "host-staged"),
+    ("counters", 2, 2, "gloo"),
+    ("tiny", 2, 4, "gloo"),
+    ("one KJT", 2, 3, "gloo"),
+    ("pooled mixed", 2, 3, "gloo"),
+    ("pooled hosts", 4, 2, "gloo"),
+    ("pooled table mean", 2, 2, "host-staged"),
+    ("pooled weighted", 3, 2, "gloo"),
+    ("quantised", 2, 2, "gloo"),
+    ("quantised sums", 2, 3, "gloo"),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "parts", "transport"), MODELS, ids=[f"{m[0]}-{m[1]}" for m in MODELS])
+def test_models(name: str, size: int, parts: int, transport: str) -> None:
+    """All forwards but those of the first step are served."""
+    config = CONFIGS[name].but(dedup=False)
+    for said in check(shared_world(size), config, "base", parts, transport=transport):
+        assert said["fallbacks"] == {}
+        for forwards in said["report"]["forwards"].values():
+            assert forwards["served"] == config.steps - 1
+
+
+SMALL = CONFIGS["loops"].but(
+    modules={
+        "a": (Table(name="r", rows=40, sharding="row", features=("r0", "r1")),),
+        "b": (Table(name="s", rows=33, sharding="table", features=("s0",), home=1),),
+    }
+)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops(loop: str, ahead: bool) -> None:
+    for said in check(shared_world(2), SMALL, loop, 3, ahead=ahead):
+        assert said["fallbacks"] == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@given(
+    size=st.integers(1, 4),
+    config=configs(),
+    loop=st.sampled_from(sorted(LOOPS)),
+    parts=st.sampled_from([2, 3, 4, 8]),
+)
+def test_many_random_models_and_loops(size: int, config: Config, loop: str, parts: int) -> None:
+    check(shared_world(size), config.but(calls=1, dedup=False), loop, parts)
+
+
+def misused(rank: int, size: int, config: Config, how: str) -> str:
+    """The error of the loop, and nothing left behind."""
+    run = new_run(rank, size, config, "fscomm", {"parts": 2, "timeout_s": PATIENCE_S})
+    error = "none"
+    try:
+        with run.enable() as comm:
+            for number, step in enumerate(comm.lookahead(run.loader())):
+                if how == "another number":
+                    step.parts(3)
+                if how == "the whole batch":
+                    run.model(step.batch)
+                for part in step.parts(2):
+                    if how == "twice in a part" and number == 1:
+                        run.model(part)
+                    given_part = run.loader(7, 8)[0] if how == "another batch" and number == 1 else part
+                    loss = run.model(given_part).sum()
+                    loss.backward(retain_graph=how == "twice back")
+                    if how == "twice back" and number == 1:
+                        loss.backward()
+                if how == "twice a step":
+                    step.parts(2)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    if config.data_parallel:
+        assert run.ddp.require_backward_grad_sync
+    run.model(run.loader()[0]).sum().backward()  # the model is its own again
+    dist.barrier()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("another number", "ValueError: parts(3), but enable(parts=2) cuts every batch"),
+        ("the whole batch", "called in training outside of a part"),
+        ("twice in a part", "called once in every part, in order"),
+        ("another batch", "features= gave other ids than the module got"),
+        ("twice back", "a second backward through a part"),
+        ("twice a step", "RuntimeError: the parts of a step are computed once"),
+    ],
+)
+def test_misuse(how: str, words: str) -> None:
+    for error in shared_world(2).run(misused, SMALL.but(static_graph=False), how):
+        assert words in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parts": 0}, "parts must be a number from 1 to 64, got 0"),
+        ({"parts": 65}, "parts must be a number from 1 to 64, got 65"),
+        ({"parts": 2, "calls": 2}, "parts=2 goes with calls=1 and ranks_per_host=1 only"),
+    ],
+)
+def test_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        fscomm.enable(nn.Linear(2, 2), **options)
+
+
+def refused(rank: int, size: int, config: Config) -> str:
+    run = new_run(rank, size, config, "fscomm", {"parts": 2})
+    with pytest.raises(ValueError) as raised, run.enable():
+        pass
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (SMALL.but(static_graph=True), "DefaultDataParallelWrapper(static_graph=False)"),
+        (
+            CONFIGS["planned"],
+            "only fused is served; embeddings.b (data_parallel): sharding data_parallel is not served",
+        ),
+        (SMALL.but(static_graph=False, dedup=True), "for embeddings.a: index dedup adds up the gradients of an id"),
+    ],
+)
+def test_what_cannot_be_computed_in_parts(config: Config, words: str) -> None:
+    for error in shared_world(2).run(refused, config):
+        assert words in error
+
+
+@given(costs=st.lists(st.integers(1, 50), max_size=30), number=st.integers(1, 9))
+def test_parts_cost_about_the_same(costs: list[int], number: int) -> None:
+    """No part is further from its share than by one sample at either end."""
+    ends = cut_points(np.array(costs, np.int64), number)
+    assert ends == sorted(ends)
+    assert (len(ends), ends[-1]) == (number, len(costs))
+    of_parts = [sum(costs[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    assert all(abs(cost - sum(costs) / number) <= max(costs, default=0) for cost in of_parts)
+
+
+class Given:
+    """A batch of a user's own class."""
+
+    def __init__(self, samples: int, draw: torch.Generator) -> None:
+        lengths = torch.randint(0, 4, (2 * samples,), generator=draw, dtype=torch.int32)
+        values, weights = torch.randint(0, 99, (int(lengths.sum()),), generator=draw), torch.rand(int(lengths.sum()))
+        self.kjt = KeyedJaggedTensor(["a", "b"], values, weights=weights, lengths=lengths, stride=samples)
+        self.nested = {"dense": [torch.rand(samples, 2)], "names": ("x", torch.rand(samples + 1)), "number": 5}
+        self.scalar = torch.tensor(1.0)
+
+
+@given(samples=st.integers(0, 9), number=st.integers(2, 5), seed=st.integers(0, 999))
+def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> None:
+    batch = Given(samples, torch.Generator().manual_seed(seed))
+    parts = cut_batch(batch, number, torchrec_library.make_features)
+    assert sum(part.kjt.stride() for part in parts) == samples
+    assert all(part.kjt.lengths().is_contiguous() for part in parts)
+    for key, jagged in batch.kjt.to_dict().items() if samples else ():
+        of_parts = [part.kjt[key] for part in parts if part.kjt.stride()]
+        assert torch.equal(torch.cat([each.values() for each in of_parts]), jagged.values())
+        assert torch.equal(torch.cat([each.weights() for each in of_parts]), jagged.weights())
+        assert torch.equal(torch.cat([each.lengths() for each in of_parts]), jagged.lengths())
+    assert torch.equal(torch.cat([part.nested["dense"][0] for part in parts]), batch.nested["dense"][0])
+    for part in parts:
+        assert part.nested["names"][1] is batch.nested["names"][1]
+        assert (part.nested["number"], part.scalar) == (5, batch.scalar)
+    assert batch.kjt.stride() == samples  # as it was
+
+
+def test_a_batch_without_a_kjt_has_to_cut_itself() -> None:
+    with pytest.raises(ValueError, match=r"give it a method parts\(number\)"):
+        cut_batch({"ids": torch.arange(4)}, 2, torchrec_library.make_features)
