@@ -313,6 +313,7 @@ class Engine(Listener):
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
                 self._program.wait(m)
+                self.turns.await_rows(m)
 
     def written(self, modules: Iterable[int]) -> None:
         """The tables of `modules` were written by hand. From any thread."""

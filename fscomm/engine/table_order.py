@@ -36,7 +36,8 @@ bags have exclusive rows only, and updates go row by row, as they do without poo
 Of a step in parts the place of all reads is the first part's forward, and that of the update the last part's backward
 pass. Collision rows are fetched part after part, and updated in two: those that the first part of n+1 uses (within n,
 n+1 and `FirstPart` of n+1), then all others (without that). What is fetched for the first part meets the first update
-only.
+only. Rows for later parts may still be looked up while the user computes the first one: so whoever looks at the tables
+by hand, maybe to write, waits for these look-ups, too.
 
 A step whose neighbours were not announced to all ranks has one class only. The table holds for it, too: all of its
 rows, or none of them, are then "within n" or "without n".

@@ -63,6 +63,13 @@ class Turns:
         if self._engine.parts > 1 and self._engine.held is not None:
             self._engine.backward.end_step(self._engine.held)
 
+    def await_rows(self, m: int) -> None:
+        """Block until the rows of module m that later parts get are looked up: the user may write into its tables."""
+        step = self._engine.held
+        if self._engine.parts > 1 and step is not None and step.modules[m].used:
+            for fetched in list(step.modules[m].fetched.values()):
+                fetched.done.result()
+
     def take(self, part: int | None) -> None:
         """It is the turn of this part; None: of none."""
         if self._part is None:

@@ -170,7 +170,8 @@ def some_backwards(number: int, run: Run) -> None:
 
 
 def looked_at(number: int, run: Run) -> None:
-    """Between parts tables are what they were before the step; other batches are evaluated there."""
+    """Between parts tables are what they were before the step; what is written then, later parts do not see. Other
+    batches are evaluated there."""
     with run.enable() as comm:
         for step, parts in steps(run, comm, number):
             with parts as of_step:
@@ -179,6 +180,10 @@ def looked_at(number: int, run: Run) -> None:
                     if i + 1 < number:
                         if step % 2:
                             run.record(f"state {step}.{i}", run.model.state_dict())
+                        if step % 3 == 1:
+                            comm.flush()
+                            for table in run.tables().values():
+                                table.data.mul_(0.75)
                         with torch.no_grad():
                             run.record(f"other {step}.{i}", given_out(run, step))
             run.optimizer.step()

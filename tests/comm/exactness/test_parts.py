@@ -1,6 +1,7 @@
 """Steps that are computed in parts: to the bit what one call of the embedding modules for the whole batch gives."""
 
 import contextlib
+import time
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from worlds import World, shared_world
 
 import fscomm
 from fscomm import comm
+from fscomm.exchange.rows import RowExchange
 from fscomm.loop.parts import cut_batch, cut_points
 from fscomm.tables.torchrec import torchrec_library
 
@@ -87,6 +89,24 @@ SMALL = CONFIGS["loops"].but(
 def test_loops(loop: str, ahead: bool) -> None:
     for said in check(shared_world(2), SMALL, loop, 3, ahead=ahead):
         assert said["fallbacks"] == {}
+
+
+def late_looks(rank: int, size: int) -> list[str]:
+    """Later parts' rows are looked up as late as can be."""
+    fetch = RowExchange.fetch
+
+    def late(self: RowExchange, ids: Any, groups: Any, piece: int) -> None:
+        if piece > 0:
+            time.sleep(0.02)
+        fetch(self, ids, groups, piece)
+
+    with mock.patch.object(RowExchange, "fetch", late):
+        found, _ = compared(rank, size, SMALL.but(static_graph=False, steps=5), "looked_at", 3, {}, False)
+    return found
+
+
+def test_what_the_user_writes_between_parts_is_not_seen_by_later_ones() -> None:
+    assert shared_world(2).run(late_looks) == [[], []]
 
 
 @pytest.mark.long
