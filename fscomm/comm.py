@@ -215,8 +215,9 @@ class Comm:
     ) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
 
-        Moves batches to `device` itself. The iterator's `state_dict()` is the loader's own as of the batch that the
-        user holds. Several may be open at a time: one for evaluation inside the loop over another, for example.
+        In a block with `parts` it gives `InParts`, each of one batch. Moves batches to `device` itself. The iterator's
+        `state_dict()` is the loader's own as of the batch that the user holds. Several may be open at a time: one for
+        evaluation inside the loop over another, for example.
 
         rng: "shared" gives what the plain loop gives; where loader and training step draw from the same global random
         numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see `Lookahead`.

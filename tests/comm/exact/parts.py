@@ -190,6 +190,21 @@ def looked_at(number: int, run: Run) -> None:
             run.record(f"tables {step}", run.tables())
 
 
+def evaluated(number: int, run: Run) -> None:
+    """Inside the loop over training batches another one over batches to evaluate, whole."""
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, number):
+            with parts as of_step:
+                for i, part in enumerate(of_step):
+                    loss_of(run, f"{step}.{i}", part).backward()
+            run.optimizer.step()
+            if step % 3 == 2:
+                with torch.no_grad():
+                    for other, given in enumerate(comm.lookahead(run.loader(step, step + 2))):
+                        whole = given if run.mode == "plain" else given.batch
+                        run.record(f"evaluated {step}.{other}", run.model(whole))
+
+
 def several_blocks(number: int, run: Run) -> None:
     """Of which the first ones are left in the middle of a step, or by an error in it."""
     for block in range(3):
@@ -232,7 +247,7 @@ def averages(run: Run, *, on: bool) -> Iterator[None]:
         yield
 
 
-LOOPS = {each.__name__: each for each in (base, forwards_first, some_backwards, looked_at, several_blocks)}
+LOOPS = {each.__name__: each for each in (base, forwards_first, some_backwards, looked_at, evaluated, several_blocks)}
 
 
 @functools.cache
