@@ -273,6 +273,7 @@ class Threads(Executor):
             each.result()
         if quiet:
             self.wire_gate.wait_until_quiet()
+            self._rows[Class.COLLISION].meet()  # exclusive rows go on until the last rank has come
         self.wire_gate.enter()
 
     def _leave(self, last: Pending[None], expecting: Callable[[], bool]) -> None:
