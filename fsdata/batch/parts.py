@@ -94,7 +94,7 @@ class _Whole:
 
     def costs(self) -> np.ndarray:
         """int64 [B]."""
-        if self._batch.cost is not None and self._groups:
+        if self._batch.cost is not None and self._groups and len(self._batch):
             found = np.asarray(self._batch.cost({name: self._lengths(name) for name in self._groups}))
             if found.any():
                 return found
@@ -121,10 +121,13 @@ class _Whole:
         """int64 [B]: events that each sample sees in a sequence."""
         if name in self._shared:
             return self._shared[name].length
-        group = self._groups[name]
-        if group.fields:
-            return self._features.lengths[self._features.keys.index(group.fields[0])]
-        return np.diff(self._host(self._batch.jagged[group.floats[0]].offsets))
+        for field in self._groups[name].all_fields:
+            if field in self._features.keys:
+                return self._features.lengths[self._features.keys.index(field)]
+            along = self._batch.jagged.get(field, self._batch.labels.get(field))
+            if isinstance(along, Jagged):
+                return np.diff(self._host(along.offsets))
+        raise ValueError(f"parts() finds no field of the sequence {name!r} in the batch that says how long it is")
 
     def _host(self, offsets: Tensor) -> np.ndarray:
         """Fields of one sequence have the same offsets: they are copied once."""
