@@ -113,10 +113,6 @@ def batches_of(folder: Path, kind: str, batch_size: int, split: bool, torchrec: 
     return batches
 
 
-def group_of(batch: Batch, field: str) -> Sequence | None:
-    return next((group for group in batch.schema.groups if field in group.all_fields), None)
-
-
 def keyed(features: Any) -> dict[str, list[list[int]]]:
     """Key -> the ids of every row."""
     if isinstance(features, JaggedFeatures):
@@ -138,11 +134,12 @@ def rows_in(value: Jagged) -> list[list[float]]:
     return [value.values[first:stop].tolist() for first, stop in pairwise(offsets)]
 
 
-def seen(batch: Batch, group: Sequence | None, rows: list[Any]) -> list[Any]:
+def seen(batch: Batch, field: str, rows: list[Any]) -> list[Any]:
     """What each sample sees of a list that has such rows."""
-    if group is None or group.name not in batch.shared:
+    sequence = next((group.name for group in batch.schema.groups if field in group.all_fields), None)
+    if sequence not in batch.shared:
         return rows
-    where = batch.shared[group.name]
+    where = batch.shared[sequence]
     events = [event for row in rows for event in row]
     assert len(events) == where.held
     assert [bool(row) for row in rows] == [number < where.rows for number in range(len(rows))]
@@ -155,19 +152,17 @@ def samples_of(batch: Batch) -> list[dict[str, Any]]:
     fields: dict[str, list[Any]] = {}
     features = keyed(batch.features)
     for key, rows in features.items():
-        fields[key] = seen(batch, group_of(batch, key), rows)
+        fields[key] = seen(batch, key, rows)
     for role in ("labels", "jagged"):
         for name, value in getattr(batch, role).items():
             listed = isinstance(value, Jagged)
-            fields[f"{role} {name}"] = (
-                seen(batch, group_of(batch, name), rows_in(value)) if listed else list(map(float, value))
-            )
+            fields[f"{role} {name}"] = seen(batch, name, rows_in(value)) if listed else list(map(float, value))
     for name, ids in batch.nested.items():
         group = next(group for group in batch.schema.groups if group.name == name)
         for key, each in keyed(ids).items():
             events = iter(each)
             rows = [[next(events) for _ in row] for row in features[group.fields[0]]]
-            fields[f"nested {key}"] = seen(batch, group, rows)
+            fields[f"nested {key}"] = seen(batch, key, rows)
             assert next(events, None) is None
     for name, numbers in (("dense", batch.dense), ("origin", batch.origin), *batch.mask.items()):
         fields[f"tensor {name}"] = numbers.tolist()
@@ -207,8 +202,7 @@ def check_part(part: Batch, whole: Batch, first: int) -> None:
     """What holds beside the values."""
     own, of_whole, rows = dict(tensors(part)), dict(tensors(whole)), slice(first, first + len(part))
     assert own.keys() == of_whole.keys()
-    for name, tensor in own.items():
-        assert tensor.dtype == of_whole[name].dtype
+    assert [tensor.dtype for tensor in own.values()] == [tensor.dtype for tensor in of_whole.values()]
     if not whole.shared:
         for name in own.keys() - made_for_the_part(whole, own):
             assert own[name].untyped_storage().data_ptr() == of_whole[name].untyped_storage().data_ptr(), name
@@ -259,6 +253,7 @@ def test_parts_hold_the_samples(
 ) -> None:
     batches = batches_of(files, kind, batch_size, split, torchrec)
     whole = batches[at % len(batches)]
+    assert whole.cost == (COST if split else None)
     samples = samples_of(whole)
     costs = np.array([cost_of(sample, whole) for sample in samples], np.int64)
     if not costs.any():  # all say 0, as where nothing has a length: then tokens count
