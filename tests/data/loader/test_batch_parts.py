@@ -90,11 +90,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source_of(folder: Path, kind: str) -> ParquetSource:
     if kind.startswith("histories"):
         return replace(as_of_data.source(folder), columns={"number": "at"})
-    side = ParquetSource(folder / "side", defaults={"score": -1})
-    with_side = "score" in SCHEMAS[kind].context
-    return ParquetSource(
-        folder / "rows", join=[Join(side, on="row", fields=("score",), missing="mask")] if with_side else []
-    )
+    score = Join(ParquetSource(folder / "side", defaults={"score": -1}), on="row", fields=("score",), missing="mask")
+    return ParquetSource(folder / "rows", join=[score] if "score" in SCHEMAS[kind].context else [])
 
 
 @cache
@@ -174,11 +171,14 @@ def samples_of(batch: Batch) -> list[dict[str, Any]]:
     return [{name: rows[number] for name, rows in fields.items()} for number in range(len(batch))]
 
 
+def all_keyed(batch: Batch) -> dict[str, Any]:
+    return {"features": batch.features} | {f"nested {name}": each for name, each in batch.nested.items()}
+
+
 def tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in ("features", *(f"nested {name}" for name in batch.nested)):
-        own = batch.nested[name[7:]] if name.startswith("nested") else batch.features
-        yield f"{name} values", own.flat()[0] if isinstance(own, JaggedFeatures) else own.values()
-        yield f"{name} lengths", own.flat()[1] if isinstance(own, JaggedFeatures) else own.lengths()
+    for name, own in all_keyed(batch).items():
+        values, lengths = own.flat() if isinstance(own, JaggedFeatures) else (own.values(), own.lengths())
+        yield from ((f"{name} values", values), (f"{name} lengths", lengths))
     yield from (("dense", batch.dense), ("origin", batch.origin), *batch.mask.items())
     for name, value in {**batch.labels, **batch.jagged, **batch.passthrough}.items():
         if isinstance(value, Jagged):
@@ -187,15 +187,7 @@ def tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
     for name, where in batch.shared.items():
         yield from ((f"{name} {each}", getattr(where, each)) for each in ("row", "start", "length", "offset"))
-    for name, split in batch.split.items():
-        yield f"{name} events", split.events
-
-
-def made_for_the_part(whole: Batch, own: dict[str, torch.Tensor]) -> set[str]:
-    """Tensors that are no views: lengths, offsets, the ids of several keys; and those without a number."""
-    keyed = {"features": whole.features, **{f"nested {name}": each for name, each in whole.nested.items()}}
-    ids = {f"{name} values" for name, each in keyed.items() if len(each.keys()) > 1}
-    return {name for name in own if name in ids or name.endswith(("lengths", "offsets")) or not len(own[name])}
+    yield from ((f"{name} events", split.events) for name, split in batch.split.items())
 
 
 def check_part(part: Batch, whole: Batch, first: int) -> None:
@@ -203,8 +195,10 @@ def check_part(part: Batch, whole: Batch, first: int) -> None:
     own, of_whole, rows = dict(tensors(part)), dict(tensors(whole)), slice(first, first + len(part))
     assert own.keys() == of_whole.keys()
     assert [tensor.dtype for tensor in own.values()] == [tensor.dtype for tensor in of_whole.values()]
-    if not whole.shared:
-        for name in own.keys() - made_for_the_part(whole, own):
+    made = {f"{name} values" for name, each in all_keyed(whole).items() if len(each.keys()) > 1}
+    made |= {name for name in own if name.endswith(("lengths", "offsets"))}
+    for name in own.keys() - made if not whole.shared else ():
+        if len(own[name]):
             assert own[name].untyped_storage().data_ptr() == of_whole[name].untyped_storage().data_ptr(), name
     listed = [name for name, value in (part.labels | part.jagged).items() if isinstance(value, Jagged)]
     shares = [{id((batch.labels | batch.jagged)[name].offsets) for name in listed} for batch in (part, whole)]
