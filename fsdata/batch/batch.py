@@ -115,9 +115,9 @@ class Batch:
         where it says 0 for all: the numbers that a sample has in `features`, `jagged` and `nested`, and 1.
 
         `stats` are those of the step but for `samples`. So the sum of `global_mean(loss, part)` over the parts is that
-        of the whole batch, and so are its gradients: backward for each part, one average over ranks for all. Over events
-        that are shared, give the losses of what `expand` makes, `over` the name of the sequence: merged events that lie
-        in two parts would count twice.
+        of the whole batch, and so are its gradients: backward for each part, one average over ranks for all. Over
+        events that are shared, give the losses of what `expand` makes, `over` the name of the sequence: merged events
+        that lie in two parts would count twice.
 
         Parts are views of the batch's tensors, with two exceptions that are copied: ids of a KeyedJaggedTensor with
         several keys, and events of `shared` that do not lie one after another. A part holds the shared events that its
