@@ -31,8 +31,8 @@ from common.table import add_results_option, emit
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, Split, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.batch.windows import merge_windows
 from fsdata.kernels import histories
-from fsdata.nodes.samples import merge_windows
 
 CAP, BATCH, STRETCHES, RANKS = 4096, 1024, 8, 4
 FIELDS = ("item_ids", "actions")

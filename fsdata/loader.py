@@ -213,7 +213,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._data.followed:
             loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
             whole = Followed(dealt, exchange=exchange, alive=lambda: loader() is not None)
-        batches = Batches(whole, memory=self._memory)
+        batches = Batches(whole, memory=self._memory, cost=None if balance is None else balance.cost)
         return batches if adapt is None else Adapted(batches, adapt)
 
     def __iter__(self) -> Iterator[BatchT]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
+from fsdata.batch.parts import CostOf, parts_of
 from fsdata.batch.plain import padded, to_dict
 from fsdata.schema import Schema
 
@@ -23,7 +24,7 @@ class StepStats:
     Attributes:
         epoch, step: position of the step; `step` counts the steps yielded in this epoch, from 0.
         world_size: ranks that share the global batch.
-        samples, global_samples: samples of this rank and of all ranks.
+        samples, global_samples: samples of this rank (of a part of its batch, those of the part) and of all ranks.
         global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
             known: always with one rank or with `balance`. Also under the names of labels that a sequence has, and of
             nested fields, whose ids are counted.
@@ -68,6 +69,7 @@ class Batch:
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
         schema: what the fields are; None in batches that no loader made.
+        cost: what `Balance(cost=...)` of the loader says, lengths by sequence -> int64 [B]; None without balance.
     """
 
     features: Any
@@ -82,6 +84,7 @@ class Batch:
     passthrough: dict[str, torch.Tensor | list[str]] = field(default_factory=dict)
     mask: dict[str, torch.Tensor] = field(default_factory=dict)
     schema: Schema | None = None
+    cost: CostOf | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Field name -> what the batch has of it, for models that take tensors by name. `context` fields are int64 [B],
@@ -103,6 +106,31 @@ class Batch:
                 called like a mask.
         """
         return padded(self, max_length)
+
+    def parts(self, number: int) -> list["Batch"]:
+        """The batch cut into `number` batches of consecutive samples that cost about the same, for steps that are
+        computed part by part (gradient accumulation). A part without samples is a batch like any other.
+
+        A cut is at the sample boundary nearest to its share of the cost: by `cost`, or by tokens where there is none or
+        where it says 0 for all: the numbers that a sample has in `features`, `jagged` and `nested`, and 1.
+
+        `stats` are those of the step but for `samples`. So the sum of `global_mean(loss, part)` over the parts is that
+        of the whole batch, and so are its gradients: backward for each part, one average over ranks for all. Over
+        events that are shared, give the losses of what `expand` makes, `over` the name of the sequence: merged events
+        that lie in two parts would count twice.
+
+        Parts are views of the batch's tensors, with two exceptions that are copied: ids of a KeyedJaggedTensor with
+        several keys, and events of `shared` that do not lie one after another. A part holds the shared events that its
+        samples see, so those that samples on both sides of a cut see are in both parts. With 1 it is the batch itself.
+
+        On a device this waits for the lengths: cut before `to` where that matters.
+
+        Raises:
+            ValueError: `number` is no integer of at least 1; fields with other rows than samples, or a
+                KeyedJaggedTensor with a batch size per key; `shared` or `nested` without a schema.
+        """
+        found: list[Batch] = parts_of(self, number)
+        return found
 
     @property
     def loss_weight(self) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsdata.batch.windows import Windows
 from fsdata.kernels.ranges import add_ranges, copy_ranges
 from fsdata.schema import Split
 
@@ -88,6 +89,19 @@ class Shared:
     rows: int
     total: int
     held: int
+
+    @classmethod
+    def of(cls, windows: Windows, tensor_of: Callable[[np.ndarray], Tensor]) -> "Shared":
+        """Of B samples and M merged windows; `tensor_of` says where the tensors lie."""
+        return cls(
+            row=tensor_of(windows.row),
+            start=tensor_of(windows.start),
+            length=tensor_of(windows.length),
+            offset=tensor_of(windows.offset),
+            rows=len(windows.first),
+            total=int(windows.length.sum()),
+            held=int(windows.size.sum()),
+        )
 
     @property
     def saved(self) -> int:

@@ -30,7 +30,7 @@ class JaggedFeatures(Mapping[str, Any]):
 
     @classmethod
     def of(cls, keys: tuple[str, ...], values: Tensor, lengths: Tensor, stride: int) -> "JaggedFeatures":
-        """values: [sum of lengths], key after key; lengths: int64 [keys * stride]."""
+        """values: [sum of lengths], key after key; lengths: int64 [keys * stride], in host memory."""
         by_key = lengths.view(len(keys), stride)
         known: dict[bytes, int] = {}
         row_of = [known.setdefault(own.numpy().tobytes(), len(known)) for own in by_key]
@@ -39,7 +39,11 @@ class JaggedFeatures(Mapping[str, Any]):
         torch.cumsum(by_key[first], 1, out=offsets[:, 1:])
         ends = by_key.sum(1).cumsum(0).tolist()
         places = zip(map(slice, [0, *ends], ends), row_of, strict=False)
-        return cls(values, offsets, dict(zip(keys, places, strict=True)))
+        return cls(values, offsets.to(values.device), dict(zip(keys, places, strict=True)))
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """What `of` makes it of: (values, key after key; lengths int64 [keys, B])."""
+        return self._values, self._offsets.diff()[[row for _, row in self._places.values()]]
 
     def jagged(self, key: str) -> Jagged:
         """The same as `self[key]`, as a `Jagged`."""

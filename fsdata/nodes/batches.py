@@ -9,18 +9,20 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from fsdata.balance.cost import CostModel
 from fsdata.batch.batch import Batch, StepStats
 from fsdata.batch.batch_plan import BatchPlan
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
+from fsdata.batch.windows import Windows
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end
-from fsdata.nodes.samples import Windows, explode, share
+from fsdata.nodes.samples import explode, share
 from fsdata.order.progress import Progress
 
 BatchT = TypeVar("BatchT")
@@ -42,16 +44,22 @@ class Batches(Node[Batch]):
 
     Args:
         pin_memory: in page-locked memory (CUDA). memory: where the tensors lie; None takes what `pin_memory` says.
+        cost: `Batch.cost`.
     """
 
     def __init__(
-        self, source: Kept | Dealt | Node[Any], *, pin_memory: bool = False, memory: HostMemory | None = None
+        self,
+        source: Kept | Dealt | Node[Any],
+        *,
+        pin_memory: bool = False,
+        memory: HostMemory | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         super().__init__()
         self.source = source
         if memory is None:
             memory = PageLocked() if can_pin(pin_memory) else Reused(self.units.pool)
-        self._maker = BatchMaker(self.units.data.layout, memory)
+        self._maker = BatchMaker(self.units.data.layout, memory, cost)
 
     def next(self) -> Batch:
         """Raises StopIteration at the end of the epoch."""
@@ -92,10 +100,11 @@ class Adapted(Node[Any]):
 
 
 class BatchMaker:
-    """Makes batches of rows of one layout, in `memory`."""
+    """Makes batches of rows of one layout, in `memory`. cost: `Batch.cost`."""
 
-    def __init__(self, layout: Layout, memory: HostMemory) -> None:
+    def __init__(self, layout: Layout, memory: HostMemory, cost: CostModel | None = None) -> None:
         self._layout = layout
+        self._cost = cost
         self._memory = memory
         self._plan = BatchPlan.of(layout)
 
@@ -135,11 +144,12 @@ class BatchMaker:
             origin=memory.tensor_of(origin),
             stats=stats,
             nested=nested,
-            shared={name: _shared(each, memory) for name, each in windows.items()},
+            shared={name: Shared.of(each, memory.tensor_of) for name, each in windows.items()},
             split=_split(length, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
             schema=layout.schema,
+            cost=self._cost,
         )
         # Values come last: they push out of the processor's caches what all of the above needs. Then what reads values.
         for part in parts:
@@ -183,18 +193,6 @@ def _split(
         events = windows[name].length if name in windows else length[layout.groups[name]].copy()
         found[name] = SplitSequence.of(memory.tensor_of(events), options)
     return found
-
-
-def _shared(windows: Windows, memory: HostMemory) -> Shared:
-    return Shared(
-        row=memory.tensor_of(windows.row),
-        start=memory.tensor_of(windows.start),
-        length=memory.tensor_of(windows.length),
-        offset=memory.tensor_of(windows.offset),
-        rows=len(windows.first),
-        total=int(windows.length.sum()),
-        held=int(windows.size.sum()),
-    )
 
 
 def _nested(flat: dict[int, torch.Tensor], counts: list[int], keys: tuple[str, ...], some: slice, ids: slice) -> Any:

@@ -8,10 +8,11 @@ Letters: N rows or samples, C candidates of all rows, M merged windows, F fields
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from fsdata.batch.windows import Windows, merge_windows
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import REFERENCE, Layout
 
@@ -36,57 +37,6 @@ def items_of(lengths: Mapping[str, np.ndarray], exploded: str | None) -> dict[st
         return {name: int(length.sum()) for name, length in lengths.items()}
     count = lengths[exploded]
     return {name: int((count if name == exploded else length * count).sum()) for name, length in lengths.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """Merged windows, in order of the first sample of each, and where samples find theirs.
-
-    Attributes:
-        row: int64 [N], the merged window of each sample; 0 where a sample has no events.
-        start: int64 [N], where the sample's events begin in it. length: int64 [N].
-        first: int64 [M], the sample with whose events each begins. size: int64 [M] events.
-    """
-
-    row: np.ndarray
-    start: np.ndarray
-    length: np.ndarray
-    first: np.ndarray
-    size: np.ndarray
-
-    @property
-    def offset(self) -> np.ndarray:
-        """int64 [N]: where the sample's events begin among the events of all merged windows."""
-        starts = np.cumsum(self.size) - self.size
-        return np.where(self.length > 0, np.append(starts, 0)[self.row] + self.start, 0)
-
-
-def merge_windows(table: np.ndarray, begin: np.ndarray, length: np.ndarray) -> Windows:
-    """Merge windows that overlap. table, begin, length: int64 [N], in which table each lies, and where."""
-    row, start = np.zeros_like(length), np.zeros_like(length)
-    some = np.flatnonzero(length)
-    order = np.lexsort((some, begin[some], table[some]))
-    of, begins = table[some][order], begin[some][order]
-    reach = begins + length[some][order]
-    opens = np.ones(len(some), bool)
-    tables = np.ones(len(some), bool)
-    tables[1:] = of[1:] != of[:-1]
-    far = int(reach.max(initial=0)) + 1
-    apart = far * np.cumsum(tables)  # so that windows of one table end before those of the next begin
-    ends = np.maximum.accumulate(reach + apart) - apart
-    opens[1:] = tables[1:] | (begins[1:] >= ends[:-1])
-    window = np.cumsum(opens) - 1
-    last = np.append(np.flatnonzero(opens)[1:] - 1, len(some) - 1)[: window[-1] + 1 if len(window) else 0]
-    samples = some[order]
-    earliest = np.minimum.reduceat(samples, np.flatnonzero(opens)) if len(some) else samples
-    number = np.empty_like(earliest)
-    number[np.argsort(earliest)] = np.arange(len(earliest))
-    row[samples] = number[window]
-    start[samples] = begins - begins[opens][window]
-    first, size = np.empty_like(number), np.empty_like(number)
-    first[number] = samples[opens]
-    size[number] = ends[last] - begins[opens]
-    return Windows(row=row, start=start, length=length.copy(), first=first, size=size)
 
 
 def windows_of_rows(places: np.ndarray, length: np.ndarray) -> Windows:

@@ -268,7 +268,7 @@ def test_histories(here):
 
 
 def test_balancing(training, capsys):
-    default, fitted, rebalanced, graph, behind_embeddings, parts = python("docs/balancing.md")
+    default, fitted, in_parts, rebalanced, graph, behind_embeddings, parts = python("docs/balancing.md")
     scope = {name: getattr(fsdata, name) for name in fsdata.__all__} | {"fsdata": fsdata}
     assert repr(eval(default, scope)) == repr(fsdata.Balance())
     exec(fitted, scope)
@@ -280,6 +280,9 @@ def test_balancing(training, capsys):
     clicks = {"schema": fsdata.Schema(context=("user_id",), labels=("click",)), "seen": seen}
     exec(graph.replace("...", "seen.append(batch)"), {**scope, **clicks})
     assert sum(len(batch) for batch in seen[3:]) == 300
+    one = torch.ones((), requires_grad=True)
+    exec(in_parts, {**scope, "batch": seen[3], "model": lambda part: one * part.labels["click"]})
+    torch.testing.assert_close(one.grad, seen[3].labels["click"].mean())
     exec(parts, scope)
     assert sorted(scope["plan"].rank.tolist()) == [0, 0, 1, 1]
     model = training["model"].module

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
-from fsdata.nodes.samples import merge_windows
+from fsdata.batch.windows import merge_windows
 
 
 def shared(group: Sequence, **options: Any) -> Sequence:
