@@ -13,9 +13,9 @@ from clocks import Clocks
 from exact import compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_model import Config, Table
+from exact_parts import LOOPS, in_parts
 from hypothesis import given
 from hypothesis import strategies as st
-from parts import LOOPS, in_parts
 from patience import PATIENCE_S
 from torch import nn
 from torchrec import KeyedJaggedTensor

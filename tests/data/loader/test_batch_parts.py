@@ -393,7 +393,6 @@ NESTED = KeyedJaggedTensor(["n"], torch.arange(3), lengths=torch.tensor([1, 1, 1
         ),
         ({"nested": {"s": NESTED}, "schema": Schema(sequences=[Sequence("s", ("c",))])}, "finds no field of .* 's'"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_cut_is_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
