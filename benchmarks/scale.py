@@ -56,7 +56,7 @@ def planning(name: str, world: World, asked: Callable[..., Asked]) -> list[Any]:
     tracemalloc.stop()
     back = ids.back[0]
     assert back is not None
-    rows = len(ids.ahead(0).fetch.exclusive.received) + len(back.exclusive.sent) + 2
+    rows = len(ids.ahead(0).fetch[-1].received) + len(back.pieces[-1].sent) + 2
     return ["fscomm: plan a step", name, world.ranks, min(times), most / 2**20, sum(planner.peers.sent[-3:]), 3 + rows]
 
 

@@ -43,10 +43,10 @@ def counted(source: str, ranks: int) -> dict[str, int]:
     tracemalloc.stop()
     back = ids.back[0]
     assert back is not None
-    fetch = ids.ahead(0).fetch.exclusive
+    fetch = ids.ahead(0).fetch[-1]
     sent, came = fetch.lookup.splits, fetch.received
     assert len(sent) == len(came)
-    return {"exchanges": len(sent) + len(back.exclusive.sent), "calls": calls, "bytes": most}
+    return {"exchanges": len(sent) + len(back.pieces[-1].sent), "calls": calls, "bytes": most}
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -68,5 +68,5 @@ def test_what_the_peers_say_is_what_a_rank_expects() -> None:
         merge = ids.ahead(0).merge
         assert len(merge.index) == len(mine.ids) == len(order)
         used = torch.unique(merge.index)
-        assert torch.equal(used, torch.arange(sum(merge.totals)))
+        assert torch.equal(used, torch.arange(merge.starts[-1]))
         assert ids.ahead(0).occurrences == planner.peers.asked.counts.sum()

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from pages import PAGES, blocks, name, python
 from torchrec import EmbeddingCollection, EmbeddingConfig
-from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 
 import fscomm
 import fsdata
@@ -95,7 +95,10 @@ def training(here):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(0)
     model = DistributedModelParallel(
-        Popularity(), device=torch.device("cpu"), sharders=[EmbeddingCollectionSharder({"learning_rate": 0.1})]
+        Popularity(),
+        device=torch.device("cpu"),
+        sharders=[EmbeddingCollectionSharder({"learning_rate": 0.1})],
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
     schema = fsdata.Schema(context=("user_id", "country"), labels=("click",))
     with fsdata.FreeScaleDataLoader(fsdata.ParquetSource("impressions/*.parquet"), schema, batch_size=32) as loader:
@@ -108,8 +111,8 @@ def test_no_page_with_examples_is_left_out():
     of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
     of_data |= {"docs/growing-data.md"}
     here = {"README.md", "docs/index.md", "docs/coming-from.md", "docs/fscomm.md"} | of_data
-    run_by_its_commands = {"docs/getting-started.md"}
-    assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_by_its_commands
+    run_elsewhere = {"docs/getting-started.md", "docs/dlrm-v4.md"}  # by its commands; with an event log
+    assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_elsewhere
 
 
 def test_readme(training, capsys):
@@ -323,13 +326,14 @@ def test_resume(training):
 
 
 def test_fscomm(training, capsys):
-    served, traced, pipeline, meter = python("docs/fscomm.md")
+    served, in_parts, traced, pipeline, meter = python("docs/fscomm.md")
     exec(served, training)
     report = training["comm"].report()
     assert report.fallbacks == {}
     assert report.num_steps == len(training["loader"])
     assert report.total.collisions["embeddings"].colliding > 0
     assert str(report) in capsys.readouterr().out
+    exec(in_parts, {**training, "fscomm": fscomm})
     model = training["model"]
     with fscomm.enable(model) as comm:
         batches = iter(comm.lookahead(training["loader"]))

@@ -86,9 +86,9 @@ def watched(patch: pytest.MonkeyPatch, device: Stamped) -> None:
         device.use("update", "gradient", gradients.number)
         update(self, gradients, *rest)
 
-    def take_gradient(self: Any, step: Any, group: int, gradient: Any) -> None:
+    def take_gradient(self: Any, step: Any, part: int, group: int, gradient: Any) -> None:
         device.make("gradient", step.number)
-        take(self, step, group, gradient)
+        take(self, step, part, group, gradient)
 
     patch.setattr(IdExchange, "exchange", run_ids)
     patch.setattr(RowExchange, "fetch", fetch_rows)

@@ -90,7 +90,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
     fetch, run, own_forward = RowExchange.fetch, Worker._run, lookups.own_forward
     updated, flush = Program._note_updated, engine.Engine.flush
-    run_served, run_plainly = engine.Engine._run_served, engine.Engine._run_plainly
+    run_served, run_plainly = engine.Engine._run_served, engine.Engine.run_plainly
     forward, result = engine.Engine.forward, Pending.result
 
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
@@ -182,7 +182,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (lookups, "own_forward", forward_of),
         (engine.Engine, "flush", flushed),
         (engine.Engine, "_run_served", ran_served),
-        (engine.Engine, "_run_plainly", plainly),
+        (engine.Engine, "run_plainly", plainly),
         (engine.Engine, "forward", called),
         (Pending, "result", waited),
     ):
