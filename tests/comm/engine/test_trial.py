@@ -198,9 +198,9 @@ def made_before_they_are_prepared(rank: int, size: int) -> list[bool]:
     made: list[bool] = []
     prepare = TorchRecBinding.prepare
 
-    def noted(self: TorchRecBinding, features: Any, on_host: Any) -> Any:
+    def noted(self: TorchRecBinding, parts: Any) -> Any:
         made.append(not self.module._has_uninitialized_input_dist)
-        return prepare(self, features, on_host)
+        return prepare(self, parts)
 
     run = new_run(rank, size, CONFIG, "fscomm")
     features = {f"embeddings.{name}": partial(ids_of, module=name) for name in CONFIG.modules}
