@@ -11,7 +11,7 @@ from exact_model import Config
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fscomm.exchange.operations import Class
+from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.exchange.wire_gate import WireGate
 
 SAVED = 3  # after this step
@@ -142,7 +142,7 @@ def written_before_a_forward(run: Run) -> None:
                 if run.mode == "fscomm":
                     (coming,) = comm._engine._announced
                     for module in coming.modules:
-                        module.fetched[Class.EXCLUSIVE].done.result()
+                        module.fetched[EXCLUSIVE].done.result()
                 with torch.no_grad():
                     for table in run.tables().values():
                         table.mul_(0.5)
