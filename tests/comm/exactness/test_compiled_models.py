@@ -245,12 +245,12 @@ def compiled_while_ids_are_prepared(run: Run) -> None:
     begun, prepared = threading.Event(), threading.Event()
     prepare = TorchRecBinding.prepare
 
-    def prepare_then(self: Any, features: KeyedJaggedTensor, on_host: Any) -> Any:
-        if features.values().numel():
-            return prepare(self, features, on_host)
+    def prepare_then(self: Any, parts: Any) -> Any:
+        if any(features.values().numel() for features, _ in parts):
+            return prepare(self, parts)
         begun.wait(PATIENCE_S)
         try:
-            return prepare(self, features, on_host)
+            return prepare(self, parts)
         finally:
             prepared.set()
 

@@ -46,9 +46,10 @@ class Told(Listener):
     def draws(self) -> bool:
         return self._draws if self._of_ranks is None else self._of_ranks
 
-    def hold(self, batch: Any) -> None:
+    def hold(self, batch: Any) -> Any:
         self._open = max(self._open - 1, 0)
         self._tell("hold", batch)
+        return batch
 
     def end(self) -> None:
         self.events.append(("end",))
