@@ -155,7 +155,7 @@ class Backward:
             gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, calls))
             step.returning[calls] = Returning(gradients=gradients)
         returning = step.returning[calls]
-        if part in returning.came or returning.sent > part or self._over is not None:
+        if returning.gradients is None or part in returning.came or returning.sent > part or self._over is not None:
             raise RuntimeError(
                 "a second backward through a part, or one after its step or block has ended: the tables of a step are "
                 "updated once, when the last part has its gradients"
@@ -166,12 +166,14 @@ class Backward:
             self._send_part(step, returning)
 
     def _send_part(self, step: Step, returning: Returning) -> None:
-        part, returning.sent = returning.sent, returning.sent + 1
+        part, returning.sent, gradients = returning.sent, returning.sent + 1, returning.gradients
+        assert gradients is not None
         if returning.sent < self._parts:
             self._executor.check()
-            returning.under_way += self._program.send_part(step, returning.gradients, part)
+            returning.under_way += self._program.send_part(step, gradients, part)
         else:
-            self._update(step, returning.gradients, returning.under_way)
+            returning.gradients = None  # the user may hold the step for long
+            self._update(step, gradients, returning.under_way)
 
     def end_step(self, step: Step) -> None:
         """The user leaves a step in parts: those without a backward pass give nothing, if others had one."""

@@ -92,11 +92,6 @@ class Program:
             self._send(step, gradients, gradients.groups, last),
             self._update(step, gradients, soon, 0, sent),
         ]
-        later = dict.fromkeys(modules, used_later(shared, step.next))
-        unhurried = [
-            self._send(step, gradients, gradients.groups, 2 * self._parts - 1),
-            self._update(step, gradients, later, 1, sent),
-        ]
         fetches = []
         if successor is not None and to_fetch:
             fetches = [self._fetch_piece(successor, to_fetch, piece) for piece in range(self._parts)]
@@ -105,6 +100,11 @@ class Program:
         self._note_updated(soon, done[1])
         fetched = done[2:]
         if self._parts > 1:
+            later = dict.fromkeys(modules, used_later(shared, step.next))
+            unhurried = [
+                self._send(step, gradients, gradients.groups, 2 * self._parts - 1),
+                self._update(step, gradients, later, 1, sent),
+            ]
             done = self._executor.submit_later([*unhurried, *fetches[1:]])
             updated.append(done[1])
             self._note_updated(later, done[1])

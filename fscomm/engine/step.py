@@ -51,10 +51,10 @@ class ModuleInStep:
 
 @dataclass(slots=True, kw_only=True)
 class Returning:
-    """The gradients of a forward that travel part by part. came: parts that have theirs; sent: so many parts travel;
-    under_way: what brings them."""
+    """The gradients of a forward that travel part by part; None when all do. came: parts that have theirs; sent: so
+    many parts travel; under_way: what brings them."""
 
-    gradients: Gradients
+    gradients: Gradients | None
     came: set[int] = field(default_factory=set)
     sent: int = 0
     under_way: list[Pending[None]] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""What threads hand to each other: the ids worker `ExchangedIds`, a backward pass `Gradients`. All of it is frozen."""
+"""What threads hand to each other: the ids worker `ExchangedIds`, a backward pass `Gradients`.
+
+The former is frozen. To the latter parts of a step are added, each before the operation that sends it is submitted.
+"""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

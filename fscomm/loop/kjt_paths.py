@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fscomm.plan.hash_tables import checksum
 
-_DEEPEST = 6
+DEEPEST = 6
 _MOST_NODES = 10_000
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
-_NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
+NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
 
 class KJT(Protocol):
@@ -77,9 +77,9 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
         path, value = queue.popleft()
         if isinstance(value, Tensor) or is_kjt(value):
             yield path, value
-        elif len(path.steps) < _DEEPEST and id(value) not in entered:
+        elif len(path.steps) < DEEPEST and id(value) not in entered:
             entered.add(id(value))
-            inner = ((step, child) for step, child in _children(value) if not isinstance(child, _NOT_ENTERED))
+            inner = ((step, child) for step, child in _children(value) if not isinstance(child, NOT_ENTERED))
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
 
 
@@ -213,10 +213,10 @@ def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
         yield from ((Attribute(name=name), child) for name, child in zip(names, value, strict=True))
     elif isinstance(value, list | tuple):
         yield from ((Item(key=index), child) for index, child in enumerate(value))
-    yield from ((Attribute(name=name), child) for name, child in _stored(value))
+    yield from ((Attribute(name=name), child) for name, child in stored(value))
 
 
-def _stored(value: Any) -> Iterator[tuple[str, Any]]:
+def stored(value: Any) -> Iterator[tuple[str, Any]]:
     """What an instance keeps in its `__dict__` and in its slots, by the name that reads it."""
     with suppress(AttributeError):  # it has slots only
         yield from dict(object.__getattribute__(value, "__dict__")).items()

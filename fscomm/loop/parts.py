@@ -5,15 +5,15 @@ Letters: B samples, F keys, k parts.
 """
 
 import copy
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import KJT, is_kjt, walk
+from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, stored, walk
 from fscomm.loop.kjt_recipes import Make
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]
         if kjt.stride() == samples:
             costs += kjt.lengths().view(len(kjt.keys()), samples).sum(0).numpy()
     ends = cut_points(costs, number)
-    return [_part(batch, samples, start, end, make) for start, end in zip([0, *ends], ends, strict=False)]
+    return [_Part(samples, start, end, make).of(batch) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def cut_points(costs: np.ndarray, number: int) -> list[int]:
@@ -103,52 +103,52 @@ def cut_points(costs: np.ndarray, number: int) -> list[int]:
     return [*ends[:-1], len(costs)]
 
 
-def _part(value: Any, samples: int, start: int, end: int, make: Make) -> Any:
-    """Samples `start` to `end` of `value`."""
-    if isinstance(value, Tensor):
-        return value[start:end] if value.dim() and len(value) == samples else value
-    if is_kjt(value):
-        return _part_of_kjt(value, start, end, make) if value.stride() == samples else value
-    if isinstance(value, MutableMapping):
-        made = copy.copy(value)
-        for key, item in value.items():
-            made[key] = _part(item, samples, start, end, make)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Samples `start` to `end` of B. make: gives a KJT."""
+
+    samples: int
+    start: int
+    end: int
+    make: Make
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """The same `value` where it has no samples, at most as many steps from the batch as `walk` goes."""
+        if isinstance(value, Tensor):
+            return value[self.start : self.end] if value.dim() and len(value) == self.samples else value
+        if is_kjt(value):
+            return self._of_kjt(value) if value.stride() == self.samples else value
+        if depth == DEEPEST or isinstance(value, NOT_ENTERED):
+            return value
+        if isinstance(value, MutableMapping):
+            made = copy.copy(value)
+            for key, item in value.items():
+                made[key] = self.of(item, depth + 1)
+            return made
+        if isinstance(value, list | tuple):
+            items = [self.of(item, depth + 1) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        made = value
+        for name, item in stored(value):
+            if (cut := self.of(item, depth + 1)) is not item:
+                made = copy.copy(value) if made is value else made
+                object.__setattr__(made, name, cut)
         return made
-    if isinstance(value, list | tuple):
-        items = [_part(item, samples, start, end, make) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    stored = _stored(value)
-    if not stored:
-        return value
-    made = copy.copy(value)
-    for name, item in stored.items():
-        object.__setattr__(made, name, _part(item, samples, start, end, make))
-    return made
 
+    def _of_kjt(self, kjt: KJT) -> Any:
+        keys, weights, start, end = list(kjt.keys()), kjt.weights_or_none(), self.start, self.end
+        lengths = kjt.lengths().view(len(keys), self.samples)
+        of_keys = lengths.sum(1)
+        firsts = of_keys.cumsum(0) - of_keys + lengths[:, :start].sum(1)
+        edges = torch.stack([firsts, firsts + lengths[:, start:end].sum(1)], dim=1).tolist()
 
-def _stored(value: Any) -> Mapping[str, Any]:
-    """What an instance of a class of the user holds, by name."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
-    if isinstance(value, type | torch.nn.Module) or callable(value):
-        return {}
-    return dict(getattr(value, "__dict__", {}))
+        def some(values: Tensor) -> Tensor:
+            return torch.cat([values[:0], *(values[first:last] for first, last in edges)])
 
-
-def _part_of_kjt(kjt: KJT, start: int, end: int, make: Make) -> Any:
-    keys, stride, weights = list(kjt.keys()), kjt.stride(), kjt.weights_or_none()
-    lengths = kjt.lengths().view(len(keys), stride)
-    of_keys = lengths.sum(1)
-    firsts = of_keys.cumsum(0) - of_keys + lengths[:, :start].sum(1)
-    edges = torch.stack([firsts, firsts + lengths[:, start:end].sum(1)], dim=1).tolist()
-
-    def some(values: Tensor) -> Tensor:
-        return torch.cat([values[:0], *(values[first:last] for first, last in edges)])
-
-    return make(
-        keys,
-        some(kjt.values()),
-        lengths[:, start:end].flatten().contiguous(),  # of one sample it would be every B-th of the batch's
-        None if weights is None else some(weights),
-        end - start,
-    )
+        return self.make(
+            keys,
+            some(kjt.values()),
+            lengths[:, start:end].flatten().contiguous(),  # of one sample it would be every B-th of the batch's
+            None if weights is None else some(weights),
+            end - start,
+        )

@@ -83,6 +83,14 @@ CONFIGS: dict[str, Config] = {
         weight_decay=0.01,
         static_graph=False,
     ),
+    "small": Config(
+        modules={
+            "a": (Table(name="r", rows=40, sharding="row", features=("r0", "r1")),),
+            "b": (Table(name="s", rows=33, sharding="table", features=("s0",), home=1),),
+        },
+        weight_decay=0.01,
+        static_graph=False,
+    ),
     "row": Config(modules=_kinds("row"), optimizer="adagrad", steps=22),
     "half rowwise": Config(modules={"a": mixed(precision="FP16")}, weight_decay=0.01),
     "odd tables": Config(  # of other precisions and learning rates in one sharding group, and such as are not trained

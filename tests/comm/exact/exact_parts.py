@@ -7,6 +7,7 @@ once, with the gradients of all parts.
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import exact_model
@@ -97,15 +98,12 @@ def step_in_parts(run: Run, given: Any, number: int) -> Iterator[Iterator[Batch]
         module.forward = wholes[name]
 
     def parts() -> Iterator[Batch]:
-        for part, (start, end) in zip(cut(given, ends), zip([0, *ends], ends, strict=False), strict=True):
+        for i, part in enumerate(cut(given, ends)):
             for whole in wholes.values():
-                whole.samples = slice(start, end)
-            last = part_number[0] == number - 1
-            with contextlib.nullcontext() if last or not run.config.data_parallel else run.ddp.no_sync():
+                whole.samples = slice(ends[i - 1] if i else 0, ends[i])
+            with contextlib.nullcontext() if i == number - 1 else own_dense_gradients(run):
                 yield part
-            part_number[0] += 1
 
-    part_number = [0]
     try:
         yield parts()
     finally:  # an error that leaves the last part after its backward pass leaves a step that is complete
@@ -131,20 +129,24 @@ def loss_of(run: Run, name: str, part: Batch) -> torch.Tensor:
     return ((output - part.target) ** 2 * part.weight).sum()
 
 
+def train(run: Run, step: int, parts: Any) -> None:
+    with parts as of_step:
+        for i, part in enumerate(of_step):
+            loss_of(run, f"{step}.{i}", part).backward()
+    run.optimizer.step()
+
+
 def base(number: int, run: Run) -> None:
     with run.enable() as comm:
         for step, parts in steps(run, comm, number):
-            with parts as of_step:
-                for i, part in enumerate(of_step):
-                    loss_of(run, f"{step}.{i}", part).backward()
-            run.optimizer.step()
+            train(run, step, parts)
 
 
 def forwards_first(number: int, run: Run) -> None:
     """Backward by part, from the last one on, or of the sum of all losses."""
     with run.enable() as comm:
         for step, parts in steps(run, comm, number):
-            with parts as of_step, averages(run, on=False):
+            with parts as of_step, own_dense_gradients(run):
                 losses = [loss_of(run, f"{step}.{i}", part) for i, part in enumerate(of_step)]
                 if step % 2:
                     torch.stack(losses).sum().backward()
@@ -158,7 +160,7 @@ def some_backwards(number: int, run: Run) -> None:
     """A part, the last one, all but one, or all go without a backward pass, or without a forward."""
     with run.enable() as comm:
         for step, parts in steps(run, comm, number):
-            with parts as of_step, averages(run, on=False):
+            with parts as of_step, own_dense_gradients(run):
                 for i, part in enumerate(of_step):
                     if step % 6 == 5 and i == 1:
                         break
@@ -194,10 +196,7 @@ def evaluated(number: int, run: Run) -> None:
     """Inside the loop over training batches another one over batches to evaluate, whole."""
     with run.enable() as comm:
         for step, parts in steps(run, comm, number):
-            with parts as of_step:
-                for i, part in enumerate(of_step):
-                    loss_of(run, f"{step}.{i}", part).backward()
-            run.optimizer.step()
+            train(run, step, parts)
             if step % 3 == 2:
                 with torch.no_grad():
                     for other, given in enumerate(comm.lookahead(run.loader(step, step + 2))):
@@ -211,7 +210,7 @@ def several_blocks(number: int, run: Run) -> None:
         try:
             with run.enable() as comm:
                 for step, parts in steps(run, comm, number, block):
-                    with parts as of_step, averages(run, on=False):
+                    with parts as of_step, own_dense_gradients(run):
                         for i, part in enumerate(of_step):
                             loss_of(run, f"{block}.{step}.{i}", part).backward()
                             if step == 3 and i == 0 and block == 1:
@@ -237,14 +236,9 @@ def given_out(run: Run, step: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-@contextlib.contextmanager
-def averages(run: Run, *, on: bool) -> Iterator[None]:
+def own_dense_gradients(run: Run) -> AbstractContextManager[None]:
     """Dense gradients stay those of each rank: backward passes are other ones than DDP expects."""
-    if not run.config.data_parallel:
-        yield
-        return
-    with contextlib.nullcontext() if on else run.ddp.no_sync():
-        yield
+    return run.ddp.no_sync() if run.config.data_parallel else contextlib.nullcontext()
 
 
 LOOPS = {each.__name__: each for each in (base, forwards_first, some_backwards, looked_at, evaluated, several_blocks)}

@@ -11,7 +11,7 @@ from clocks import Clocks
 from exact import compare, differences, flat, plain, raw_state
 from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS, base
-from exact_model import Config, Table, build
+from exact_model import Config, build
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import World, shared_world
@@ -166,14 +166,6 @@ def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport:
         assert ids >= 0.9 * (ids + sum(forwards[name]["plain_ids"] for name in plainly))
 
 
-SMALL = CONFIGS["loops"].but(
-    modules={
-        "a": (Table(name="r", rows=40, sharding="row", features=("r0", "r1")),),
-        "b": (Table(name="s", rows=33, sharding="table", features=("s0",), home=1),),
-    }
-)
-
-
 def check_loop(size: int, config: Config, loop: str, *, ahead: bool = False) -> None:
     """Nothing runs plainly that could be served."""
     for said in check(shared_world(size), config, loop, ahead=ahead):
@@ -186,7 +178,7 @@ def check_loop(size: int, config: Config, loop: str, *, ahead: bool = False) -> 
 @pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: str, ahead: bool) -> None:
-    check_loop(2, SMALL, loop, ahead=ahead)
+    check_loop(2, CONFIGS["small"], loop, ahead=ahead)
 
 
 def test_the_last_backward_of_pooled_tables_after_the_block() -> None:

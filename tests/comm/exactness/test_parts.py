@@ -12,7 +12,7 @@ import torch.distributed as dist
 from clocks import Clocks
 from exact import compare, new_run
 from exact_configs import CONFIGS, configs
-from exact_model import Config, Table
+from exact_model import Config
 from exact_parts import LOOPS, in_parts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,18 +76,10 @@ def test_models(name: str, size: int, parts: int, transport: str) -> None:
             assert forwards["served"] == config.steps - 1
 
 
-SMALL = CONFIGS["loops"].but(
-    modules={
-        "a": (Table(name="r", rows=40, sharding="row", features=("r0", "r1")),),
-        "b": (Table(name="s", rows=33, sharding="table", features=("s0",), home=1),),
-    }
-)
-
-
 @pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: str, ahead: bool) -> None:
-    for said in check(shared_world(2), SMALL, loop, 3, ahead=ahead):
+    for said in check(shared_world(2), CONFIGS["small"], loop, 3, ahead=ahead):
         assert said["fallbacks"] == {}
 
 
@@ -101,7 +93,7 @@ def late_looks(rank: int, size: int) -> list[str]:
         fetch(self, ids, groups, piece)
 
     with mock.patch.object(RowExchange, "fetch", late):
-        found, _ = compared(rank, size, SMALL.but(static_graph=False, steps=5), "looked_at", 3, {}, False)
+        found, _ = compared(rank, size, CONFIGS["small"].but(steps=5), "looked_at", 3, {}, False)
     return found
 
 
@@ -163,7 +155,7 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
     ],
 )
 def test_misuse(how: str, words: str) -> None:
-    for error in shared_world(2).run(misused, SMALL.but(static_graph=False), how):
+    for error in shared_world(2).run(misused, CONFIGS["small"], how):
         assert words in error
 
 
@@ -190,12 +182,12 @@ def refused(rank: int, size: int, config: Config) -> str:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (SMALL.but(static_graph=True), "DefaultDataParallelWrapper(static_graph=False)"),
+        (CONFIGS["small"].but(static_graph=True), "DefaultDataParallelWrapper(static_graph=False)"),
         (
             CONFIGS["planned"],
             "only fused is served; embeddings.b (data_parallel): sharding data_parallel is not served",
         ),
-        (SMALL.but(static_graph=False, dedup=True), "for embeddings.a: index dedup adds up the gradients of an id"),
+        (CONFIGS["small"].but(dedup=True), "for embeddings.a: index dedup adds up the gradients of an id"),
     ],
 )
 def test_what_cannot_be_computed_in_parts(config: Config, words: str) -> None:
@@ -222,6 +214,7 @@ class Given:
         self.kjt = KeyedJaggedTensor(["a", "b"], values, weights=weights, lengths=lengths, stride=samples)
         self.nested = {"dense": [torch.rand(samples, 2)], "names": ("x", torch.rand(samples + 1)), "number": 5}
         self.scalar = torch.tensor(1.0)
+        self.whole = {"itself": self}
 
 
 @given(samples=st.integers(0, 9), number=st.integers(2, 5), seed=st.integers(0, 999))
@@ -239,6 +232,7 @@ def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> No
     for part in parts:
         assert part.nested["names"][1] is batch.nested["names"][1]
         assert (part.nested["number"], part.scalar) == (5, batch.scalar)
+        assert part.whole is not batch.whole
     assert batch.kjt.stride() == samples  # as it was
 
 
