@@ -221,7 +221,7 @@ def stored(value: Any) -> Iterator[tuple[str, Any]]:
     with suppress(AttributeError):  # it has slots only
         yield from dict(object.__getattribute__(value, "__dict__")).items()
     for base in reversed(type(value).__mro__):
-        for name, member in vars(base).items():
+        for name, member in tuple(vars(base).items()):  # copying an instance writes into its class
             if isinstance(member, MemberDescriptorType) and not name.endswith("__"):
                 with suppress(AttributeError):  # this slot was never set
                     yield name, member.__get__(value)

@@ -17,7 +17,7 @@ from standin_kernel import Kernel
 from torch import nn
 
 from fscomm.comm import Comm
-from fscomm.plan.routes import Request, request
+from fscomm.plan.routes import Part, Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.tables.binding import Asked, Binding
 from fscomm.tables.group_tables import as_they_are
@@ -149,12 +149,20 @@ class RowsBinding(Binding):
     def proxy_targets(self, group: int) -> list[Any]:
         return self.kernels[group]
 
-    def prepare(self, features: Ids, on_host: Ids | None = None) -> tuple[list[Any], list[Request]]:
-        sent = Sent(features, self.module.blocks, self.layouts[0].world_size)
-        return [], [request(sent.ids, sent.counts.flatten().tolist(), sent.place, self.layouts[0])]
+    @property
+    def whole_batches_only(self) -> str:
+        return "its output does not say which rows are of which sample"
 
-    def output(self, features: Ids, parts: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
+    def prepare(self, parts: Sequence[tuple[Ids, Ids | None]]) -> tuple[list[list[Any]], list[Request]]:
+        sent = [Sent(features, self.module.blocks, self.layouts[0].world_size) for features, _ in parts]
+        asked = [Part(each.ids, each.counts.flatten().tolist(), each.place) for each in sent]
+        return [[] for _ in parts], [request(asked, self.layouts[0])]
+
+    def output(self, features: Ids, given: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
         return rows[0]
+
+    def cut(self, output: Any, ends: Sequence[int]) -> Any:
+        raise AssertionError("no block in parts is entered")
 
     def asked(self, features: Ids) -> list[Asked]:
         return [Asked(self.name, *StandIn().asked(self.module, features), None)]

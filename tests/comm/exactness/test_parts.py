@@ -1,7 +1,9 @@
 """Steps that are computed in parts: to the bit what one call of the embedding modules for the whole batch gives."""
 
 import contextlib
-import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +25,11 @@ from worlds import World, shared_world
 
 import fscomm
 from fscomm import comm
-from fscomm.exchange.rows import RowExchange
+from fscomm.engine.engine import Engine
+from fscomm.engine.step import Step
+from fscomm.engine.turns import Turns
+from fscomm.exchange.executor import Threads
+from fscomm.exchange.operations import Kind, Operation
 from fscomm.loop.parts import cut_batch, cut_points
 from fscomm.tables.torchrec import torchrec_library
 
@@ -84,15 +90,45 @@ def test_loops(loop: str, ahead: bool) -> None:
 
 
 def late_looks(rank: int, size: int) -> list[str]:
-    """Later parts' rows are looked up as late as can be."""
-    fetch = RowExchange.fetch
+    """Rows of later parts are looked up when the user's thread waits for them, and not before."""
+    urgent, later, await_rows, run_part = Threads.submit_urgent, Threads.submit_later, Turns.await_rows, Engine.run_part
+    held: list[Future[None]] = []
 
-    def late(self: RowExchange, ids: Any, groups: Any, piece: int) -> None:
-        if piece > 0:
-            time.sleep(0.02)
-        fetch(self, ids, groups, piece)
+    def waits() -> None:
+        for each in held:
+            each.set_result(None)
+        held.clear()
 
-    with mock.patch.object(RowExchange, "fetch", late):
+    def submitted(self: Threads, operations: Sequence[Operation]) -> list[Any]:
+        fetches = [each for each in operations if each.kind is Kind.FETCH]
+        done = later(self, operations[: len(operations) - len(fetches)])
+        if fetches:
+            held.append(Future())
+            fetches[0] = replace(fetches[0], after=[*fetches[0].after, held[-1]])
+            done += later(self, fetches)
+        return done
+
+    def ahead(self: Threads, operations: Sequence[Operation], **expecting: Any) -> list[Any]:
+        waits()
+        return urgent(self, operations, **expecting)
+
+    def awaited(self: Turns, m: int) -> None:
+        waits()
+        await_rows(self, m)
+
+    def run(self: Engine, m: int, step: Step, features: Any, part: int) -> Any:
+        if part > 0:
+            waits()
+        return run_part(self, m, step, features, part)
+
+    with contextlib.ExitStack() as patched:
+        for owner, name, function in (
+            (Threads, "submit_urgent", ahead),
+            (Threads, "submit_later", submitted),
+            (Turns, "await_rows", awaited),
+            (Engine, "run_part", run),
+        ):
+            patched.enter_context(mock.patch.object(owner, name, function))
         found, _ = compared(rank, size, CONFIGS["small"].but(steps=5), "looked_at", 3, {}, False)
     return found
 
@@ -234,6 +270,17 @@ def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> No
         assert (part.nested["number"], part.scalar) == (5, batch.scalar)
         assert part.whole is not batch.whole
     assert batch.kjt.stride() == samples  # as it was
+
+
+def test_a_batch_with_slots_is_cut() -> None:
+    @dataclass(slots=True)
+    class Slots:
+        kjt: KeyedJaggedTensor
+        dense: torch.Tensor
+
+    given = Given(4, torch.Generator().manual_seed(0))
+    parts = cut_batch(Slots(given.kjt, torch.arange(4)), 2, torchrec_library.make_features)
+    assert torch.equal(torch.cat([part.dense for part in parts]), torch.arange(4))
 
 
 def test_a_batch_without_a_kjt_has_to_cut_itself() -> None:
