@@ -280,6 +280,8 @@ class Comm:
                 if lost is not None:
                     raise lost from error
         finally:
+            if engine is not None:
+                engine.turns.take(None)
             self._undo.close()
             for lookahead in self._lookaheads:
                 lookahead.close()

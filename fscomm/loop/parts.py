@@ -5,7 +5,7 @@ Letters: B samples, F keys, k parts.
 """
 
 import copy
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -120,8 +120,8 @@ class _Part:
             return self._of_kjt(value) if value.stride() == self.samples else value
         if depth == DEEPEST or isinstance(value, NOT_ENTERED):
             return value
-        if isinstance(value, MutableMapping):
-            made = copy.copy(value)
+        if isinstance(value, Mapping):
+            made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
             for key, item in value.items():
                 made[key] = self.of(item, depth + 1)
             return made

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -160,7 +161,8 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
                     step.parts(3)
                 if how == "the whole batch":
                     run.model(step.batch)
-                for part in step.parts(2):
+                parts = step.parts(2)  # still there when the block is left
+                for part in parts:
                     if how == "twice in a part" and number == 1:
                         run.model(part)
                     given_part = run.loader(7, 8)[0] if how == "another batch" and number == 1 else part
@@ -172,8 +174,7 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
                     step.parts(2)
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
-    if config.data_parallel:
-        assert run.ddp.require_backward_grad_sync
+    assert run.ddp.require_backward_grad_sync
     run.model(run.loader()[0]).sum().backward()  # the model is its own again
     dist.barrier()
     return error
@@ -251,6 +252,7 @@ class Given:
         self.nested = {"dense": [torch.rand(samples, 2)], "names": ("x", torch.rand(samples + 1)), "number": 5}
         self.scalar = torch.tensor(1.0)
         self.whole = {"itself": self}
+        self.fixed = MappingProxyType({"target": torch.rand(samples)})
 
 
 @given(samples=st.integers(0, 9), number=st.integers(2, 5), seed=st.integers(0, 999))
@@ -265,6 +267,7 @@ def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> No
         assert torch.equal(torch.cat([each.weights() for each in of_parts]), jagged.weights())
         assert torch.equal(torch.cat([each.lengths() for each in of_parts]), jagged.lengths())
     assert torch.equal(torch.cat([part.nested["dense"][0] for part in parts]), batch.nested["dense"][0])
+    assert torch.equal(torch.cat([part.fixed["target"] for part in parts]), batch.fixed["target"])
     for part in parts:
         assert part.nested["names"][1] is batch.nested["names"][1]
         assert (part.nested["number"], part.scalar) == (5, batch.scalar)
