@@ -1,12 +1,13 @@
 """`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +19,8 @@ from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Listener, Lookahead, Rng
+from fscomm.loop.parts import InOnePart
+from fscomm.plan.number_of_parts import AUTO, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -30,6 +33,7 @@ from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
 T = TypeVar("T")
+log = logging.getLogger("fscomm")
 MOST_PARTS = 64  # twice as many pieces travel
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
@@ -56,6 +60,9 @@ class enable:
     with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need travel
     while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its parts
     had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
+    Of several numbers the fastest is taken: they take turns, six steps each, until all are measured. "auto" is
+    (1, 2, 4, 8). `report().parts` says which one it is. Where steps cannot be computed in parts, several numbers with
+    a 1 among them come to one part, with the reason in the report.
 
     ranks_per_host: so many consecutive ranks share a host, as torchrun numbers them. A row that several ranks of a host
     look up then comes to it once, and one of them passes it on. Gradients go straight to the owner: to add up those of
@@ -80,7 +87,7 @@ class enable:
         features: Mapping[str, Features] | None = None,
         calls: int = 1,
         ranks_per_host: int = 1,
-        parts: int = 1,
+        parts: int | Sequence[int] | Literal["auto"] = 1,
         timeout_s: float = 300,
     ) -> None:
         if transport != "auto":
@@ -92,11 +99,10 @@ class enable:
         if not (isinstance(ranks_per_host, int) and 1 <= ranks_per_host <= MOST_RANKS_PER_HOST):
             most = MOST_RANKS_PER_HOST
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
-        if not (isinstance(parts, int) and 1 <= parts <= MOST_PARTS):
-            raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, got {parts!r}")
-        if parts > 1 and (calls > 1 or ranks_per_host > 1):
+        numbers = _numbers(parts)
+        if numbers != (1,) and (calls > 1 or ranks_per_host > 1):
             raise ValueError(
-                f"parts={parts} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
+                f"parts={parts!r} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
                 f"ranks_per_host={ranks_per_host}"
             )
         self._enter = partial(
@@ -108,7 +114,7 @@ class enable:
             ranks_per_host=ranks_per_host,
             transport=transport,
             strict=strict,
-            parts=parts,
+            parts=numbers,
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
@@ -129,9 +135,10 @@ class enable:
 class Comm:
     """What `with fscomm.enable(model) as comm` gives."""
 
-    def __init__(self, recorder: Recorder, engine: Engine | None) -> None:
+    def __init__(self, recorder: Recorder, engine: Engine | None, listener: Listener) -> None:
         self._recorder = recorder
         self._engine = engine  # None if no module is served
+        self._listener = listener
         self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
         self._newest_lookahead: Lookahead[Any] | None = None
         self._over = False
@@ -149,10 +156,13 @@ class Comm:
         ranks_per_host: int = 1,
         transport: str,
         strict: bool,
-        parts: int = 1,
+        parts: Sequence[int] = (1,),
         timeout_s: float,
     ) -> "Comm":
-        """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks."""
+        """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks.
+
+        parts: one number, or several to choose from.
+        """
         context = resolve()
         if context.group is None:
             raise ValueError(
@@ -174,22 +184,21 @@ class Comm:
             timeout_s=timeout_s,
         )
         found, problems, modules = agreed.found, agreed.problems, agreed.modules
-        if not modules:
-            if parts > 1:
-                _check_parts(parts, modules, problems, [])
-            return cls(recorder, None)._with_counts(library, found, problems)
-        choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s)
-        if choice.name is None and parts > 1:
-            raise NotServedError(f"enable(parts={parts}): {choice.line()}")
-        if choice.name is None:
-            refused = {module.name: choice.line() for module in modules}
-            note_fallbacks(recorder, refused, strict=strict)
-            return cls(recorder, None)._with_counts(library, found, problems | refused)
+        choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s) if modules else None
+        unserved = {module.name: choice.line() for module in modules} if choice and choice.name is None else {}
+        averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+        with meeting() as all_ranks:
+            why = None if tuple(parts) == (1,) else _why_one_part(modules, problems | unserved, averaged)
+            all_ranks.agree({"parts": str(parts)})
+        numbers = _served_parts(parts, why, strict=strict)
+        if numbers is not None:
+            recorder.in_parts(numbers, why)
+        if choice is None or choice.name is None:
+            note_fallbacks(recorder, unserved, strict=strict)
+            listener = Listener() if numbers is None else InOnePart()
+            return cls(recorder, None, listener)._with_counts(library, found, problems | unserved)
         travels = choice.name if transport == "auto" else transport
         recorder.travels_by(travels)
-        averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
-        if parts > 1:
-            _check_parts(parts, modules, problems, averaged)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,
@@ -200,10 +209,10 @@ class Comm:
                 transport=travels,
                 strict=strict,
                 timeout_s=timeout_s,
-                parts=parts,
+                parts=numbers,
                 averaged=averaged,
             )
-            comm = cls(recorder, engine)
+            comm = cls(recorder, engine, engine)
             failed.push(comm._give_up)
             comm._undo.push(take_over(engine))
             all_ranks.agree({})
@@ -224,7 +233,7 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=self._engine or Listener(), device=device, rng=rng)
+        lookahead = Lookahead(loader, listener=self._listener, device=device, rng=rng)
         self._lookaheads.add(lookahead)
         self._newest_lookahead = lookahead
         return lookahead
@@ -322,22 +331,51 @@ class Comm:
         engine.close(f"raised {type(error).__name__}")
 
 
-def _check_parts(
-    parts: int, modules: Sequence[Binding], problems: Mapping[str, str], averaged: Sequence[DistributedDataParallel]
-) -> None:
-    """Raises if steps of this model cannot be computed in parts: all tables have to be read and updated once a step."""
+def _numbers(parts: Any) -> tuple[int, ...]:
+    """The numbers of parts that the user gave.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if parts == "auto":
+        return AUTO
+    given: Any = (parts,) if isinstance(parts, int) or not isinstance(parts, Sequence) else tuple(parts)
+    if not given or len({*given}) < len(given) or not all(isinstance(k, int) and 1 <= k <= MOST_PARTS for k in given):
+        raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, or different ones, or 'auto', got {parts!r}")
+    numbers: tuple[int, ...] = given
+    return numbers
+
+
+def _why_one_part(
+    modules: Sequence[Binding], problems: Mapping[str, str], averaged: Sequence[DistributedDataParallel]
+) -> str | None:
+    """Why steps of this model cannot be computed in parts: all tables have to be read and updated once a step."""
     whole = {module.name: why for module in modules if (why := module.whole_batches_only) is not None}
     if refused := {**problems, **whole}:
-        raise NotServedError(
-            f"enable(parts={parts}) looks all parts of a step up in tables as they were before it, and cannot do that "
-            f"for {'; '.join(f'{name}: {why}' for name, why in refused.items())}"
+        return (
+            "all parts of a step are looked up in tables as they were before it, which fscomm cannot do for "
+            f"{'; '.join(f'{name}: {why}' for name, why in refused.items())}"
         )
     if any(each.static_graph for each in averaged):
-        raise ValueError(
-            f"enable(parts={parts}) adds up gradients of parts before DistributedDataParallel exchanges them. torch "
-            "cannot do that with static_graph=True: give DistributedModelParallel a "
-            "DefaultDataParallelWrapper(static_graph=False)"
+        return (
+            "gradients of parts are added up before DistributedDataParallel exchanges them. torch cannot do that with "
+            "static_graph=True: give DistributedModelParallel a DefaultDataParallelWrapper(static_graph=False)"
         )
+    return None
+
+
+def _served_parts(parts: Sequence[int], why: str | None, *, strict: bool) -> NumberOfParts | None:
+    """None where steps have no parts. why: only one part can be served.
+
+    Raises:
+        NotServedError: one part was not among those asked for, or `strict`.
+    """
+    if why is None:
+        return None if tuple(parts) == (1,) else NumberOfParts(parts)
+    if strict or 1 not in parts:
+        raise NotServedError(f"enable(parts={parts[0] if len(parts) == 1 else list(parts)}): {why}")
+    log.warning("fscomm: steps are not computed in parts: %s", why)
+    return NumberOfParts([1])
 
 
 def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:

@@ -44,9 +44,8 @@ class Loop(Protocol):
 class Backward:
     """For the thread that runs backward. training_thread: the one that called the last forward."""
 
-    def __init__(self, served: ServedModules, executor: Executor, program: Program, loop: Loop, *, parts: int) -> None:
+    def __init__(self, served: ServedModules, executor: Executor, program: Program, loop: Loop) -> None:
         self._served = served
-        self._parts = parts
         self._executor = executor
         self._program = program
         self._loop = loop
@@ -139,7 +138,7 @@ class Backward:
     def _send(self, forward: Forward) -> None:
         """Update the tables with what a backward pass brought for these calls of a step."""
         (step, calls, part), by_group = forward, self._came.pop(forward)
-        if self._parts > 1:
+        if step.num_parts > 1:
             self._take_part(step, calls, part, by_group)
         else:
             self._update(step, Gradients(number=step.number, by_part=[by_group], hypers=self._hypers(step, calls)), [])
@@ -151,7 +150,7 @@ class Backward:
     def _take_part(self, step: Step, calls: int, part: int, by_group: dict[int, torch.Tensor]) -> None:
         """Parts travel in their order, whatever the order of their backward passes is: so it is that of all ranks."""
         if step.returning.get(calls) is None:
-            parts: list[dict[int, torch.Tensor]] = [{} for _ in range(self._parts)]
+            parts: list[dict[int, torch.Tensor]] = [{} for _ in step.parts]
             gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, calls))
             step.returning[calls] = Returning(gradients=gradients)
         returning = step.returning[calls]
@@ -168,7 +167,7 @@ class Backward:
     def _send_part(self, step: Step, returning: Returning) -> None:
         part, returning.sent, gradients = returning.sent, returning.sent + 1, returning.gradients
         assert gradients is not None
-        if returning.sent < self._parts:
+        if returning.sent < step.num_parts:
             self._executor.check()
             returning.under_way += self._program.send_part(step, gradients, part)
         else:
@@ -178,7 +177,7 @@ class Backward:
     def end_step(self, step: Step) -> None:
         """The user leaves a step in parts: those without a backward pass give nothing, if others had one."""
         for returning in step.returning.values():
-            while returning.came and returning.sent < self._parts:
+            while returning.came and returning.sent < step.num_parts:
                 self._send_part(step, returning)
         step.go_back_whole(in_any_case=True)
 

@@ -22,6 +22,7 @@ from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
+from fscomm.engine.step_times import StepTimes
 from fscomm.engine.turns import Turns
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
@@ -35,6 +36,7 @@ from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import InParts
+from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
@@ -59,8 +61,8 @@ class Engine(Listener):
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.
 
-    finder: finds the features of modules in a batch. parts: in which every step is computed. averaged: the
-    DistributedDataParallel inside the model, whose gradients are exchanged with the last part.
+    finder: finds the features of modules in a batch. parts: in how many every step is computed; None where steps have
+    no parts. averaged: the DistributedDataParallel inside the model, whose gradients are exchanged with the last part.
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
@@ -79,11 +81,10 @@ class Engine(Listener):
         transport: str,
         strict: bool,
         timeout_s: float,
-        parts: int = 1,
+        parts: NumberOfParts | None = None,
         averaged: Sequence[Any] = (),
     ) -> None:
         self.modules = modules
-        self.parts = parts
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
@@ -92,8 +93,8 @@ class Engine(Listener):
         self._executor = (Streams if device.runs_ahead else Threads)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
-        self._program = Program(self._executor, served, device, self._to_come, parts=parts)
-        self.backward = Backward(served, self._executor, self._program, self, parts=parts)
+        self._program = Program(self._executor, served, device, self._to_come)
+        self.backward = Backward(served, self._executor, self._program, self)
         self.handles = {
             calls.start: Handles(
                 (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
@@ -113,7 +114,8 @@ class Engine(Listener):
         self._written: deque[int] = deque()  # modules whose tables the user wrote
         self._epoch: Any = None  # the loop that the user is in
         self.batch: Any = None
-        self.turns = Turns(self, averaged)
+        self.turns = Turns(self, parts, averaged)
+        self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
         self._reported: set[int] = set()
         self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
@@ -144,7 +146,7 @@ class Engine(Listener):
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
-        parts, on_host = self.turns.cut(moved, was_moved=was_moved)
+        parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
         why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
         if why is not None:
             nothing = [None] * len(self.modules)
@@ -180,7 +182,7 @@ class Engine(Listener):
                 for of, why in zip(given, missing, strict=True)
             ],
             arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved),
-            parts=parts if self.parts > 1 else (),
+            parts=parts if self.turns.in_use else (),
         )
         self._number += 1
         self._newest = step
@@ -222,10 +224,11 @@ class Engine(Listener):
         step = self._announced.popleft()
         with self._recorder.wait("ids", step=step.number):
             verdict = self._executor.await_ids(step.arrived).verdict
-        self.held = step
+        left, self.held = self.held, step
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
-        return InParts(batch, step.parts, self.turns.take) if self.parts > 1 else batch
+        self._times.begin(step, left, verdict.took)
+        return InParts(batch, step.parts, self.turns.take) if step.parts else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
@@ -245,7 +248,7 @@ class Engine(Listener):
             return self.modules[m].plain(features)
         self.device.refuse_capture()
         call, calls = this_call(), self.served.calls[m]
-        if self.parts > 1 and call.training:
+        if call.training and self.turns.has_parts(m, call):
             return self.turns.call(m, features, call)
         if call.training and not call.inside_backward and self.held is not None:
             made = self.held.modules[m]
@@ -282,8 +285,7 @@ class Engine(Listener):
             why = f"{others} could not use what was fetched ahead"
             self._note_plain(m, f"step {step.number}: {why}")
         self._count(m, features, call, why)
-        if self.parts > 1 and call.training:
-            assert step is not None
+        if step is not None and step.num_parts > 1 and call.training:
             return self.turns.run_whole(m, step)
         return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
 
@@ -380,7 +382,8 @@ class Engine(Listener):
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        arrived = self._executor.exchange_ids(number, before, status, given, moved, self.parts)
+        parts, took = self.turns.numbers.of(number), self._times.tell()
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took)
         if newest is not None:
             newest.planned = arrived
         return arrived
@@ -400,7 +403,7 @@ class Engine(Listener):
             calls=calls,
             served=served,
             foreign=foreign,
-            explicit=self.parts > 1 or m in self.finder.explicit,
+            explicit=(step is not None and step.num_parts > 1) or m in self.finder.explicit,
             handed_out=handed_out,
         )
         if decision.why is not None and decision.lasting:

@@ -28,8 +28,7 @@ from fscomm.tables.lookups import Update
 
 
 class Program:
-    """Of the tables of all served modules on this rank. to_come: the steps that the user holds or will get. parts: of
-    every step."""
+    """Of the tables of all served modules on this rank. to_come: the steps that the user holds or will get."""
 
     def __init__(
         self,
@@ -37,10 +36,7 @@ class Program:
         served: ServedModules,
         device: Device,
         to_come: Callable[[], Iterable[Step]],
-        *,
-        parts: int,
     ) -> None:
-        self._parts = parts
         self._executor = executor
         self._served = served
         self._to_come = to_come
@@ -59,7 +55,7 @@ class Program:
 
     def fetch_collision(self, step: Step, m: int) -> None:
         """The collision rows of module m."""
-        operations = [self._fetch_piece(step, [m], piece) for piece in range(self._parts)]
+        operations = [self._fetch_piece(step, [m], piece) for piece in range(step.num_parts)]
         done = self._executor.submit_urgent(operations, expecting=lambda: False)
         for operation, fetched in zip(operations, done, strict=True):
             self._note_fetched(step, operation, fetched)
@@ -67,7 +63,7 @@ class Program:
     def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
         """The collision gradients of a part that is not the last one."""
         assert step.planned is not None
-        pieces = part, self._parts + part
+        pieces = part, step.num_parts + part
         return self._executor.submit_later([self._send(step, gradients, gradients.groups, piece) for piece in pieces])
 
     def update(
@@ -86,29 +82,32 @@ class Program:
         sent: the gradients of the parts before.
         """
         modules = self._served.modules_of(gradients.groups)
-        shared, last = collision(step.number, step.next), self._parts - 1
-        soon = dict.fromkeys(modules, used_first(shared, step.next))
+        shared, parts = collision(step.number, step.next), step.num_parts
+        soon = dict.fromkeys(modules, used_first(shared, step.next) if parts > 1 else shared)
         urgent = [
-            self._send(step, gradients, gradients.groups, last),
+            self._send(step, gradients, gradients.groups, parts - 1),
             self._update(step, gradients, soon, 0, sent),
         ]
         fetches = []
         if successor is not None and to_fetch:
-            fetches = [self._fetch_piece(successor, to_fetch, piece) for piece in range(self._parts)]
+            fetches = [self._fetch_piece(successor, to_fetch, piece) for piece in range(successor.num_parts)]
         done = self._executor.submit_urgent([*urgent, *fetches[:1]], expecting=expecting)
         updated = [done[1]]
         self._note_updated(soon, done[1])
         fetched = done[2:]
-        if self._parts > 1:
-            later = dict.fromkeys(modules, used_later(shared, step.next))
+        unhurried = []
+        later = dict.fromkeys(modules, used_later(shared, step.next))
+        if parts > 1:
             unhurried = [
-                self._send(step, gradients, gradients.groups, 2 * self._parts - 1),
+                self._send(step, gradients, gradients.groups, 2 * parts - 1),
                 self._update(step, gradients, later, 1, sent),
             ]
+        if unhurried or fetches[1:]:
             done = self._executor.submit_later([*unhurried, *fetches[1:]])
+            fetched += done[len(unhurried) :]
+        if unhurried:
             updated.append(done[1])
             self._note_updated(later, done[1])
-            fetched += done[2:]
         for fetch, rows_are_here in zip(fetches, fetched, strict=True):
             assert successor is not None
             self._note_fetched(successor, fetch, rows_are_here)

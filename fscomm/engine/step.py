@@ -72,7 +72,7 @@ class Step:
         next: number of the step of the same loop after it, as soon as that is announced.
         open: its forward ran, and no backward pass has reached it yet.
         hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
-        parts: [k] what the user computes one after the other; empty where a step is one.
+        parts: [k] what the user computes one after the other; empty in a block without parts.
         returning: by `ServedModules.sent_with`, in steps with parts.
     """
 
@@ -86,6 +86,11 @@ class Step:
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
     parts: Sequence[Any] = ()
     returning: dict[int, Returning] = field(default_factory=dict)
+
+    @property
+    def num_parts(self) -> int:
+        """k, at least 1."""
+        return max(len(self.parts), 1)
 
     @property
     def ids(self) -> ExchangedIds:

@@ -16,6 +16,7 @@ from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import cut_batch
+from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.tables.binding import Binding
 from fscomm.tables.whole_call import WholeCall
 
@@ -24,7 +25,6 @@ class Forwards(Protocol):
     """What the engine does for a part. Attributes: as of `Engine`."""
 
     modules: Sequence[Binding]
-    parts: int
     held: Step | None
     batch: Any
     finder: FeatureFinder
@@ -41,32 +41,38 @@ class Forwards(Protocol):
 
 class Turns:
     """Of the parts of the step that is held. averaged: the DistributedDataParallel inside the model, which exchange
-    gradients in the last turn."""
+    gradients in the last turn.
 
-    def __init__(self, engine: Forwards, averaged: Sequence[Any]) -> None:
+    Attributes:
+        numbers: in how many parts steps are. in_use: the block was asked for steps in parts.
+    """
+
+    def __init__(self, engine: Forwards, numbers: NumberOfParts | None, averaged: Sequence[Any]) -> None:
+        self.numbers = numbers or NumberOfParts([1])
+        self.in_use = numbers is not None
         self._engine = engine
         self._averaged = averaged
         self._exchange: list[bool] = []  # what the user wants of each
         self._part: int | None = None
 
-    def cut(self, moved: Moved[Any], *, was_moved: bool) -> tuple[list[Any], list[Any]]:
-        """[k] the parts of a batch, and the same in host memory where it was moved; else None."""
-        engine = self._engine
-        if engine.parts == 1:
-            return [moved.batch], [moved.pulled if was_moved else None]
-        make, pulled = engine.finder.make, moved.pulled if was_moved else None
-        parts = cut_batch(moved.batch, engine.parts, make, pulled)
-        return parts, cut_batch(pulled, engine.parts, make) if was_moved else [None] * engine.parts
+    def cut(self, moved: Moved[Any], step: int, *, was_moved: bool) -> tuple[list[Any], list[Any]]:
+        """[k] the parts of the batch of the step of this number, and the same in host memory where it was moved; else
+        None."""
+        number, make, pulled = self.numbers.of(step), self._engine.finder.make, moved.pulled if was_moved else None
+        if number == 1:
+            return [moved.batch], [pulled]
+        parts = cut_batch(moved.batch, number, make, pulled)
+        return parts, cut_batch(pulled, number, make) if was_moved else [None] * number
 
     def end(self) -> None:
         """The user is done with the step that is held: what some part has brought is applied."""
-        if self._engine.parts > 1 and self._engine.held is not None:
+        if self._engine.held is not None:
             self._engine.backward.end_step(self._engine.held)
 
     def await_rows(self, m: int) -> None:
         """Block until the rows of module m that later parts get are looked up: the user may write into its tables."""
         step = self._engine.held
-        if self._engine.parts > 1 and step is not None and step.modules[m].used:
+        if step is not None and step.num_parts > 1 and step.modules[m].used:
             for fetched in list(step.modules[m].fetched.values()):
                 fetched.done.result()
 
@@ -74,24 +80,36 @@ class Turns:
         """It is the turn of this part; None: of none."""
         if self._part is None:
             self._exchange = [wrapper.require_backward_grad_sync for wrapper in self._averaged]
-        self._part = part
+        self._part, step = part, self._engine.held
+        last = step is None or part in (None, step.num_parts - 1)
         for wrapper, exchange in zip(self._averaged, self._exchange, strict=True):
-            wrapper.require_backward_grad_sync = exchange and part in (None, self._engine.parts - 1)
+            wrapper.require_backward_grad_sync = exchange and last
 
-    def call(self, m: int, features: Any, call: Call) -> Any:
-        """The forward of module m in training.
+    def has_parts(self, m: int, call: Call) -> bool:
+        """Whether the step that is held has several parts, for a forward of module m in training.
 
         Raises:
             RuntimeError: it is no part's turn.
+        """
+        step = self._engine.held
+        several = step is not None and step.num_parts > 1
+        if self.in_use and self._part is None and (several or not call.inside_backward):
+            raise RuntimeError(
+                f"{self._engine.modules[m].name} is called in training outside of a part: in a block with parts, take "
+                "steps from comm.lookahead(loader) and compute `for part in step.parts(): ...`"
+            )
+        return several
+
+    def call(self, m: int, features: Any, call: Call) -> Any:
+        """The forward of module m in training, in a step of several parts.
+
+        Raises:
             NotServedError: it is not called once in every part, in order, with what the batch holds.
         """
         engine = self._engine
         name, step, part = engine.modules[m].name, engine.held, self._part
-        if step is None or part is None:
-            raise RuntimeError(
-                f"{name} is called in training outside of a part: in a block with parts={engine.parts}, take steps "
-                "from comm.lookahead(loader) and compute `for part in step.parts(): ...`"
-            )
+        assert step is not None
+        assert part is not None
         module = step.modules[m]
         if call.inside_backward or part != module.part + 1:
             where = "inside backward (activation checkpointing)" if call.inside_backward else f"in part {part}"

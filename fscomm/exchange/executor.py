@@ -31,6 +31,7 @@ from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import RowExchange, Wire
 from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.worker import Pending, Worker
+from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import ServedModules
 from fscomm.transports.opening import open_transport
@@ -140,11 +141,12 @@ class Executor(ABC):
         given: Sequence[Parts | None],
         moved: Mark = None,
         parts: int = 1,
+        took: Took = NOTHING,
     ) -> Pending[ExchangedIds]:
         """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
         behind all that the device has to do until now only where the ids have to come from there."""
         from_device = any(on_host is None for features in given if features is not None for _, on_host in features)
-        work = partial(self._ids.run, number, before, status, given, parts)
+        work = partial(self._ids.run, number, before, status, given, parts, took)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.plan.ways import Back, Fetch, Merge
 from fscomm.tables.shadow_kernels import Hyper
 
@@ -48,12 +49,14 @@ class Verdict:
         served: bits of the modules that every rank can serve.
         ended: no rank has one.
         draws: on some rank the loader draws the random numbers of the training step.
+        took: the step that the ranks measured last, on the slowest rank.
     """
 
     stop: str | None = None
     served: int = 0
     ended: bool = False
     draws: bool = False
+    took: Took = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
+from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.plan.two_levels import TwoLevelPlan
 from fscomm.plan.ways import (
     Back,
@@ -37,7 +38,7 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DRAWS = range(4)
-_WORDS = 3  # status, step number, bits of the modules served
+_WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
 """[k] The features of a module in each part of a step, and the same in host memory or None."""
@@ -129,6 +130,7 @@ class IdExchange:
         status: int,
         given: Sequence[Parts | None],
         parts: int = 1,
+        took: Took = NOTHING,
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
         step, and the same in host memory; None where it is not served."""
@@ -141,19 +143,25 @@ class IdExchange:
                 if features is not None:
                     groups = served.groups[m]
                     prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
-            ids = self.exchange(number, before.result() if before else None, status, requests, parts)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took)
         self._count(ids)
         return replace(ids, parts=prepared)
 
     def exchange(
-        self, number: int, before: ExchangedIds | None, status: int, requests: Sequence[Any], parts: int = 1
+        self,
+        number: int,
+        before: ExchangedIds | None,
+        status: int,
+        requests: Sequence[Any],
+        parts: int = 1,
+        took: Took = NOTHING,
     ) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
-        parts: of the step, the same on all ranks.
+        parts: of the step, the same on all ranks. took: a step that this rank measured.
         """
-        words, numbers = self._sizes(number, status, requests, parts)
+        words, numbers = self._sizes([status, number, _modules_of(requests, self._modules), *took], requests, parts)
         verdict = judge(words)
         goes_on = status in (BATCH, DRAWS) and verdict.stop is None
         given = [
@@ -208,12 +216,9 @@ class IdExchange:
                 self._recorder.count(layout.module, ids.number, found)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
 
-    def _sizes(
-        self, number: int, status: int, requests: Sequence[Any], parts: int
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """int64[W, words] of every rank, and [G] int64[W, n] the numbers that each rank tells this owner of its ids."""
-        served = sum({1 << self._modules[g] for g, request in enumerate(requests) if request is not None})
-        words = np.array([status, number, served] * self._world_size)
+    def _sizes(self, said: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """int64[W, words] what every rank `said`; [G] int64[W, n] the numbers that each rank tells this owner of its
+        ids."""
         numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
         told = [
             plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
@@ -221,6 +226,7 @@ class IdExchange:
         ]
         mine = numbers_to[:, self._rank]
         coming = np.full(self._world_size, mine.sum())
+        words = np.tile(np.array(said, np.int64), self._world_size)
         received = self._all_to_all(_by_peer([words, *told], numbers_to), numbers_to.sum(0), coming)
         by_group = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
         first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
@@ -390,9 +396,14 @@ def _by_group(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
     return [segments(values, first, size) for first, size in zip(starts, sizes, strict=True)]
 
 
+def _modules_of(requests: Sequence[Any], modules: Sequence[int]) -> int:
+    """The bits of the modules of which this rank has requests; requests, modules: [G]."""
+    return sum({1 << m for request, m in zip(requests, modules, strict=True) if request is not None})
+
+
 def judge(words: np.ndarray) -> Verdict:
-    """What the status words int64[W, 3] of all ranks amount to, the same on each."""
-    status, numbers, served = words.T
+    """What the words int64[W, _WORDS] of all ranks amount to, the same on each."""
+    status, numbers, served = words.T[:3]
     if len(set(numbers.tolist())) > 1:
         return Verdict(stop=f"the ranks are at different steps: {numbers.tolist()} by rank")
     if (status == FAILED).any():
@@ -405,4 +416,5 @@ def judge(words: np.ndarray) -> Verdict:
             "Every rank must take the same number of steps: make the loaders equally long"
         )
     draws = bool((status == DRAWS).any())
-    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=draws)
+    took = Took(*words[:, 3:].max(0).tolist())
+    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=draws, took=took)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, stored, walk
 from fscomm.loop.kjt_recipes import Make
+from fscomm.loop.lookahead import Listener
 
 T = TypeVar("T")
 
@@ -40,11 +41,14 @@ class InParts(Generic[T]):
         Gradients of DistributedDataParallel are exchanged in the backward of the last part only.
 
         Raises:
-            ValueError: the block has another number of parts.
+            ValueError: the batch was cut into another number of parts.
             RuntimeError: parts of this step were computed before.
         """
         if number not in (None, len(self._parts)):
-            raise ValueError(f"parts({number}), but enable(parts={len(self._parts)}) cuts every batch")
+            raise ValueError(
+                f"parts({number}), but enable(parts=...) has cut this batch into {len(self._parts)}: leave the number "
+                "out here"
+            )
         if self._begun:
             raise RuntimeError("the parts of a step are computed once: its tables are updated after the last one")
         self._begun = True
@@ -57,6 +61,13 @@ class InParts(Generic[T]):
                 yield part
         finally:
             self._turn(None)
+
+
+class InOnePart(Listener):
+    """Of a block with parts in which nothing is served."""
+
+    def hold(self, batch: Any) -> Any:
+        return InParts(batch, [batch], lambda _: None)
 
 
 def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]:

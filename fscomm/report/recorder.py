@@ -19,6 +19,7 @@ from types import FrameType
 
 import torch
 
+from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.report import Collisions, Forwards, Report, StepReport, Traffic
 from fsranks.observers import observers
 
@@ -45,6 +46,8 @@ class Recorder:
         self._fallbacks: dict[str, str] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
+        self._parts: NumberOfParts | None = None
+        self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
         self._training = {threading.get_ident()}
         self._waiting = 0
@@ -101,9 +104,19 @@ class Recorder:
         with self._lock:
             self._fallbacks.setdefault(module, reason)
 
+    @property
+    def waited_s(self) -> float:
+        """How long the training thread has waited so far."""
+        with self._lock:
+            return self._waited_by(self.clock())
+
     def travels_by(self, transport: str) -> None:
         """Note how rows travel."""
         self._transport = transport
+
+    def in_parts(self, numbers: NumberOfParts, why: str | None) -> None:
+        """Steps are computed in so many parts; why: only one part is served."""
+        self._parts, self._one_part = numbers, why
 
     def report(self) -> Report:
         """All that is known now; spans that are still open are not in it."""
@@ -118,6 +131,9 @@ class Recorder:
                 forwards=dict(self._forwards),
                 transport=self._transport,
                 buffer_bytes=self._most_buffers,
+                parts=self._parts.chosen if self._parts is not None else 1,
+                tried=tuple(self._parts.tried) if self._parts is not None else (),
+                one_part=self._one_part,
             )
 
     @contextmanager

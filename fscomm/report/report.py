@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fscomm.plan.number_of_parts import Tried
+
 VERSION = 1
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
 
@@ -129,6 +131,12 @@ class Report:
     """How rows travel; None where nothing is served."""
     buffer_bytes: int = 0
     """The most that the buffers of two steps take, in which rows of this rank's batches are received."""
+    parts: int | None = 1
+    """In how many parts steps are computed; None while that is still measured."""
+    tried: tuple[Tried, ...] = ()
+    """What was measured to choose `parts`; the same on all ranks. Empty where a number was given."""
+    one_part: str | None = None
+    """Why steps are not computed in parts, where several numbers were given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, for JSON."""
@@ -138,15 +146,27 @@ class Report:
     def __str__(self) -> str:
         return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._fallbacks()))
 
+    def parts_line(self) -> str:
+        """In how many parts, and what was tried."""
+        said = "number of parts still to be chosen" if self.parts is None else f"steps in {_parts(self.parts)}"
+        said += f": {self.one_part}" if self.one_part else ""
+        tried = (
+            f"{_parts(each.parts)} {each.step_ms:.0f} ms a step, {each.exposed_ms:.0f} of it exposed"
+            for each in self.tried
+        )
+        return f"{said}; measured: {', '.join(tried)}" if self.tried else said
+
     def _served(self) -> list[str]:
         """All, then by module, and what keeps most ids from being served."""
         travels = f", rows by {self.transport}" if self.transport else ""
-        title = f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"
+        title = [f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"]
+        if self.parts != 1 or self.tried or self.one_part:
+            title.append(self.parts_line())
         if not self.forwards:
-            return [title, "no forward in training yet"]
+            return [*title, "no forward in training yet"]
         whole = sum(self.forwards.values(), Forwards())
         told = [
-            title,
+            *title,
             f"served in training: {whole.ids_share:.1%} of the ids, {whole.bytes_share:.1%} of the embedding bytes",
         ]
         for name, one in sorted(self.forwards.items()):
@@ -191,6 +211,10 @@ def _added(one: Any, two: Any) -> Any:
     if isinstance(one, dict):
         return {key: one.get(key, 0) + two.get(key, 0) for key in (*one, *two)}
     return one + two
+
+
+def _parts(number: int) -> str:
+    return f"{number} part{'s' if number > 1 else ''}"
 
 
 def _share(part: int, whole: int) -> float:

@@ -96,7 +96,7 @@ def test_gradients_are_sent_in_the_order_in_which_autograd_reaches_the_calls(
 ) -> None:
     step: Any = OneStep()
     out: list[tuple[int, list[int]]] = []
-    backward = Backward(TWICE, *[Any] * 3, parts=1)  # type: ignore[arg-type]
+    backward = Backward(TWICE, *[Any] * 3)  # type: ignore[arg-type]
     with (
         mock.patch.object(backward, "reach"),
         mock.patch.object(

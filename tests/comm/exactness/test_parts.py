@@ -183,7 +183,10 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("another number", "ValueError: parts(3), but enable(parts=2) cuts every batch"),
+        (
+            "another number",
+            "ValueError: parts(3), but enable(parts=...) has cut this batch into 2: leave the number out",
+        ),
         ("the whole batch", "called in training outside of a part"),
         ("twice in a part", "called once in every part, in order"),
         ("another batch", "features= gave other ids than the module got"),
