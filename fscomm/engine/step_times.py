@@ -1,0 +1,50 @@
+"""Measures steps while the number of their parts is still to be chosen, and tells all ranks."""
+
+import logging
+
+from fscomm.device import Device
+from fscomm.engine.step import Step
+from fscomm.plan.number_of_parts import NOTHING, NumberOfParts, Took
+from fscomm.report.recorder import Recorder
+
+log = logging.getLogger("fscomm")
+
+
+class StepTimes:
+    """Of this rank's training thread; by the recorder's clock. limit_s: that a step may take on a device."""
+
+    def __init__(self, numbers: NumberOfParts, recorder: Recorder, device: Device, *, limit_s: float) -> None:
+        self._numbers = numbers
+        self._recorder = recorder
+        self._device = device
+        self._limit_s = limit_s
+        self._began = self._waited = 0.0
+        self._steady = False  # the step that runs follows one in as many parts
+        self._took = NOTHING  # not told yet
+
+    def begin(self, step: Step, left: Step | None, told: Took) -> None:
+        """The user gets `step`, and had `left` before; told: what all ranks took for an earlier one.
+
+        Blocks until a device has done all that it was given, for as long as steps are measured.
+        """
+        if self._numbers.chosen is not None:
+            return
+        self._numbers.add(told)
+        if self._numbers.chosen is not None:
+            log.info("fscomm: %s", self._recorder.report().parts_line())
+            return
+        self._device.wait(self._device.mark(), self._limit_s)
+        now, waited = self._recorder.clock(), self._recorder.waited_s
+        if left is None or step.follows != left.number:
+            self._steady = False
+        else:
+            if self._steady and any(module.used for module in left.modules):
+                step_us, exposed_us = (round(1e6 * each) for each in (now - self._began, waited - self._waited))
+                self._took = Took(left.num_parts, step_us, exposed_us)
+            self._steady = left.num_parts == step.num_parts
+        self._began, self._waited = now, waited
+
+    def tell(self) -> Took:
+        """What the other ranks do not know yet."""
+        took, self._took = self._took, NOTHING
+        return took
