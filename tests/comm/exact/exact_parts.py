@@ -16,6 +16,13 @@ from exact import Run
 from exact_model import Batch, ids_of
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+Numbers = int | tuple[int, ...]
+"""Of parts: of every step, or of steps one after the other, over and over."""
+
+
+def at(numbers: Numbers, step: int) -> int:
+    return numbers if isinstance(numbers, int) else numbers[step % len(numbers)]
+
 
 class Cut(Batch):
     """A batch that says itself where its parts end."""
@@ -113,14 +120,14 @@ def step_in_parts(run: Run, given: Any, number: int) -> Iterator[Iterator[Batch]
             whole.go_back()
 
 
-def steps(run: Run, comm: Any, number: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+def steps(run: Run, comm: Any, numbers: Numbers, start: int = 0) -> Iterator[tuple[int, Any]]:
     """(number, step) of the loader, ready to be computed."""
     names = Batch.__dataclass_fields__
     loader = [Cut(**{name: getattr(batch, name) for name in names}) for batch in run.loader(start)]
     for step, given in enumerate(comm.lookahead(loader)):
         run.set_rate(step)
         run.optimizer.zero_grad()
-        yield step, step_in_parts(run, given, number)
+        yield step, step_in_parts(run, given, at(numbers, step))
 
 
 def loss_of(run: Run, name: str, part: Batch) -> torch.Tensor:
@@ -136,16 +143,16 @@ def train(run: Run, step: int, parts: Any) -> None:
     run.optimizer.step()
 
 
-def base(number: int, run: Run) -> None:
+def base(numbers: Numbers, run: Run) -> None:
     with run.enable() as comm:
-        for step, parts in steps(run, comm, number):
+        for step, parts in steps(run, comm, numbers):
             train(run, step, parts)
 
 
-def forwards_first(number: int, run: Run) -> None:
+def forwards_first(numbers: Numbers, run: Run) -> None:
     """Backward by part, from the last one on, or of the sum of all losses."""
     with run.enable() as comm:
-        for step, parts in steps(run, comm, number):
+        for step, parts in steps(run, comm, numbers):
             with parts as of_step, own_dense_gradients(run):
                 losses = [loss_of(run, f"{step}.{i}", part) for i, part in enumerate(of_step)]
                 if step % 2:
@@ -156,30 +163,31 @@ def forwards_first(number: int, run: Run) -> None:
             run.optimizer.step()
 
 
-def some_backwards(number: int, run: Run) -> None:
+def some_backwards(numbers: Numbers, run: Run) -> None:
     """A part, the last one, all but one, or all go without a backward pass, or without a forward."""
     with run.enable() as comm:
-        for step, parts in steps(run, comm, number):
+        for step, parts in steps(run, comm, numbers):
             with parts as of_step, own_dense_gradients(run):
                 for i, part in enumerate(of_step):
                     if step % 6 == 5 and i == 1:
                         break
                     loss = loss_of(run, f"{step}.{i}", part)
+                    number = at(numbers, step)
                     left_out = {0: [], 1: [0], 2: [number - 1], 3: range(number), 4: range(1, number), 5: []}[step % 6]
                     if i not in left_out:
                         loss.backward()
             run.optimizer.step()
 
 
-def looked_at(number: int, run: Run) -> None:
+def looked_at(numbers: Numbers, run: Run) -> None:
     """Between parts tables are what they were before the step; what is written then, later parts do not see. Other
     batches are evaluated there."""
     with run.enable() as comm:
-        for step, parts in steps(run, comm, number):
+        for step, parts in steps(run, comm, numbers):
             with parts as of_step:
                 for i, part in enumerate(of_step):
                     loss_of(run, f"{step}.{i}", part).backward()
-                    if i + 1 < number:
+                    if i + 1 < at(numbers, step):
                         if step % 2:
                             run.record(f"state {step}.{i}", run.model.state_dict())
                         if step % 3 == 1:
@@ -192,10 +200,10 @@ def looked_at(number: int, run: Run) -> None:
             run.record(f"tables {step}", run.tables())
 
 
-def evaluated(number: int, run: Run) -> None:
+def evaluated(numbers: Numbers, run: Run) -> None:
     """Inside the loop over training batches another one over batches to evaluate, whole."""
     with run.enable() as comm:
-        for step, parts in steps(run, comm, number):
+        for step, parts in steps(run, comm, numbers):
             train(run, step, parts)
             if step % 3 == 2:
                 with torch.no_grad():
@@ -204,18 +212,18 @@ def evaluated(number: int, run: Run) -> None:
                         run.record(f"evaluated {step}.{other}", run.model(whole))
 
 
-def several_blocks(number: int, run: Run) -> None:
+def several_blocks(numbers: Numbers, run: Run) -> None:
     """Of which the first ones are left in the middle of a step, or by an error in it."""
     for block in range(3):
         try:
             with run.enable() as comm:
-                for step, parts in steps(run, comm, number, block):
+                for step, parts in steps(run, comm, numbers, block):
                     with parts as of_step, own_dense_gradients(run):
                         for i, part in enumerate(of_step):
                             loss_of(run, f"{block}.{step}.{i}", part).backward()
                             if step == 3 and i == 0 and block == 1:
                                 break
-                            if step == 3 and i == number - 1 and block == 0:
+                            if step == 3 and i == at(numbers, step) - 1 and block == 0:
                                 raise KeyError("the user's own")
                     run.optimizer.step()
                     if step == 3 and block == 1:
@@ -245,6 +253,6 @@ LOOPS = {each.__name__: each for each in (base, forwards_first, some_backwards, 
 
 
 @functools.cache
-def in_parts(loop: str, number: int) -> Any:
+def in_parts(loop: str, numbers: Numbers) -> Any:
     """The same function for the same loop: plain runs are kept."""
-    return functools.partial(LOOPS[loop], number)
+    return functools.partial(LOOPS[loop], numbers)

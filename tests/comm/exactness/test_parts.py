@@ -1,6 +1,7 @@
 """Steps that are computed in parts: to the bit what one call of the embedding modules for the whole batch gives."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from clocks import Clocks
 from exact import compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_model import Config
-from exact_parts import LOOPS, in_parts
+from exact_parts import LOOPS, Numbers, at, in_parts
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -32,21 +33,32 @@ from fscomm.engine.turns import Turns
 from fscomm.exchange.executor import Threads
 from fscomm.exchange.operations import Kind, Operation
 from fscomm.loop.parts import cut_batch, cut_points
+from fscomm.plan.number_of_parts import SPAN, NumberOfParts
+from fscomm.report.recorder import Recorder
 from fscomm.tables.torchrec import torchrec_library
+from fsranks.errors import MismatchError
 
 
 def compared(
-    rank: int, size: int, config: Config, loop: str, parts: int, options: dict[str, Any], ahead: bool
+    rank: int, size: int, config: Config, loop: str, parts: Numbers, options: dict[str, Any], ahead: bool
 ) -> tuple[list[str], Any]:
     with contextlib.ExitStack() as patched:
+        allowed: Any = parts
+        if not isinstance(parts, int):
+            allowed = sorted(set(parts))
+            patched.enter_context(
+                mock.patch.object(
+                    NumberOfParts, "of", lambda self, step: at(parts, step) if self.numbers != (1,) else 1
+                )
+            )
         if ahead:
             device = Clocks(done_share=0.5, runs_ahead=True)
             patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
-        return compare(rank, size, config, in_parts(loop, parts), "fscomm", {"parts": parts, **options})
+        return compare(rank, size, config, in_parts(loop, parts), "fscomm", {"parts": allowed, **options})
 
 
 def check(
-    world: World, config: Config, loop: str, parts: int, *, ahead: bool = False, **options: Any
+    world: World, config: Config, loop: str, parts: Numbers, *, ahead: bool = False, **options: Any
 ) -> list[dict[str, Any]]:
     """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played."""
     config = config.but(static_graph=False)
@@ -88,6 +100,94 @@ def test_models(name: str, size: int, parts: int, transport: str) -> None:
 def test_loops(loop: str, ahead: bool) -> None:
     for said in check(shared_world(2), CONFIGS["small"], loop, 3, ahead=ahead):
         assert said["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("name", ["several", "pooled mixed", "quantised sums"])
+def test_every_step_in_another_number_of_parts(name: str) -> None:
+    config = CONFIGS[name].but(dedup=False)
+    for said in check(shared_world(2), config, "base", (1, 3, 1, 1, 4, 2)):
+        assert said["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
+@pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "evaluated"])  # whose steps have other numbers
+def test_loops_of_steps_in_several_numbers_of_parts(loop: str, ahead: bool) -> None:
+    for said in check(shared_world(2), CONFIGS["small"], loop, (2, 1, 3), ahead=ahead):
+        assert said["fallbacks"] == {}
+
+
+STEP_MS = {1: 90, 2: 50, 4: 40, 8: 60}
+
+
+def trials(rank: int, size: int, steps: int) -> tuple[list[int], Any, str]:
+    """In how many parts each step was, on a clock that runs while a rank computes, on the last rank twice as fast."""
+    config = CONFIGS["small"].but(static_graph=False, steps=steps)
+    now, numbers = [0.0], []
+    with mock.patch.object(comm, "Recorder", functools.partial(Recorder, clock=lambda: now[0])):
+        run = new_run(rank, size, config, "fscomm", {"parts": "auto"})
+        with run.enable() as block:
+            for step in block.lookahead(run.loader()):
+                numbers.append(0)
+                for part in step.parts():
+                    run.model(part).sum().backward()
+                    numbers[-1] += 1
+                now[0] += STEP_MS[numbers[-1]] / 1e3 / (1 if rank == size - 1 else 2)
+            report = block.report()
+    return numbers, report, str(report).splitlines()[1]
+
+
+def test_auto_takes_the_number_that_is_fastest_on_the_slowest_rank() -> None:
+    ran = [1] * SPAN + [2] * SPAN + [4] * SPAN + [8] * SPAN
+    for numbers, report, line in shared_world(2).run(trials, 4 * SPAN + 8):
+        assert numbers[: len(ran)] == ran
+        assert numbers[-3:] == [4] * 3
+        assert report.parts == 4
+        assert {each.parts: each.step_ms for each in report.tried} == STEP_MS
+        assert line.startswith("steps in 4 parts; measured: 1 part 90 ms a step, 0 of it exposed, 2 parts 50 ms")
+
+
+def test_until_all_numbers_were_tried_none_is_chosen() -> None:
+    for _, report, line in shared_world(2).run(trials, 2 * SPAN):
+        assert report.parts is None
+        assert line.startswith("number of parts still to be chosen; measured: 1 part 90 ms")
+
+
+def whole(rank: int, size: int, config: Config) -> tuple[int | None, str]:
+    run = new_run(rank, size, config, "fscomm", {"parts": "auto"})
+    with run.enable() as block:
+        for step in block.lookahead(run.loader()):
+            for part in step.parts(1):
+                assert part is step.batch
+                run.model(part).sum().backward()
+        return block.report().parts, str(block.report())
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (CONFIGS["small"].but(static_graph=True), "static_graph=True: give DistributedModelParallel"),
+        (CONFIGS["small"].but(dedup=True), "fscomm cannot do for embeddings.a: index dedup"),
+        (CONFIGS["planned"], "embeddings.b (data_parallel): sharding data_parallel is not served"),
+    ],
+)
+def test_auto_computes_whole_steps_where_parts_are_not_served(config: Config, words: str) -> None:
+    for parts, text in shared_world(2).run(whole, config):
+        assert parts == 1
+        assert text.splitlines()[1].startswith("steps in 1 part: ")
+        assert words in text.splitlines()[1]
+
+
+def other_numbers(rank: int, size: int, config: Config) -> str:
+    run = new_run(rank, size, config, "fscomm", {"parts": [2, 4] if rank else "auto"})
+    with pytest.raises(MismatchError) as raised, run.enable():
+        pass
+    return str(raised.value)
+
+
+def test_all_ranks_try_the_same_numbers() -> None:
+    for error in shared_world(2).run(other_numbers, CONFIGS["small"].but(static_graph=False)):
+        assert "parts" in error
+        assert "(2, 4)" in error
 
 
 def late_looks(rank: int, size: int) -> list[str]:
@@ -202,9 +302,13 @@ def test_misuse(how: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"parts": 0}, "parts must be a number from 1 to 64, got 0"),
-        ({"parts": 65}, "parts must be a number from 1 to 64, got 65"),
+        ({"parts": 0}, "parts must be a number from 1 to 64, several of them, each once, or 'auto', got 0"),
+        ({"parts": [2, 65]}, r"got \[2, 65\]"),
+        ({"parts": (2, 2)}, r"got \(2, 2\)"),
+        ({"parts": []}, r"got \[\]"),
+        ({"parts": "4"}, "got '4'"),
         ({"parts": 2, "calls": 2}, "parts=2 goes with calls=1 and ranks_per_host=1 only"),
+        ({"parts": "auto", "ranks_per_host": 2}, "parts='auto' goes with calls=1 and ranks_per_host=1 only"),
     ],
 )
 def test_options(options: dict[str, Any], words: str) -> None:
