@@ -245,8 +245,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/backward.py",
-        before="if returning.sent < self._parts:",
-        after="if returning.sent < self._parts - 1:",
+        before="if returning.sent < step.num_parts:",
+        after="if returning.sent < step.num_parts - 1:",
         tests=("tests/comm/exactness/test_parts.py",),
         why="tables are updated before the last part of a step has its gradients, and again when it has them",
     ),
@@ -259,26 +259,32 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/program.py",
-        before="self._send(step, gradients, gradients.groups, 2 * self._parts - 1),",
-        after="self._send(step, gradients, gradients.groups, 2 * self._parts - 2),",
+        before="self._send(step, gradients, gradients.groups, 2 * parts - 1),",
+        after="self._send(step, gradients, gradients.groups, 2 * parts - 2),",
         tests=("tests/comm/exactness/test_parts.py",),
         why="rows that a later part of the next step needs are updated without the gradients of the last part",
     ),
     Break(
         file="fscomm/engine/program.py",
-        before="self._executor.submit_later([*unhurried, *fetches[1:]])\n            updated.append(done[1])\n"
-        "            self._note_updated(later, done[1])\n            fetched += done[2:]",
-        after="self._executor.submit_later([*fetches[1:], *unhurried])\n            updated.append(done[-1])\n"
-        "            self._note_updated(later, done[-1])\n            fetched += done[:-2]",
+        before="self._executor.submit_later([*unhurried, *fetches[1:]])\n            fetched += done[len(unhurried) :]",
+        after="self._executor.submit_later([*fetches[1:], *unhurried])\n            fetched += done[: len(fetches) - 1]\n"
+        "            done = done[len(fetches) - 1 :]",
         tests=("tests/comm/exactness/test_parts.py",),
         why="a later part gets rows as they were before the update of the step before",
     ),
     Break(
         file="fscomm/engine/turns.py",
-        before="exchange and part in (None, self._engine.parts - 1)",
+        before="exchange and last",
         after="exchange",
         tests=("tests/comm/exactness/test_parts.py",),
         why="DistributedDataParallel exchanges dense gradients with every part, so those of early parts count twice",
+    ),
+    Break(
+        file="fscomm/exchange/id_exchange.py",
+        before="words[:, 3:].max(0)",
+        after="words[:, 3:].min(0)",
+        tests=("tests/comm/exactness/test_parts.py",),
+        why="with parts='auto' steps are computed in the number of parts that is fastest on the fastest rank",
     ),
     Break(
         file="fscomm/plan/routes.py",
