@@ -82,14 +82,14 @@ def in_parts() -> None:
     adviser, measured = record("adviser"), record("exposed_parts")
     rows = adviser.where(against="exposed.py --parts")
     sections = list(dict.fromkeys(row["what"].split(", ")[1] for row in rows))
-    modes = [f"fscomm{parts}" for parts in ("", " in 2 parts", " in 4 parts", " in 8 parts")]
+    modes = {"1 part": "fscomm", **{f"{number} parts": f"fscomm in {number} parts" for number in (2, 4, 8)}}
     found = {tuple(row["what"].split(", ")[1:]): row for row in rows}
     table(
-        ["shared ids", *(f"{mode}: predicted (measured)" for mode in modes)],
+        ["shared ids", *modes],
         [
             [
                 section.removeprefix("collision ").replace("%", " %"),
-                *(_both(found[section, mode]) for mode in modes),
+                *(_both(found[section, mode]) for mode in modes.values()),
             ]
             for section in sections
         ],
@@ -105,9 +105,9 @@ def in_parts() -> None:
     lost = max(one["exposed_ms"] - one["least_ms"] for one in best)
     (fit,) = adviser.extra["exposed.py --parts"]["fits"]
     say(
-        f"\\* fitted: a part takes {fit['value']:.1f} ms. The others in 2 or more parts are {median} % off in the median "
-        f"(goal {goal} %), {worst} % at worst (goal {limit} %). The number of parts that is predicted to be best was so "
-        f"in {hits} of {len(best)} cases; in the other it had {lost:.0f} ms more exposed than the best one."
+        f"\\* fitted: a part takes {fit['value']:.1f} ms. Of the others, those in parts are {median} % off in the "
+        f"median (goal {goal} %), {worst} % at worst (goal {limit} %). The number of parts that is predicted to be best "
+        f"was the best in {hits} of {len(best)} cases, and had at most {lost:.0f} ms more exposed than the best one."
     )
 
 
