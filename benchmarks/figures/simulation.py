@@ -106,8 +106,8 @@ def in_parts() -> None:
     (fit,) = adviser.extra["exposed.py --parts"]["fits"]
     say(
         f"\\* fitted: a part takes {fit['value']:.1f} ms. Of the others, those in parts are {median} % off in the "
-        f"median (goal {goal} %), {worst} % at worst (goal {limit} %). The number of parts that is predicted to be best "
-        f"was the best in {hits} of {len(best)} cases, and had at most {lost:.0f} ms more exposed than the best one."
+        f"median (goal {goal} %), {worst} % at worst (goal {limit} %). The number of parts that is predicted to be "
+        f"best was the best in {hits} of {len(best)} cases, and had at most {lost:.0f} ms more exposed than the best."
     )
 
 
