@@ -126,6 +126,7 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         contention=hardware.contention,
         memory_contention=hardware.memory_contention,
         own=own if ranks > 1 else 0.0,
+        # Pieces for later parts go the same way: over NCCL, though compute runs beside them and is slowed.
         later=moves((1 - needed) * colliding / (parts - 1), returning / parts, (1 - awaited) * returning)
         if parts > 1
         else NOTHING,
