@@ -1,12 +1,13 @@
 """How well `freescale simulate` predicts: its errors on measurements that it was not fitted to.
 
-    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE]
+    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE] [--parts FILE]
 
-Four comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
+Five comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
 between its own numbers and no length of time. `benchmarks/exposed.py`: two numbers are fitted to its plain loop, the
 steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `simulate` uses
-it, links measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out. What
-others published: nothing is fitted. Nothing is measured here; results are read.
+it, links measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out.
+`benchmarks/exposed.py --parts`: the same two numbers, and the cost of a part fitted where the fewest rows are shared.
+What others published: nothing is fitted. Nothing is measured here; results are read.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from common.table import RESULTS, add_results_option, emit
 from validation.against_benchmark import against_benchmark
 from validation.against_paper import against_paper
 from validation.held_out import against_held_out
+from validation.parts import against_parts
 from validation.published import published
 
 from freescale_tools.model.hardware import load_hardware
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--exposed", type=Path, default=RESULTS / "exposed.json", help="results of exposed.py")
     parser.add_argument("--held-out", type=Path, default=RESULTS / "held_out.json", help="results of held_out.py")
     parser.add_argument("--links", type=Path, default=RESULTS / "links.json", help="results of links.py")
+    parser.add_argument("--parts", type=Path, default=RESULTS / "exposed_parts.json", help="of exposed.py --parts")
     add_results_option(parser)
     given = parser.parse_args()
     # The paper measured on its own cluster.
@@ -38,6 +41,7 @@ def main() -> None:
         "paper": against_paper(load_hardware("h100-ib")),
         "exposed.py": against_benchmark(given.exposed),
         "held_out.py": against_held_out(given.held_out, given.links),
+        "exposed.py --parts": against_parts(given.parts, given.held_out, given.links),
         "published": published(),
     }
     rows = [line for name, report in reports.items() for line in _lines(name, report)]
@@ -54,7 +58,8 @@ def main() -> None:
         [*notes, NOTE],
         reports,
         results=given.results,
-        data="figures of the paper and of other published runs, exposed.json, held_out.json, links.json",
+        data="figures of the paper and of other published runs, exposed.json, held_out.json, links.json, "
+        "exposed_parts.json",
     )
 
 

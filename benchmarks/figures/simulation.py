@@ -1,5 +1,7 @@
 """What the simulation says, and how far it was right."""
 
+from typing import Any
+
 from figures.records import listed, record, say, table
 
 
@@ -74,6 +76,44 @@ def held_out() -> None:
     listed(misses)
     inside, goal = adviser.note(r"(\d+)% of the held-out figures are inside their interval \(goal (\d+)%\)")
     say(f"{inside} % of these figures are inside the intervals that the factors of a verdict give (goal {goal} %).")
+
+
+def in_parts() -> None:
+    adviser, measured = record("adviser"), record("exposed_parts")
+    rows = adviser.where(against="exposed.py --parts")
+    sections = list(dict.fromkeys(row["what"].split(", ")[1] for row in rows))
+    modes = {"1 part": "fscomm", **{f"{number} parts": f"fscomm in {number} parts" for number in (2, 4, 8)}}
+    found = {tuple(row["what"].split(", ")[1:]): row for row in rows}
+    table(
+        ["shared ids", *modes],
+        [
+            [
+                section.removeprefix("collision ").replace("%", " %"),
+                *(_both(found[section, mode]) for mode in modes.values()),
+            ]
+            for section in sections
+        ],
+        adviser,
+        measured,
+    )
+    median, goal, worst, limit = adviser.note(
+        r"--parts: held-out steps in 2 or more parts: error (\d+)% in the median \(goal (\d+)%\), (\d+)% at worst "
+        r"\(goal (\d+)%\)"
+    )
+    best = adviser.extra["exposed.py --parts"]["best"].values()
+    hits = sum(one["predicted"] == one["measured"] for one in best)
+    lost = max(one["exposed_ms"] - one["least_ms"] for one in best)
+    (fit,) = adviser.extra["exposed.py --parts"]["fits"]
+    say(
+        f"\\* fitted: a part takes {fit['value']:.1f} ms. Of the others, those in parts are {median} % off in the "
+        f"median (goal {goal} %), {worst} % at worst (goal {limit} %). The number of parts that is predicted to be "
+        f"best was the best in {hits} of {len(best)} cases, and had at most {lost:.0f} ms more exposed than the best."
+    )
+
+
+def _both(row: dict[str, Any]) -> str:
+    predicted, mark = (row["predicted"], "") if row["fitted"] is None else (row["fitted"], "\\*")
+    return f"{predicted:.0f}{mark} ({row['measured']:.0f})"
 
 
 def published() -> None:

@@ -55,17 +55,18 @@ class Section:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Of `_RANKS` ranks and rows of 128 floats."""
+    """Of `_RANKS` ranks and rows of 128 floats. part_ms: what one more part of a step takes."""
 
     lookup_ms: float
     own_ms: float
+    part_ms: float = 0.0
 
 
 def against_held_out(path: Path, links: Path) -> dict[str, Any]:
     """{fits, rows, notes, summary}: every held-out section and mode. Raises UsageError for other files."""
     try:
         measured, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, links))
-        sections = list(_sections(measured, _reached(alone)))
+        sections = list(read_sections(measured, shares_reached(alone)))
         fit = fitted([section for section in sections if section.fitted])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no result of benchmarks/held_out.py: {type(error).__name__}: {error}") from error
@@ -122,17 +123,26 @@ def fitted(sections: Sequence[Section]) -> Fit:
 def predicted(section: Section, mode: str, fit: Fit) -> float:
     shared = section.ranks / _RANKS
     lookup = shared * fit.lookup_ms * section.load.dim / 128
-    load = dataclasses.replace(section.load, lookup_ms=lookup, apply_ms=lookup)
+    part = shared * fit.part_ms
+    alone = (section.load.compute_ms or 0.0) - part  # which was measured in one part
+    load = dataclasses.replace(section.load, lookup_ms=lookup, apply_ms=lookup, compute_ms=alone, fixed_ms=part)
     hardware = dataclasses.replace(
         _HARDWARE, network=section.reached * section.mbit / 8e3, own_cost=shared * fit.own_ms
     )
-    return float(step(hardware, load, WAY[mode], ranks=section.ranks)["bubbles"]["exposed_ms"])
+    way, parts = way_of(mode)
+    return float(step(hardware, load, way, ranks=section.ranks, parts=parts)["bubbles"]["exposed_ms"])
+
+
+def way_of(mode: str) -> tuple[str, int]:
+    """Of a mode such as "fscomm in 4 parts": the way that predicts it, and the number of parts."""
+    kind, _, parts = mode.partition(" in ")
+    return WAY[kind], int(parts.removesuffix(" parts") or 1)
 
 
 def interval(section: Section, mode: str, fit: Fit, *, seed: int = 0) -> tuple[float, float]:
     """90 % of draws that move what was measured, fitted or assumed within the factors of a verdict."""
     generator = np.random.default_rng(seed)
-    model = MODEL[WAY[mode] == "prioritized"]
+    model = MODEL[way_of(mode)[0] == "prioritized"]
 
     def within(factor: float) -> float:
         return float(factor ** generator.uniform(-1, 1))
@@ -168,7 +178,7 @@ def _hardware() -> Hardware:
 _HARDWARE = _hardware()
 
 
-def _reached(document: Mapping[str, Any]) -> dict[tuple[int, float], float]:
+def shares_reached(document: Mapping[str, Any]) -> dict[tuple[int, float], float]:
     """(ranks, Mbit/s) -> share of the rate."""
     found: dict[tuple[int, float], float] = {}
     for line in document["rows"]:
@@ -178,7 +188,7 @@ def _reached(document: Mapping[str, Any]) -> dict[tuple[int, float], float]:
     return found
 
 
-def _sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float], float]) -> Iterator[Section]:
+def read_sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float], float]) -> Iterator[Section]:
     for block in document["extra"]["blocks"]:
         condition, data = block["condition"], block["data"]
         shape, ranks = condition["shape"], condition["ranks"]
@@ -205,7 +215,8 @@ def _sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float], f
             reached=reached[ranks, condition["rate_mbit"]],
             exposed_ms={
                 mode: statistics.median(step - alone[at] for at, step in _steps_ms(block["answers"][mode]).items())
-                for mode in WAY
+                for mode in block["answers"]
+                if mode != "compute"
             },
         )
 

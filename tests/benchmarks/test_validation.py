@@ -19,6 +19,7 @@ from validation.against_paper import EXPOSED_LONGEST, against_paper
 from validation.comparison import row
 from validation.fit import SIGMA, expected_straggler, fit_line, fit_sigma, paper_workload
 from validation.held_out import against_held_out
+from validation.parts import against_parts
 from validation.published import published
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -126,6 +127,15 @@ def test_the_record_says_what_is_predicted_of_the_benchmarks():
     same_lines(
         RECORD["held_out.py"]["rows"], against_held_out(RESULTS / "held_out.json", RESULTS / "links.json")["rows"]
     )
+
+
+def test_the_record_says_what_is_predicted_of_steps_in_parts():
+    report = against_parts(*(RESULTS / f"{name}.json" for name in ("exposed_parts", "held_out", "links")))
+    same_lines(RECORD["exposed.py --parts"]["rows"], report["rows"])
+    for name, one in report["best"].items():
+        assert one["exposed_ms"] - one["least_ms"] < 5, f"{name}: the advice costs no percent of a step"
+    with pytest.raises(UsageError, match=r"is no result of benchmarks/exposed\.py --parts"):
+        against_parts(RESULTS / "links.json", RESULTS / "held_out.json", RESULTS / "links.json")
 
 
 def test_the_record_says_what_is_predicted_of_published_runs():

@@ -39,6 +39,12 @@ def simulate(
         bool,
         typer.Option("--extrapolate", help="Show more ranks than the rows are enough for, or than were calibrated."),
     ] = False,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Numbers of parts that a step is computed in, such as 1,2,4,8: predict such steps, and which is best."
+        ),
+    ] = None,
     out: ReportFolder = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
@@ -66,6 +72,7 @@ def simulate(
                 max_length=max_length,
                 dim=floats(dim),
                 calibration=load_calibration(calibration) if calibration else None,
+                parts=numbers(parts, "--parts") or (),
                 beyond="show" if extrapolate else "refuse" if asked else "leave out",
             ),
         }

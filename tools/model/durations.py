@@ -3,13 +3,16 @@
 Bytes and counts are per rank and step. W ranks. The rows and ids of a rank go to all ranks evenly, so (W - 1)
 / W of them leave the rank. Loops without priorities send a row and a gradient for every occurrence; prioritized
 communication sends a row once to each rank, and a gradient for every occurrence, as exactness needs.
+
+Of a step in parts all are alike: the ids of a rank fall into its parts evenly and by chance (`shares_of_first`).
 """
 
+import dataclasses
 import math
 from typing import Any
 
 from freescale_tools.model.hardware import Hardware, parameter
-from freescale_tools.model.step import BY_NAME, PARTS, Moves, Way, Work, timeline
+from freescale_tools.model.step import BUCKETS, BY_NAME, NOTHING, Moves, Way, Work, timeline
 from freescale_tools.model.workload import CHANNELS, LAYERS, Workload
 
 FLOAT, ID = 4, 8  # bytes
@@ -18,11 +21,13 @@ FORWARD = 1 / 3  # of the compute: the backward pass takes twice the forward's p
 LOOKUP, APPLY = 2, 3  # times each byte crosses the memory: row in and out; gradient and row in, row out
 # Bytes per dense parameter that Adam moves: weight, gradient, two moments in; weight, moments out.
 OPTIMIZER = 28
+# ms: about 200 kernels of a forward and a backward pass, each of which takes about 10 us to start and to run out.
+PART = 2.0
 
 
-def step(hardware: Hardware, workload: Workload, way_name: str, *, ranks: int) -> dict[str, Any]:
-    """The `timeline` of one of WAYS at `ranks` ranks."""
-    way = BY_NAME[way_name]
+def step(hardware: Hardware, workload: Workload, way_name: str, *, ranks: int, parts: int = 1) -> dict[str, Any]:
+    """The `timeline` of one of WAYS at `ranks` ranks, computed in so many parts."""
+    way = dataclasses.replace(BY_NAME[way_name], parts=parts)
     return timeline(work(hardware, workload, way, ranks=ranks), way)
 
 
@@ -38,13 +43,39 @@ def assumed(workload: Workload) -> list[dict[str, Any]]:
         (workload.apply_ms, "apply", APPLY, "passes over memory", "gradient and row are read, the row is written"),
         (None, "optimizer", OPTIMIZER, "bytes per dense parameter", "Adam with two moments"),
         (None, "fields", FIELDS, "ids per event", "what balancing moves between hosts"),
-        (None, "all_reduce_parts", PARTS, "of the backward pass", "each part's gradients follow it"),
+        (None, "all_reduce_buckets", BUCKETS, "of the backward pass", "each one's gradients follow it"),
     )
     return [
         parameter(name, value, unit, f"assumed: {why}")
         for known, name, value, unit, why in assumptions
         if known is None
     ]
+
+
+def part_cost(workload: Workload) -> dict[str, Any]:
+    """What one more part of a step takes of the training thread, in ms, as {name, value, unit, source}.
+
+    It is one more forward and backward pass without samples: what a calibration says that steps take whatever their
+    samples, else `PART`, which is assumed.
+    """
+    if workload.fixed_ms:
+        return parameter("part_cost", workload.fixed_ms, "ms per part", workload.sources.get("fixed_ms", "given"))
+    why = "assumed: starts and ends of about 200 kernels of a forward and a backward pass, 10 us each"
+    return parameter("part_cost", PART, "ms per part", why)
+
+
+def shares_of_first(parts: int, *, repeats: float, collision: float) -> tuple[float, float]:
+    """What first parts need of all that collides: (share of a rank's rows, share of its gradients).
+
+    Rows: a rank uses a row `repeats` times, 1 or more, and needs it if one of these falls into the first part.
+    Gradients: those whose row comes up in the first part of any rank of the next step, if it comes up in the whole step
+    with probability `collision`. The number of times is taken as Poisson's, with one mean for all rows; if some rows
+    are far more popular than others, first parts need more than that.
+    """
+    if parts == 1:
+        return 1.0, 1.0
+    some = (1 - (1 - collision) ** (1 / parts)) / collision if collision > 0 else 1 / parts
+    return 1 - (1 - 1 / parts) ** repeats, some
 
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:
@@ -55,6 +86,9 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
     forward = FORWARD if workload.forward is None else workload.forward
     rate, back = workload.collision(ranks), workload.distinct
     colliding = min(rate * workload.colliding_distinct, back)
+    returning, staying = (colliding, back - colliding) if way.dedup else (rate, 1 - rate)
+    parts = way.parts
+    needed, awaited = shares_of_first(parts, repeats=1 / workload.colliding_distinct, collision=rate)
     skew = workload.skews.get((ranks, method), 1.0)
     moved = ID * FIELDS * workload.events * (ranks - 1) / ranks if way.balanced else 0.0
     ids = workload.ids * workload.events
@@ -66,13 +100,13 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         alone = _ms(times * share * row_bytes, hardware.memory) if measured_ms is None else share * measured_ms
         return max(alone, hardware.kernel_floor / 1e3) if share > 0 else 0.0
 
-    def moves(rows: float, gradients: float, *, staged: bool = False) -> Moves:
-        """`rows`, `gradients`: sent forward and back, as shares of the events."""
+    def moves(rows: float, gradients: float, updates: float, *, staged: bool = False) -> Moves:
+        """`rows`, `gradients`: sent forward and back. `updates`: gradients that are applied. Shares of the events."""
         return Moves(
             lookup=passes(LOOKUP, rows, workload.lookup_ms),
             rows=exchange(hardware, skew * rows * row_bytes, ranks, staged=staged),
             gradients=exchange(hardware, skew * gradients * row_bytes, ranks, staged=staged),
-            apply=passes(APPLY, gradients, workload.apply_ms),
+            apply=passes(APPLY, updates, workload.apply_ms),
         )
 
     return Work(
@@ -84,14 +118,19 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         id_metadata=hardware.id_metadata * ids / 1e6 if ranks > 1 else 0.0,
         ids=exchange(hardware, ID * ids, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
-        whole=moves(1.0, 1.0),
+        whole=moves(1.0, 1.0, 1.0),
         # Nothing can run beside collision rows, so they use NCCL, which is faster.
-        collision=moves(colliding, colliding if way.dedup else rate),
-        exclusive=moves(back - colliding, back - colliding if way.dedup else 1 - rate, staged=way.sm_free),
+        collision=moves(needed * colliding, awaited * returning / parts, awaited * returning),
+        exclusive=moves(back - colliding, staying, staying, staged=way.sm_free),
         straggler=1 - (mean + workload.fixed_ms) / slowest,
         contention=hardware.contention,
         memory_contention=hardware.memory_contention,
         own=own if ranks > 1 else 0.0,
+        # Pieces for later parts go the same way: over NCCL, though compute runs beside them and is slowed.
+        later=moves((1 - needed) * colliding / (parts - 1), returning / parts, (1 - awaited) * returning)
+        if parts > 1
+        else NOTHING,
+        part=part_cost(workload)["value"],
     )
 
 

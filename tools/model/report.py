@@ -132,6 +132,7 @@ def step_section(simulation: Document, *, brief: bool = False) -> Section:
         "batch ahead, all is every remedy together.",
         blocks=(
             _gain_table(simulation),
+            *([_parts_table(simulation)] if "parts" in simulation else []),
             *([_steps_plot(simulation, at_verdict)] if len(simulation["gain"]) > 1 else []),
             _bubbles_plot(simulation, at_verdict, on_terminal=not brief),
             *_timelines(simulation, at_verdict),
@@ -210,6 +211,38 @@ def _gain_table(simulation: Document) -> Table:
         notes=[
             f"fscomm: prioritized and SM-free, over {_PIPELINE} that is balanced.",
             f"enough rows: the {count(carried['rows'])} rows make at least {BATCHES} different global batches.",
+        ],
+    )
+
+
+def _parts_table(simulation: Document) -> Table:
+    """Steps in parts by ranks: time and exposed communication."""
+    known = {
+        (one["ranks"], step["parts"], key): step[key]
+        for one in simulation["parts"]
+        for step in one["steps"]
+        for key in ("step_ms", "exposed_ms")
+    }
+
+    def of(parts: int, key: str) -> Callable[[Document], float]:
+        return lambda one: known[one["ranks"], parts, key]
+
+    counted = [step["parts"] for step in simulation["parts"][0]["steps"]]
+    return Table(
+        title="Steps that are computed in parts, with all remedies",
+        columns=(
+            Column("ranks", COUNT, "ranks"),
+            *(
+                Column(f"{name}, {number} {'part' if number == 1 else 'parts'}", MS, of(number, key))
+                for name, key in (("step", "step_ms"), ("exposed", "exposed_ms"))
+                for number in counted
+            ),
+            Column("best", COUNT, "best"),
+        ),
+        rows=simulation["parts"],
+        notes=[
+            "exposed: communication that compute waits for, and what the parts cost.",
+            "best: the fewest parts whose step is at most 1 % longer than the shortest one; fscomm.enable(parts=...).",
         ],
     )
 

@@ -16,7 +16,7 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.model.batches import BATCHES, WELL, enough_for
-from freescale_tools.model.durations import assumed, step
+from freescale_tools.model.durations import assumed, part_cost, step
 from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, calibrated, numbers, parameters
 from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, WAYS
 from freescale_tools.model.workload import Workload, at_ranks, workload
@@ -49,6 +49,7 @@ _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send ear
 _EVEN = 0.02  # straggler share that is none
 _CUT = 0.005  # share of lost events that is worth a sentence
 _DEAR = 0.03  # share of a step above which a fixed cost is named
+_AS_SHORT = 0.01  # steps in fewer parts are best if they are longer by this share at most
 _LADDER = (PIPELINED, BALANCED, "balanced + prioritized", "all")
 _RUNGS = ("balance", "prioritized", "sm_free")
 _UNCERTAIN = ("dim", "flops", "compute_ms", "dense_parameters")  # of a workload; lengths and rows were counted
@@ -65,6 +66,7 @@ def simulate(
     dim: int | Mapping[str, int] | None = None,
     calibration: Calibration | None = None,
     beyond: Beyond = "show",
+    parts: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The `simulation` of a profile document.
 
@@ -79,6 +81,9 @@ def simulate(
     are shown, left out, or refused. If all are left out, the fewest are shown. The verdict is for the most ranks that
     the rows make 20 global batches for, else for the most shown that they are enough for, else for the fewest.
 
+    `parts`: predict steps in so many parts, too, and in one: `parts` of the document, see `in_parts`, a sentence about
+    them in the verdict, and the cost of a part among the parameters. Without, the document has none of these.
+
     Raises UsageError for a profile without lengths, unknown sequences, and numbers out of range.
     """
     if not ranks or min(ranks) < 1:
@@ -89,6 +94,11 @@ def simulate(
     load = workload(
         profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim, calibration=calibration
     )
+    if parts and not 1 <= min(parts) <= max(parts) <= load.batch_size:
+        raise UsageError(
+            f"--parts {','.join(map(str, parts))}: numbers of 1 to {load.batch_size:,} are needed, a rank's samples "
+            "in a step; give fewer parts, or a larger --batch-size"
+        )
     hardware = calibrated(hardware, calibration) if calibration else hardware
     histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])
     counts, rows = sorted(set(ranks)), histogram.rows
@@ -104,11 +114,15 @@ def simulate(
     answer = verdict(hardware, load, ranks=well or most or counts[0], collisions=counted)
     if load.max_length is not None and (cut := 1 - histogram.kept_share(load.max_length)) > _CUT:
         answer["why"].insert(0, f"Histories are cut to {load.max_length:,} events: {cut:.0%} of all events are lost.")
+    divided = in_parts(hardware, load, ranks=counts, parts=parts) if parts else []
+    answer["why"] += [_about_parts(one, part_cost(load)) for one in divided if one["ranks"] == answer["ranks"]]
     return {
         "verdict": answer,
         "hardware": {
             "name": hardware.name,
-            "parameters": [*parameters(hardware), *load.parameters(), *assumed(load)],
+            "parameters": [
+                *parameters(hardware), *load.parameters(), *assumed(load), *([part_cost(load)] if parts else []),
+            ],
         },
         "ways": [way.name for way in WAYS],
         "points": points,
@@ -116,7 +130,8 @@ def simulate(
         "over_balanced": BALANCED,
         "gain": gains(points),
         "carried": {"ranks": most, "rows": rows, "batch_size": load.batch_size},
-    }
+        **({"parts": divided} if parts else {}),
+    }  # fmt: skip
 
 
 def within_reach(
@@ -152,6 +167,35 @@ def predict(hardware: Hardware, load: Workload, *, ranks: Sequence[int]) -> list
         for way in WAYS
         for found in [step(hardware, load, way.name, ranks=count)]
     ]
+
+
+def in_parts(hardware: Hardware, load: Workload, *, ranks: Sequence[int], parts: Sequence[int]) -> list[dict[str, Any]]:
+    """Steps with all remedies in so many parts, and in one: {ranks, best, steps} for each number of ranks.
+
+    `steps`: {parts, step_ms, exposed_ms}, by parts; of the mean rank, exposed with what the parts cost. `best`: the
+    fewest parts whose step is at most 1 % longer than the shortest one.
+    """
+    found = []
+    for count in ranks:
+        steps = []
+        for number in sorted({1, *parts}):
+            one = step(hardware, load, "all", ranks=count, parts=number)
+            exposed = one["bubbles"]["exposed_ms"]
+            steps.append({"parts": number, "step_ms": one["step_ms"], "exposed_ms": exposed})
+        longest = (1 + _AS_SHORT) * min(one["step_ms"] for one in steps)
+        best = next(one["parts"] for one in steps if one["step_ms"] <= longest)
+        found.append({"ranks": count, "best": best, "steps": steps})
+    return found
+
+
+def _about_parts(divided: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
+    """A sentence about steps in parts. `divided`: of `in_parts`. `cost`: of `part_cost`."""
+    exposed = {one["parts"]: one["exposed_ms"] for one in divided["steps"]}
+    costs = f"each further part costs {cost['value']:.2g} ms ({cost['source'].partition(':')[0]})"
+    best = divided["best"]
+    if best == 1:
+        return f"One part is enough: a step in one part has {exposed[1]:.3g} ms exposed, and {costs}."
+    return f"{best} parts: {exposed[best]:.3g} ms exposed instead of {exposed[1]:.3g}; {costs}."
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

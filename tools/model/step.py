@@ -7,21 +7,27 @@ rest.
 Lanes: `compute` and `network` of a GPU, `memory` (look-ups and updates of exclusive rows), `host` (sizes of
 the ID exchange), `data` (the loader). A lane runs one task at a time, the most urgent first, and it is interrupted
 by more urgent ones.
+
+A step in parts (`Way.parts`) is computed forward and backward part after part, and updated once. Collision rows travel
+in as many pieces: those that the first part needs as in a step of one part, the others while earlier parts compute.
+Gradients of a part travel back while the next one computes. Rows that some rank's first part needs next are updated
+first. This is the order of fscomm's collision worker (architecture page, "Steps in parts").
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-PARTS = 4  # of the backward pass, each followed by its share of the dense all-reduce
+BUCKETS = 4  # of a backward pass; behind each of the last one goes its share of the dense all-reduce
 _STEPS = (8, 32)  # more where steps do not repeat: a network that cannot keep up, with exchanges put off
 _WARM, _AFTER = 3, 2  # steps before and after those that are counted
 _ALIKE = 1e-3
 _BUFFERED = 2  # batches that the loader keeps ready
 _ROUNDING = 1e-9
-# Urgency on the network. Dense gradients are ready before the gradients of the embeddings.
-_DENSE, _COLLISION, _IDS, _EXCLUSIVE = range(4)
+# Urgency on the network. Dense gradients are ready before the gradients of the embeddings. _LATER: collision rows that
+# the first part of a step can do without, and gradients that no first part waits for.
+_DENSE, _COLLISION, _IDS, _LATER, _EXCLUSIVE = range(5)
 
 Key = tuple[str, int]
 """Name of the task, number of the step."""
@@ -41,6 +47,8 @@ class Way:
     """Exchanges that overlap with compute use no streaming multiprocessors. Other exchanges run over NCCL."""
     dedup: bool = False
     """A rank adds up the gradients of a row and sends one, as with TorchRec's index deduplication."""
+    parts: int = 1
+    """So many parts of a step are computed one after another."""
 
 
 PIPELINED = "sparse dist"
@@ -78,11 +86,14 @@ class Moves:
     apply: float
 
 
+NOTHING = Moves(lookup=0.0, rows=0.0, gradients=0.0, apply=0.0)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Milliseconds of each part of a step when it runs alone.
+    """Milliseconds of each piece of a step when it runs alone.
 
-    `forward` and `backward`: of the slowest rank.
+    `forward` and `backward`: of the slowest rank, all parts of the step together.
     """
 
     data: float
@@ -96,6 +107,8 @@ class Work:
     whole: Moves
     """All rows at once, for ways that are not prioritized."""
     collision: Moves
+    """What first parts wait for: rows that the first part of the step needs; gradients that the last part has of rows
+    that the first part of the next step needs, and the update of these rows. Without parts, all that collides."""
     exclusive: Moves
     straggler: float
     """1 - mean / slowest rank's time of forward and backward, 0 to below 1."""
@@ -105,6 +118,11 @@ class Work:
     """The same while rows are looked up or updated."""
     own: float = 0.0
     """What balancing and prioritized communication themselves take of the training thread."""
+    later: Moves = NOTHING
+    """Of a step in parts: rows of one later part; all collision gradients of one part; the update of all collision rows
+    that no first part waits for."""
+    part: float = 0.0
+    """What every part but the first takes of the training thread."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +156,8 @@ def timeline(work: Work, way: Way) -> dict[str, Any]:
         if max(lengths) - min(lengths) <= _ALIKE * max(lengths):
             break
     step_ms = sum(lengths) / len(lengths)
-    dense = sum(end - start for n in counted for key in _dense(n) for start, end in runs[key]) / len(lengths)
+    passes = [key for n in counted for part in range(way.parts) for key in _passes(n, part)]
+    dense = sum(end - start for key in passes for start, end in runs[key]) / len(lengths)
     nominal = work.forward + work.backward
     # The loader alone holds a step up from the end of the step before until data are there, or work begins.
     waited = sum(
@@ -162,7 +181,7 @@ def _drawn(
     tasks: Sequence[Task], runs: dict[Key, Pieces], start: float, end: float, straggler: float
 ) -> list[dict[str, Any]]:
     """The pieces between `start` and `end`, as {lane, what, start_ms, ms}. The compute lane shows the mean rank."""
-    dense: list[dict[str, Any]] = []
+    dense: dict[str, list[dict[str, Any]]] = {}  # by part of the step
     drawn: list[dict[str, Any]] = []
     for task in tasks:
         what = task.key[0].rstrip("0123456789 ")
@@ -170,19 +189,21 @@ def _drawn(
             first, last = max(first, start), min(last, end)
             if last - first > _ROUNDING:
                 piece = {"lane": task.lane, "what": what, "start_ms": first - start, "ms": last - first}
-                (dense if task.slowed else drawn).append(piece)
-    at, last = dense[0]["start_ms"], dense[-1]["start_ms"] + dense[-1]["ms"]
-    for what in ("forward", "backward"):
-        ms = sum(piece["ms"] for piece in dense if piece["what"] == what) * (1 - straggler)
-        drawn.append({"lane": "compute", "what": what, "start_ms": at, "ms": ms})
-        at += ms
-    if last - at > 0:
-        drawn.append({"lane": "compute", "what": "wait for the slowest", "start_ms": at, "ms": last - at})
+                (dense.setdefault(task.key[0].split()[1], []) if task.slowed else drawn).append(piece)
+    for part in dense.values():
+        at, last = part[0]["start_ms"], part[-1]["start_ms"] + part[-1]["ms"]
+        for what in ("forward", "backward"):
+            ms = sum(piece["ms"] for piece in part if piece["what"] == what) * (1 - straggler)
+            drawn.append({"lane": "compute", "what": what, "start_ms": at, "ms": ms})
+            at += ms
+        if last - at > 0:
+            drawn.append({"lane": "compute", "what": "wait for the slowest", "start_ms": at, "ms": last - at})
     return sorted(drawn, key=lambda piece: (piece["lane"], piece["start_ms"]))
 
 
-def _dense(n: int) -> list[Key]:
-    return [("forward", n), *((f"backward {part}", n) for part in range(PARTS))]
+def _passes(n: int, part: int) -> list[Key]:
+    """The forward pass of a part, and its backward pass in buckets."""
+    return [(f"forward {part}", n), *((f"backward {part} {bucket}", n) for bucket in range(BUCKETS))]
 
 
 def _tasks(work: Work, way: Way, n: int, steps: int) -> Iterator[Task]:
@@ -196,49 +217,77 @@ def _tasks(work: Work, way: Way, n: int, steps: int) -> Iterator[Task]:
 
     nccl, memory = work.contention, work.memory_contention
     beside = 0.0 if way.sm_free else nccl
-    last: Key = (f"backward {PARTS - 1}", n)
+    ends = [_passes(n, part)[-1] for part in range(way.parts)]
     yield task("read", "data", work.data, ("data", n - 1), ("optimizer", n - 1 - _BUFFERED))
     yield task("data", "data", work.redistribute, ("read", n))
 
     # Of prioritized ways, autograd hands the gradients over, and the optimizer does not wait for their exchange.
-    rows = [("collision rows", n), ("exclusive rows", n)] if way.prioritized else [("rows", n)]
+    rows = [("collision rows 0", n), ("exclusive rows", n)] if way.prioritized else [("rows", n)]
     updated = [] if way.prioritized else [("apply", n)]
     yield task("own work", "compute", work.own, ("optimizer", n - 1), ("data", n), *rows)
-    yield task("forward", "compute", work.forward, ("own work", n), slowed=True)
-    for before, (name, _) in itertools.pairwise(_dense(n)):
-        yield task(name, "compute", work.backward / PARTS, before, slowed=True)
-    reduced = [(f"all-reduce {part}", n) for part in range(PARTS)]
-    for part, (name, _) in enumerate(reduced):
-        yield task(name, "network", work.all_reduce / PARTS, (f"backward {part}", n), urgency=_DENSE, slows=nccl)
-    yield task("optimizer", "compute", work.optimizer, last, *reduced, *updated)
+    for part in range(way.parts):
+        (forward, _), *backward = _passes(n, part)
+        needed = [("own work", n)]
+        if part > 0:
+            yield task(f"own work {part}", "compute", work.part, ends[part - 1])
+            needed = [(f"own work {part}", n), *([(f"collision rows {part}", n)] if way.prioritized else [])]
+        yield task(forward, "compute", work.forward / way.parts, *needed, slowed=True)
+        for before, (name, _) in itertools.pairwise([(forward, n), *backward]):
+            yield task(name, "compute", work.backward / BUCKETS / way.parts, before, slowed=True)
+    # Dense gradients of parts add up: they are exchanged with the last one.
+    reduced = [(f"all-reduce {bucket}", n) for bucket in range(BUCKETS)]
+    for (name, _), ready in zip(reduced, _passes(n, way.parts - 1)[1:], strict=True):
+        yield task(name, "network", work.all_reduce / BUCKETS, ready, urgency=_DENSE, slows=nccl)
+    yield task("optimizer", "compute", work.optimizer, ends[-1], *reduced, *updated)
 
     turn = ("own work", n - 1) if way.ids_ahead else ("optimizer", n - 1)
     yield task("id metadata", "host", work.id_metadata, ("data", n), turn)
     yield task("ids", "network", work.ids, ("id metadata", n), urgency=_IDS, slows=beside)
 
-    if not way.prioritized:
-        whole = work.whole
-        yield task("lookup", "memory", whole.lookup, ("ids", n), ("optimizer", n - 1), slows=memory)
-        yield task("rows", "network", whole.rows, ("lookup", n), urgency=_COLLISION, slows=nccl)
-        yield task("gradients", "network", whole.gradients, last, urgency=_COLLISION, slows=nccl)
-        yield task("apply", "memory", whole.apply, ("gradients", n), slows=memory)
+    if way.prioritized:
+        yield from _prioritized(work, way, n, task)
         return
+    whole = work.whole
+    yield task("lookup", "memory", whole.lookup, ("ids", n), ("optimizer", n - 1), slows=memory)
+    yield task("rows", "network", whole.rows, ("lookup", n), urgency=_COLLISION, slows=nccl)
+    yield task("gradients", "network", whole.gradients, ends[-1], urgency=_COLLISION, slows=nccl)
+    yield task("apply", "memory", whole.apply, ("gradients", n), slows=memory)
 
-    def colliding(name: str, ms: float, *after: Key, slows: float) -> Task:
+
+def _prioritized(work: Work, way: Way, n: int, task: Callable[..., Task]) -> Iterator[Task]:
+    """Look-ups, exchanges and updates of collision and exclusive rows. `task`: makes one of step `n`."""
+    nccl, memory = work.contention, work.memory_contention
+    beside = 0.0 if way.sm_free else nccl
+    ends = [_passes(n, part)[-1] for part in range(way.parts)]
+
+    def colliding(name: str, ms: float, *after: Key, slows: float, urgency: int = _COLLISION) -> Task:
         """Look-ups and updates hold the network, too: no exclusive byte moves before the collision exchange ends."""
-        return task(f"collision {name}", "network", ms, *after, urgency=_COLLISION, slows=slows)
+        return task(f"collision {name}", "network", ms, *after, urgency=urgency, slows=slows)
 
-    first, rest = work.collision, work.exclusive
-    yield colliding("lookup", first.lookup, ("ids", n), ("collision apply", n - 1), slows=memory)
-    yield colliding("rows", first.rows, ("collision lookup", n), slows=nccl)
-    # The ids of the next step decide which gradients belong to collisions.
-    yield colliding("gradients", first.gradients, last, ("ids", n + 1), slows=nccl)
-    yield colliding("apply", first.apply, ("collision gradients", n), slows=memory)
+    first, later, rest = work.collision, work.later, work.exclusive
+    yield colliding("lookup 0", first.lookup, ("ids", n), ("collision apply 0", n - 1), slows=memory)
+    yield colliding("rows 0", first.rows, ("collision lookup 0", n), slows=nccl)
+    for part in range(1, way.parts):
+        before_part = (f"collision rows {part - 1}", n), ("collision apply 1", n - 1)
+        yield colliding(f"lookup {part}", later.lookup, *before_part, slows=memory, urgency=_LATER)
+        yield colliding(f"rows {part}", later.rows, (f"collision lookup {part}", n), slows=nccl, urgency=_LATER)
+    # The ids of the next step decide which gradients belong to collisions. Rows are sent before gradients of any part.
+    known = ("ids", n + 1), (f"collision rows {way.parts - 1}", n)
+    for part in range(way.parts - 1):
+        yield colliding(f"gradients {part}", later.gradients, ends[part], *known, slows=nccl, urgency=_LATER)
+    yield colliding(f"gradients {way.parts - 1}", first.gradients, ends[-1], *known, slows=nccl)
+    sent = [(f"collision gradients {part}", n) for part in range(way.parts)]
+    yield colliding("apply 0", first.apply, *sent, slows=memory)
+    if way.parts > 1:
+        left = max(later.gradients - first.gradients, 0.0)
+        # What no first part waits for is behind the first forward of the next step, and so behind its exclusive rows.
+        yield colliding("gradients", left, *known, ("own work", n + 1), slows=nccl, urgency=_LATER)
+        yield colliding("apply 1", later.apply, *sent, ("collision gradients", n), slows=memory, urgency=_LATER)
     # The exclusive gradients of step n - 2 may update a row that step n reads.
     before_rows = ("ids", n), ("exclusive apply", n - 2), ("own work", n - 1)
     yield task("exclusive lookup", "memory", rest.lookup, *before_rows, slows=memory)
     yield task("exclusive rows", "network", rest.rows, ("exclusive lookup", n), urgency=_EXCLUSIVE, slows=beside)
-    after_rows = last, ("collision rows", n + 1)
+    after_rows = ends[-1], ("collision rows 0", n + 1)
     yield task("exclusive gradients", "network", rest.gradients, *after_rows, urgency=_EXCLUSIVE, slows=beside)
     yield task("exclusive apply", "memory", rest.apply, ("exclusive gradients", n), slows=memory)
 

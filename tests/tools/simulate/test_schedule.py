@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale_tools.model.step import PARTS, WAYS, Moves, Task, Work, schedule, timeline
+from freescale_tools.model.step import BUCKETS, NOTHING, WAYS, Moves, Task, Work, schedule, timeline
 
 
 def task(name, lane="a", ms=1.0, after=(), **options):
@@ -52,7 +52,6 @@ def test_circles_and_missing_tasks_are_named():
 
 
 WAY = {way.name: way for way in WAYS}
-NOTHING = Moves(lookup=0.0, rows=0.0, gradients=0.0, apply=0.0)
 ALL = Moves(lookup=2.0, rows=30.0, gradients=31.0, apply=3.0)
 
 
@@ -101,7 +100,7 @@ def test_exclusive_traffic_that_does_not_fit_is_exposed():
 
 
 def test_only_the_last_part_of_the_dense_gradients_is_exposed():
-    assert timeline(silent(all_reduce=40.0), WAY["plain"])["bubbles"]["exposed_ms"] == pytest.approx(40 / PARTS)
+    assert timeline(silent(all_reduce=40.0), WAY["plain"])["bubbles"]["exposed_ms"] == pytest.approx(40 / BUCKETS)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +126,44 @@ def test_a_slow_loader_is_waited_for_and_no_communication_is_blamed():
     assert step["bubbles"]["exposed_ms"] == pytest.approx(0)
 
 
+def in_parts(name, parts):
+    return dataclasses.replace(WAY[name], parts=parts)
+
+
+def test_a_step_of_one_part_has_no_pieces_for_later_and_no_cost_of_parts():
+    for name in WAY:
+        assert timeline(work(later=ALL, part=5.0), in_parts(name, 1)) == timeline(work(), WAY[name])
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_of_a_step_in_parts_first_rows_their_last_gradients_and_the_parts_are_exposed(parts):
+    """Other rows and gradients are on the network while a part of 180 / parts ms computes."""
+    step = timeline(work(collision=part(0.1), later=part(0.2), part=3.0), in_parts("prioritized", parts))
+    assert step["bubbles"]["exposed_ms"] == pytest.approx(0.1 * 66 - 1 + 3 * (parts - 1))
+
+
+@pytest.mark.parametrize(("name", "exposed"), [("prioritized", 0), ("all", 0), ("plain", 7 + 66)])
+def test_where_nothing_collides_or_nobody_prioritizes_parts_bring_nothing_but_their_cost(name, exposed):
+    step = timeline(work(collision=NOTHING, part=3.0), in_parts(name, 4))
+    assert step["bubbles"]["exposed_ms"] == pytest.approx(exposed + 3 * 3)
+
+
+def test_pieces_that_do_not_fit_behind_compute_are_exposed():
+    """The network is never idle: rows of two parts, gradients of three."""
+    slow = silent(later=Moves(lookup=0.0, rows=100.0, gradients=150.0, apply=0.0))
+    step = timeline(slow, in_parts("prioritized", 3))
+    assert (step["step_ms"], step["bubbles"]["exposed_ms"]) == pytest.approx((650, 650 - 181))
+
+
+def test_the_cost_of_a_part_hides_behind_rows_that_it_waits_for():
+    """Of 2 parts, the second waits from 90 to 130 ms of a step: no cost of up to 40 ms makes the step longer."""
+    late = silent(later=dataclasses.replace(NOTHING, rows=130.0))
+    steps = [
+        timeline(dataclasses.replace(late, part=ms), in_parts("prioritized", 2))["step_ms"] for ms in (0.0, 40.0, 50.0)
+    ]
+    assert steps == pytest.approx([130 + 90 + 1, 130 + 90 + 1, 140 + 90 + 1])
+
+
 times = st.floats(0, 50)  # ms
 moves = st.builds(Moves, lookup=times, rows=times, gradients=times, apply=times)
 
@@ -135,9 +172,9 @@ moves = st.builds(Moves, lookup=times, rows=times, gradients=times, apply=times)
     st.builds(
         Work, data=times, redistribute=times, forward=times, backward=times.map(lambda ms: ms + 1), optimizer=times,
         id_metadata=times, ids=times, all_reduce=times, whole=moves, collision=moves, exclusive=moves,
-        straggler=st.floats(0, 0.9), contention=st.floats(0, 0.5),
+        straggler=st.floats(0, 0.9), contention=st.floats(0, 0.5), later=moves, part=times,
     ),
-    st.sampled_from(WAYS),
+    st.builds(dataclasses.replace, st.sampled_from(WAYS), parts=st.integers(1, 3)),
 )  # fmt: skip
 def test_compute_data_and_bubbles_add_up_and_lanes_hold_one_thing_at_a_time(work, way):
     step = timeline(work, way)

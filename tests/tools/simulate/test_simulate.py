@@ -80,6 +80,43 @@ def test_every_remedy_takes_what_it_is_for(simulated):
     assert at["all"]["qps"] == max(point["qps"] for point in at.values())
 
 
+def colliding(rate):
+    points = [{"axis": "default", "ranks": 64, "by_occurrence": {"mean": rate, "p50": rate, "p99": rate}}]
+    return profile(collisions={"dim": 256, "points": points})
+
+
+def test_steps_in_parts_stand_beside_the_others_if_they_are_asked_for(simulated):
+    found = simulate(profile(), H100, ranks=(8, 64), dim=256, parts=(4, 2))
+    at = {point["ranks"]: point for point in found["points"] if point["way"] == "all"}
+    assert [one["ranks"] for one in found["parts"]] == [8, 64]
+    for one in found["parts"]:
+        assert [step["parts"] for step in one["steps"]] == [1, 2, 4]
+        exposed = at[one["ranks"]]["bubbles"]["exposed_ms"]
+        step_ms = at[one["ranks"]]["step_ms"]
+        assert one["steps"][0] == {"parts": 1, "step_ms": step_ms, "exposed_ms": exposed}
+    assert parameter(found, "part_cost")["source"].startswith("assumed")
+    assert "parts" not in simulated
+    assert not any(one["name"] == "part_cost" for one in simulated["hardware"]["parameters"])
+    assert found["points"] == simulated["points"]
+
+
+def test_the_fewest_parts_within_a_percent_are_best_and_the_verdict_says_so():
+    def answer(rate, parts=(1, 2, 4)):
+        found = simulate(colliding(rate), H100, ranks=(64,), parts=parts)
+        ((one,), said) = found["parts"], [text for text in found["verdict"]["why"] if "each further part" in text]
+        return one, said
+
+    one, (said,) = answer(0.05)
+    assert (one["best"], said[:19]) == (1, "One part is enough:")
+    one, (said,) = answer(0.97)
+    steps = {step["parts"]: step["step_ms"] for step in one["steps"]}
+    assert one["best"] == min(parts for parts in steps if steps[parts] <= 1.01 * min(steps.values())) > 1
+    shown = [f"{step['exposed_ms']:.3g}" for step in one["steps"] if step["parts"] in (1, one["best"])]
+    assert said.startswith(
+        f"{one['best']} parts: {shown[1]} ms exposed instead of {shown[0]}; each further part costs 2 ms"
+    )
+
+
 def test_the_gain_grows_with_the_cluster():
     found = []
     for ranks in (8, 64, 512):
@@ -189,6 +226,8 @@ def without(**histogram):
         ({}, {"ranks": [0]}, r"ranks = \[0\]"),
         ({}, {"dim": 0}, "dim = 0: 1 or more"),
         ({}, {"batch_size": 0}, "batch size = 0"),
+        ({}, {"parts": [0, 2]}, r"--parts 0,2: numbers of 1 to 128 are needed.*give fewer parts"),
+        ({}, {"parts": [2, 16], "batch_size": 8}, r"--parts 2,16: numbers of 1 to 8 .* or a larger --batch-size"),
         ({}, {"sequence": "clicks"}, "no sequence 'clicks': it has uih"),
         ({"sequences": without()}, {}, r"no lengths of 'uih'.*without --quick"),
         ({"sequences": without(lengths=[0], counts=[5])}, {}, "no lengths of 'uih'"),
@@ -220,6 +259,10 @@ def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(f
     for text in ("Verdict for 8 ranks", "over TrainPipelineSparseDist", "sm-free", "exchange_efficiency", "assumed"):
         assert text in done.stdout
     assert sorted(path.name for path in (folder / "there").iterdir()) == ["simulation.html", "simulation.json"]
+    assert "computed in parts" not in done.stdout
+    done = run(folder, "--ranks", "8", "--parts", "1,2", "--parts", "4", "--out", "parts")
+    for text in ("Steps that are computed in parts", "exposed,", "best", "part_cost", "each further part costs"):
+        assert text in done.stdout
     done = run(folder / "profile.json", "--ranks", "8", "--hardware", "h200-nvl", "--dim", "64", "--json")
     assert done.exit_code == 0
     document = json.loads(done.stdout)
@@ -240,6 +283,9 @@ def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(f
         ({}, ("--hardware", "b300"), "no hardware 'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce"),
         ({}, ("--ranks", "8;16"), "numbers joined by commas"),
         ({}, ("--ranks", "0"), "at least 1"),
+        ({}, ("--parts", "two"), "--parts two: numbers joined by commas"),
+        ({}, ("--parts", "0"), "--parts must be at least 1"),
+        ({}, ("--parts", "1,999"), "--parts 1,999: numbers of 1 to 128 are needed"),
     ],
 )
 def test_unusable_profiles_and_arguments_end_with_status_2_and_write_nothing(folder, change, arguments, message):

@@ -3,10 +3,11 @@
 import dataclasses
 from importlib import resources
 
+import numpy as np
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.durations import all_reduce, exchange, work
+from freescale_tools.model.durations import PART, all_reduce, exchange, shares_of_first, work
 from freescale_tools.model.hardware import bundled, load_hardware, numbers, parameters
 from freescale_tools.model.step import WAYS
 from freescale_tools.model.workload import METHODS, Workload
@@ -117,12 +118,13 @@ MEMORY = 4 * DIM * EVENTS / (FLAT.memory * 1e6)
 """Milliseconds of one pass over them."""
 
 
-def made(name, hardware=FLAT, **changes):
+def made(name, hardware=FLAT, *, parts=1, **changes):
     given = {
         "batch_size": 8, "events": EVENTS, "flops": 1e12, "dim": DIM, "dense_parameters": 0,
         "stragglers": {(RANKS, "none"): 0.2, (RANKS, "fbs+swap"): 0.0}, "collisions": {RANKS: 0.2},
     }  # fmt: skip
-    return work(hardware, Workload(**{**given, **changes}), WAY[name], ranks=RANKS)
+    way = dataclasses.replace(WAY[name], parts=parts)
+    return work(hardware, Workload(**{**given, **changes}), way, ranks=RANKS)
 
 
 def test_compute_ids_and_data_take_what_their_products_and_bytes_say():
@@ -151,6 +153,42 @@ def test_what_is_sent_of_rows_that_are_used_twice_or_collide():
     step = made("prioritized", distinct=0.1)  # colliding rows are at most all rows
     assert step.collision.rows == pytest.approx(0.1 * WIRE)
     assert step.exclusive.rows == step.exclusive.lookup == 0
+
+
+def test_what_first_parts_need_and_what_travels_later():
+    """Of 2 parts: a row that a rank uses twice is not in the first one in a quarter of all cases."""
+    first = (1 - 0.8**0.5) / 0.2
+    step, whole = (made("prioritized", colliding_distinct=0.5, parts=parts) for parts in (2, 1))
+    assert (step.collision.rows, step.later.rows) == pytest.approx((0.75 * 0.1 * WIRE, 0.25 * 0.1 * WIRE))
+    assert (step.collision.gradients, step.later.gradients) == pytest.approx((first * 0.1 * WIRE, 0.1 * WIRE))
+    assert step.collision.apply + step.later.apply == pytest.approx(whole.collision.apply)
+    assert step.collision.apply == pytest.approx(first * whole.collision.apply)
+    assert step.exclusive == whole.exclusive
+    # Of 4 parts, three have an even share of the other rows.
+    assert made("prioritized", parts=4).later.rows == pytest.approx(0.2 * WIRE / 4)
+
+
+def test_shares_of_first_parts_are_those_of_counted_ids():
+    """Every rank draws its ids evenly from the same rows; a part of a batch is a part of its ids."""
+    random, ids, rows = np.random.default_rng(0), 4000, 10_000
+    batch, following = (random.integers(0, rows, (RANKS, ids)) for _ in range(2))
+    collision = np.isin(batch, following).mean()
+    for parts in (2, 8):
+        begin = following[:, : ids // parts]
+        needed, awaited = [], []
+        for mine, first_ids, gradients in zip(following, begin, batch, strict=True):
+            shared = mine[np.isin(mine, batch)]
+            needed.append(np.isin(np.unique(shared), first_ids).mean())
+            awaited.append(np.isin(gradients[np.isin(gradients, following)], begin).mean())
+        repeats = np.mean([len(mine) / len(np.unique(mine)) for mine in following])
+        found = shares_of_first(parts, repeats=repeats, collision=collision)
+        assert found == pytest.approx((np.mean(needed), np.mean(awaited)), rel=0.05)
+    assert shares_of_first(4, repeats=1.0, collision=0.0) == (0.25, 0.25)
+    assert shares_of_first(1, repeats=3.0, collision=1.0) == (1.0, 1.0)
+
+
+def test_a_part_takes_what_steps_take_beside_their_samples():
+    assert (made("all").part, made("all", fixed_ms=7.0).part) == (PART, 7.0)
 
 
 @pytest.mark.parametrize(("name", "method"), [("plain", "none"), ("balanced", "fbs+swap")])
