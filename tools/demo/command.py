@@ -34,6 +34,9 @@ def demo(
     requests: Annotated[
         bool, typer.Option(help="Train on the rows of a table of requests with histories as of their time, if any.")
     ] = True,
+    parts: Annotated[
+        int, typer.Option(help="Train twice more, with each step computed in so many parts, at most 64. 1: do not.")
+    ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of each run.")] = 14,
     ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
@@ -41,9 +44,18 @@ def demo(
         "freescale-demo"
     ),
 ) -> None:
-    """Train a small model plainly, with FreeScale's loader, with its communication, and with both."""
+    """Train a small model plainly, with FreeScale's loader, with its communication, and with both.
+
+    --parts computes steps in parts besides, and says what that brings here.
+    """
     with Terminal() as terminal:
-        numbers = {"--max-length": max_length, "--batch-size": batch_size, "--steps": steps, "--ranks": ranks}
+        numbers = {
+            "--max-length": max_length,
+            "--batch-size": batch_size,
+            "--parts": parts,
+            "--steps": steps,
+            "--ranks": ranks,
+        }
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
@@ -53,7 +65,10 @@ def demo(
         from freescale_tools.demo.data import synthetic
         from freescale_tools.demo.discover import MAX_LENGTH, discover
         from freescale_tools.write.synth.presets import Lengths, demo_set
+        from fscomm.comm import MOST_PARTS
 
+        if parts > MOST_PARTS:
+            raise UsageError(f"--parts must be at most {MOST_PARTS}, got {parts}: each is one more pass of the model")
         if data is None:
             terminal.say(f"writing the synthetic set to {folder}")
             try:
@@ -74,13 +89,27 @@ def demo(
                 )
             except (FreeScaleError, OSError) as error:
                 raise UsageError(f"{data}: {error}") from error
-        run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed)
+        if parts > found.batch_size:
+            raise UsageError(
+                f"--parts {parts} cuts the samples that a rank has in a step, which are {found.batch_size} here: "
+                f"give --batch-size {parts} or more, or fewer parts"
+            )
+        run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed, parts=parts)
 
 
 def run(
-    terminal: Terminal, data: "DemoData", folder: Path, *, steps: int = 14, ranks: int = 2, seed: int = 0
+    terminal: Terminal,
+    data: "DemoData",
+    folder: Path,
+    *,
+    steps: int = 14,
+    ranks: int = 2,
+    seed: int = 0,
+    parts: int = 1,
 ) -> "Outcome":
     """Train on processes of this machine, print what came out, and draw the picture into `folder`.
+
+    With `parts` above 1 it trains twice more, and computes each step in so many parts.
 
     Raises CommandFailed if a rank fails, or if runs differ that must be equal.
     """
@@ -88,7 +117,7 @@ def run(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from freescale_tools.demo.data import some_lengths
-    from freescale_tools.demo.results import draw, show, verdict
+    from freescale_tools.demo.results import draw, parts_verdict, show, verdict
     from freescale_tools.demo.train import compare
 
     steps = min(steps, data.rows // (ranks * data.batch_size))
@@ -100,7 +129,7 @@ def run(
         rdzv_endpoint="localhost:0",
     )  # fmt: skip
     try:
-        outcome: Outcome = elastic_launch(launch, compare)(data, steps, seed)[0]
+        outcome: Outcome = elastic_launch(launch, compare)(data, steps, seed, parts)[0]
     except ChildFailedError as error:
         raise CommandFailed(
             f"training failed on rank {error.get_first_failure()[0]}; its error stands above"
@@ -114,4 +143,6 @@ def run(
     show(outcome, some_lengths(data), data.batch_size, terminal)
     terminal.say(f"picture: {picture}")
     terminal.say(verdict(outcome))
+    if parts > 1:
+        terminal.say(parts_verdict(outcome))
     return outcome

@@ -82,6 +82,11 @@ class Run:
         return float(np.mean([straggler_share(np.array(load)) for load in loads]))
 
     @property
+    def compute_s(self) -> float:
+        """Mean compute time of a rank in a step, seconds."""
+        return float(np.mean([[rank.compute_ns for rank in step] for step in self.timed])) / 1e9
+
+    @property
     def exposed(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds[kind] for kind in KINDS)
@@ -110,11 +115,13 @@ class Run:
 class Outcome:
     """Runs of one job, in pairs that differ only in communication, so that their results must be equal to the bit.
 
-    The first pair is not balanced, the second is; in the third, if there is one, samples share histories too.
+    The first pair is not balanced, the second is; in the third, if data have it, samples share histories too. With
+    `parts` above 1 there is one more at the end: the first pair with each step computed in so many parts.
     """
 
     pairs: tuple[tuple[Run, Run], ...]
     cost: Polynomial
+    parts: int = 1
 
     @property
     def runs(self) -> list[Run]:
@@ -247,6 +254,26 @@ def verdict(outcome: Outcome) -> str:
     if saved > explained + _NOISE:
         return f"{took}: {waited}, which explains {max(explained, 0):.0%}; the rest is other work on these cores"
     return f"{took}: {waited}"
+
+
+def parts_verdict(outcome: Outcome) -> str:
+    """What it brought to compute steps in parts and why, in a sentence. The outcome has `parts` above 1."""
+    (plain, whole), (plain_cut, cut) = outcome.pairs[0], outcome.pairs[-1]
+    seconds = whole.seconds["seconds"]
+    hidden = whole.exposed - cut.exposed
+    more = plain_cut.compute_s / plain.compute_s - 1
+    told = (
+        f"prioritized steps had {1e3 * cut.exposed:.0f} ms exposed in {outcome.parts} parts, "
+        f"{1e3 * whole.exposed:.0f} of {1e3 * seconds:.0f} ms in one piece, with {cut.collisions or 0:.0%} of ids in "
+        "collision"
+    )
+    costs = f"by the plain runs, parts cost {max(more, 0):.0%} more compute time of the host"
+    if hidden > _NOISE * seconds:
+        return f"{told}: parts hid {hidden / seconds:.0%} of a step; {costs}"
+    return (
+        f"{told}: parts brought nothing here, as less than {_NOISE:.0%} of a step is noise. Ranks share this machine, "
+        f"so links are as fast as memory; {costs}"
+    )
 
 
 def draw(outcome: Outcome, path: Path, *, title: str) -> None:

@@ -1,12 +1,14 @@
 """Trains one model on the same samples several times: what runs on every rank of the demo.
 
 `train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for fscomm. All
-else in this file measures it, so that the runs can be compared. `compare` runs on every rank.
+else in this file measures it, so that the runs can be compared. `compare` runs on every rank. `PlainStep` is what
+prioritized communication in parts has to be equal to.
 """
 
 import logging
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
@@ -17,8 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec import JaggedTensor
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import RowWiseAdagrad
@@ -33,7 +37,7 @@ from freescale_tools.demo.data import HISTORY, DemoData
 from freescale_tools.demo.model import SequenceModel, encode, lengths, seen
 from freescale_tools.demo.results import WARMUP, Outcome, Run, Step
 from fscomm.report.report import Collisions
-from fsdata import Balance, FreeScaleDataLoader, Polynomial, fit, global_mean
+from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
 from fsmeter import BubbleMeter
 
 
@@ -46,8 +50,11 @@ def train(
     balance: Balance | None = None,
     share: bool = False,
     serve: bool = False,
+    parts: int = 1,
 ) -> Run:
-    """Train a fresh model and measure its steps. `serve`: with fscomm; `share`: samples share events. Collective."""
+    """Train a fresh model and measure its steps. `serve`: with fscomm; `share`: samples share events; `parts`: in how
+    many parts each step is computed. Collective.
+    """
     model, optimizer = build(data, seed)
     loader = FreeScaleDataLoader(
         data.sources,
@@ -59,12 +66,21 @@ def train(
         adapt=partial(encode, data=data),
     )
     done: list[Step] = []
-    with loader, fscomm.enable(model) if serve else nullcontext() as comm, BubbleMeter(model) as meter:
-        for batch in meter.watch(islice(comm.lookahead(loader) if comm else loader, steps)):
+    with loader, fscomm.enable(model, parts=parts) if serve else nullcontext() as comm, BubbleMeter(model) as meter:
+        given: Iterable[Any] = loader
+        if comm:
+            given = comm.lookahead(loader)
+        elif parts > 1:
+            given = (PlainStep(batch, model, parts) for batch in loader)
+        for step in meter.watch(islice(given, steps)):
+            batch = step.batch if parts > 1 else step
             began = time.thread_time_ns()
             optimizer.zero_grad()
-            losses = model(batch)
-            global_mean(losses, batch).backward()
+            losses = []
+            for part in step.parts() if parts > 1 else [step]:
+                loss = model(part)
+                global_mean(loss, part).backward()
+                losses.append(loss.detach())
             optimizer.step()
             compute_ns = time.thread_time_ns() - began
 
@@ -73,7 +89,7 @@ def train(
             done.append(
                 Step(
                     compute_ns=compute_ns,
-                    loss=float(losses.detach().double().sum()),
+                    loss=float(torch.cat(losses).double().sum()),
                     lengths=lengths(batch, data).numpy().astype(np.int64),
                     held=len(rows[-1]),
                     checksum=sum(int(each.sum()) for each in ids),
@@ -83,6 +99,46 @@ def train(
     if dist.get_rank() == 0:
         Terminal().say(f"{name}: trained {len(done)} steps")
     return _gather(name, done, meter, report, weights(model, optimizer))
+
+
+class PlainStep:
+    """A step of plain TorchRec, computed in parts.
+
+    The embeddings are called once, for the whole batch, and the parts compute on what that call gave. The gradients of
+    all parts go back through it together, so each table has one update. Dense gradients are exchanged with the last
+    part.
+
+    Attributes:
+        batch: all samples of this rank.
+    """
+
+    def __init__(self, batch: Batch, model: DistributedModelParallel, number: int) -> None:
+        self.batch = batch
+        self._model = model
+        self._number = number
+
+    def parts(self) -> Iterator[Batch]:
+        """The parts in order. Each is to have its forward and its backward pass before the next is asked for."""
+        embeddings: Any = self._model.module.embeddings
+        (ddp,) = (each for each in self._model.modules() if isinstance(each, DistributedDataParallel))
+        parts = self.batch.parts(self._number)
+        whole = {name: jagged.values() for name, jagged in embeddings(self.batch.features).items()}
+        answers: list[dict[str, Any]] = [{} for _ in parts]
+        for name, rows in whole.items():
+            of_parts = [part.features[name] for part in parts]
+            pieces = rows.detach().split([len(ids.values()) for ids in of_parts])
+            for answer, ids, piece in zip(answers, of_parts, pieces, strict=True):
+                answer[name] = JaggedTensor(piece.requires_grad_(), lengths=ids.lengths())
+
+        given = iter(answers)
+        embeddings.forward = lambda features: next(given)  # of the instance: hides that of its class
+        for part in parts[:-1]:
+            with ddp.no_sync():
+                yield part
+        yield parts[-1]
+        del embeddings.forward
+        gradients = [torch.cat([answer[name].values().grad for answer in answers]) for name in whole]
+        torch.autograd.backward(list(whole.values()), gradients)
 
 
 def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
@@ -98,7 +154,12 @@ def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, Combined
         world_size=ranks,
         device_type="cpu",
     )
-    sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=ShardingPlan({"embeddings": plan}))
+    sharded = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"embeddings": plan}),
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),  # which cannot add up gradients of parts
+    )
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=2e-3))
     return sharded, CombinedOptimizer([("tables", sharded.fused_optimizer), ("dense", adam)])
@@ -130,10 +191,11 @@ def _gather(name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Repo
     )
 
 
-def compare(data: DemoData, steps: int, seed: int) -> Outcome | None:
+def compare(data: DemoData, steps: int, seed: int, parts: int = 1) -> Outcome | None:
     """What one rank that torch's launcher started does: train four times, or six where samples can share histories.
+    With `parts` above 1 it trains twice more, and computes each step in so many parts.
 
-    The two runs of a pair follow each other, so that a machine that slows down affects both. Returns the outcome on
+    Runs that are compared follow each other, so that a machine that slows down affects both. Returns the outcome on
     rank 0.
     """
     for name in ("torchrec", "torch.fx"):  # notices that do not help users of the demo
@@ -144,6 +206,10 @@ def compare(data: DemoData, steps: int, seed: int) -> Outcome | None:
     try:
         plain = train(data, "plain", steps, seed)
         pairs = [(plain, train(data, "prioritized", steps, seed, serve=True))]
+        in_parts = []
+        if parts > 1:
+            alone = train(data, f"plain, {parts} parts", steps, seed, parts=parts)
+            in_parts = [(alone, train(data, f"prioritized, {parts} parts", steps, seed, serve=True, parts=parts))]
         measured = [step for ranks in plain.steps[WARMUP:] for step in ranks]  # which all ranks know alike
         try:
             cost = fit([{HISTORY: step.lengths} for step in measured], [step.compute_ns / 1e9 for step in measured])
@@ -154,6 +220,6 @@ def compare(data: DemoData, steps: int, seed: int) -> Outcome | None:
                 options: Any = {"balance": Balance(cost=cost), "share": share}
                 alone = train(data, one, steps, seed, **options)
                 pairs.append((alone, train(data, both, steps, seed, **options, serve=True)))
-        return Outcome(pairs=tuple(pairs), cost=cost) if dist.get_rank() == 0 else None
+        return Outcome(pairs=(*pairs, *in_parts), cost=cost, parts=parts) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """Numbers drawn from measured steps, what must be equal, and what the last line says."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from freescale_tools.demo.results import (
     Step,
     check_same_samples,
     difference,
+    parts_verdict,
     show,
     verdict,
 )
@@ -91,9 +93,38 @@ def outcome(plain_ns, balanced_ns, seconds, weights=("a", "b")):
     ],
 )
 def test_the_last_line_says_what_came_out_and_why(balanced_ns, seconds, told):
-    import re
-
     found = verdict(outcome(60, balanced_ns, seconds))
+    assert re.search(told, found), found
+
+
+def in_parts(whole_s, cut_s, compute_ns):
+    """Exposed seconds of a step of 2 s, in one piece and in parts; compute time in parts, of 100 in one piece."""
+    alone = run_of("plain", (step(compute_ns=100), step(compute_ns=100)))
+    whole, cut = (replace(alone, seconds=alone.seconds | {KINDS[0]: each}) for each in (whole_s, cut_s))
+    slower = replace(alone, steps=((step(compute_ns=compute_ns), step(compute_ns=compute_ns)),))
+    pairs = ((alone, whole), (alone, alone), (slower, replace(cut, collisions=0.82)))
+    return Outcome(pairs=pairs, cost=COST, parts=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            (0.396, 0.096, 112),
+            "100 ms exposed in 4 parts, 400 of 2000 ms in one piece, with 82% of ids in collision: "
+            "parts hid 15% of a step; by the plain runs, parts cost 12% more compute time",
+        ),
+        (
+            (0.016, 0.006, 97),
+            "10 ms exposed in 4 parts, 20 of 2000 ms in one piece, .*: parts brought nothing here, as less than 5% of "
+            "a step is noise. Ranks share this machine, .* parts cost 0% more compute time",
+        ),
+        ((0.016, 0.516, 100), "520 ms exposed in 4 parts, 20 of 2000 ms .* brought nothing here"),
+    ],
+    ids=["hidden", "little to hide", "more exposed"],
+)
+def test_what_parts_bring_is_told_from_the_numbers(given, told):
+    found = parts_verdict(in_parts(*given))
     assert re.search(told, found), found
 
 

@@ -25,11 +25,17 @@ from fsdata import Balance
 def test_the_command_trains_on_two_ranks(tmp_path):
     """On requests of users with no event, with one and with more."""
     data, out = request_folder(tmp_path), tmp_path / "out"
-    done = CliRunner().invoke(app, ["demo", "--data", str(data), "--steps", "4", "--folder", str(out)])
+    done = CliRunner().invoke(app, ["demo", "--data", str(data), "--steps", "4", "--parts", "2", "--folder", str(out)])
     assert done.exit_code == 0, done.output
-    for pair in ("plain and prioritized", "balanced and both", "shared and shared, both"):
+    pairs = (
+        *("plain and prioritized", "balanced and both", "shared and shared, both"),
+        "plain, 2 parts and prioritized, 2 parts",
+    )
+    for pair in pairs:
         assert f"{pair} equal to the bit: yes" in done.stdout
-    assert re.match(r"balanced steps took \d+% (less|more) time here: unbalanced", done.stdout.splitlines()[-1])
+    *_, balanced, in_parts = done.stdout.splitlines()
+    assert re.match(r"balanced steps took \d+% (less|more) time here: unbalanced", balanced)
+    assert re.match(r"prioritized steps had \d+ ms exposed in 2 parts", in_parts)
     (picture,) = out.iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"picture: {picture}" in done.stdout
@@ -65,24 +71,54 @@ def test_sharing_and_balancing_change_only_the_order_of_additions(one_rank, tmp_
     assert shared.held < 0.9
 
 
-def twins(rank, world_size, files, balance, drop_updates):
-    """The job without and with fscomm: (where they part, collision rate, modules that ran plainly)."""
+@pytest.mark.parametrize("batch_size", [2, 16], ids=["empty parts", "parts"])
+def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
+    data = discover(request_folder(tmp_path), max_length=20, batch_size=batch_size)
+    whole, plain, served = (
+        train(data, "test", 5, 0, **options) for options in ({}, {"parts": 3}, {"parts": 3, "serve": True})
+    )
+    check_same_samples(whole, plain)
+    np.testing.assert_allclose(plain.losses, whole.losses, rtol=1e-5)
+    assert difference(plain, served) is None
+    assert 0 < served.collisions < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--parts", "0"], "--parts must be at least 1, got 0"),
+        (["--parts", "65"], "--parts must be at most 64, got 65"),
+        (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, or fewer parts"),
+    ],
+    ids=" ".join,
+)
+def test_parts_that_no_step_has_are_refused(tmp_path, given, told):
+    done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), *given])
+    assert (done.exit_code, told in done.stderr) == (2, True), done.output
+
+
+def twins(rank, world_size, files, balance, parts, drop_updates):
+    """The job without and with fscomm: (where they differ, collision rate, modules that ran plainly)."""
     data = synthetic(files, batch_size=8, max_length=200)
     broken = mock.patch.object(Tables, "apply", return_value=None) if drop_updates else nullcontext()
     train(data, "first", 1, 0, serve=True)  # with whole updates: fscomm tries them once in a process
-    plain = train(data, "plain", 5, 0, balance=balance)
+    plain = train(data, "plain", 5, 0, balance=balance, parts=parts)
     with broken:
-        served = train(data, "served", 5, 0, balance=balance, serve=True)
+        served = train(data, "served", 5, 0, balance=balance, serve=True, parts=parts)
     return difference(plain, served), served.collisions, served.fallbacks
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("balance", "drop_updates"), [(None, False), (Balance(), False), (None, True)], ids=["plain", "balanced", "broken"]
+    ("balance", "parts", "drop_updates"),
+    [(None, 1, False), (Balance(), 1, False), (None, 4, False), (None, 1, True), (None, 4, True)],
+    ids=["plain", "balanced", "parts", "broken", "broken parts"],
 )
-def test_prioritized_communication_changes_no_bit_and_a_lost_update_would_be_noticed(tmp_path, balance, drop_updates):
+def test_prioritized_communication_changes_no_bit_and_a_lost_update_would_be_noticed(
+    tmp_path, balance, parts, drop_updates
+):
     files = synth.demo_set(tmp_path, rows=200, row_group_rows=16, seed=1)
-    for where, collisions, fallbacks in shared_world(2).run(twins, files, balance, drop_updates):
+    for where, collisions, fallbacks in shared_world(2).run(twins, files, balance, parts, drop_updates):
         assert (where or "").startswith("step 2: ") == drop_updates  # step 0 runs plainly
         assert where is None or drop_updates
         assert fallbacks == {}
