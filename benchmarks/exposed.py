@@ -32,6 +32,7 @@ COLLISION = 0.12
 SWEEP = (0.0, 0.12, 0.25, 0.5)
 SWEEP_IN_PARTS = (0.12, 0.3, 0.6, 0.97)
 WARM = 4  # steps at the start of a block in which nothing was fetched ahead yet
+AUTO_WARM = 32  # of a block with parts="auto": numbers of parts are tried
 TAIL = 2  # steps at its end after which pipelines have nothing to fetch
 USUAL = Shape(sharding=("row", "row"), rows=100_000, width=128, samples=32, ids_per_sample=112)
 MIXED = Shape(sharding=("row", "row", "table", "column"), rows=60_000, width=64, samples=16, ids_per_sample=100)
@@ -91,12 +92,13 @@ def plan(rounds: int, steps: int) -> list[Section]:
     ]  # fmt: skip
 
 
-def plan_in_parts(rounds: int, steps: int, parts: Sequence[int]) -> list[Section]:
-    """Steps that are computed in parts, over the share of collisions."""
-    several = [number for number in parts if number > 1]
+def plan_in_parts(rounds: int, steps: int, parts: Sequence[str]) -> list[Section]:
+    """Steps that are computed in parts, over the share of collisions. Of "auto" alone: with compute only."""
+    usual = Section(name="", rounds=rounds, steps=steps)
+    several = [number for number in parts if number != "1"]
     modes = ("compute", "plain", "sparse dist", *(f"plain in {number} parts" for number in several[-1:]))
-    ours = ("fscomm" if number == 1 else f"fscomm in {number} parts" for number in parts)
-    usual = Section(name="", rounds=rounds, steps=steps, modes=(*modes, *ours))
+    ours = ("fscomm" if number == "1" else f"fscomm in {number} parts" for number in parts)
+    usual = replace(usual, modes=("compute", *ours) if parts == ["auto"] else (*modes, *ours))
     return [replace(usual, name=f"collision {share:.0%}", collision=share) for share in SWEEP_IN_PARTS]
 
 
@@ -138,7 +140,9 @@ def _section(world: World, section: Section) -> Blocks:
 
 def _length(mode: str, steps: int) -> dict[str, int]:
     """Steps of a block. Compute alone needs no others around them, and trains no tables that are compared."""
-    return {"warm": 1, "steps": steps, "tail": 0} if mode == "compute" else {"warm": WARM, "steps": steps, "tail": TAIL}
+    if mode == "compute":
+        return {"warm": 1, "steps": steps, "tail": 0}
+    return {"warm": AUTO_WARM if "auto" in mode else WARM, "steps": steps, "tail": TAIL}
 
 
 def _different(digests: Sequence[dict[str, str]]) -> dict[str, list[str]]:
@@ -170,7 +174,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s; always with compute")
-    parser.add_argument("--parts", help="such as 1,2,4,8: measure steps that are computed in so many parts, only")
+    parser.add_argument(
+        "--parts", help="such as 1,2,4,8, or auto: measure steps that are computed in so many parts, only"
+    )
     parser.add_argument("--only", help="sections whose name contains this; not for the record")
     parser.add_argument("--quick", action="store_true", help="270 ms only, 1 round of 3 steps; not for the record")
     arguments = parser.parse_args()
@@ -181,10 +187,10 @@ def main() -> None:
         print(f"skipped: {reason}")
         return
     if arguments.parts is not None:
-        parts = [int(number) for number in arguments.parts.split(",")]
-        sections = plan_in_parts(arguments.rounds, arguments.steps, parts)
+        sections = plan_in_parts(arguments.rounds, arguments.steps, arguments.parts.split(","))
         sections = [each for each in sections if (arguments.only or "") in each.name]
-        run(sections, name="exposed-partial" if arguments.only else "exposed_parts", with_memory=False)
+        name = "exposed_auto" if arguments.parts == "auto" else "exposed_parts"
+        run(sections, name="exposed-partial" if arguments.only else name, with_memory=False)
         return
     sections = plan(1, 3) if arguments.quick else plan(arguments.rounds, arguments.steps)
     only = "270 ms" if arguments.quick and not arguments.only else arguments.only

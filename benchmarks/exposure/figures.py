@@ -21,11 +21,6 @@ def title(mode: str) -> str:
     return " in ".join([TITLES[kind], *parts])
 
 
-def parts_of(mode: str) -> int:
-    """Of a step."""
-    return int(mode.split(" ")[-2]) if mode.endswith("parts") else 1
-
-
 @dataclass(kw_only=True, slots=True)
 class Blocks:
     """What all ranks measured in one section: per mode and round, one answer of `exposed_rank.block` per rank."""
@@ -36,6 +31,12 @@ class Blocks:
 
     def add(self, number: int, mode: str, answers: list[dict[str, Any]]) -> None:
         self.answers.setdefault(mode, {})[number] = answers
+
+    def parts(self, mode: str) -> list[int]:
+        """Of a step, in each round."""
+        if mode.endswith("auto parts"):
+            return [ranks[0]["said"][-1]["parts"] for ranks in self._rounds(mode)]
+        return [int(mode.split(" ")[-2]) if mode.endswith("parts") else 1] * len(self.answers[mode])
 
     def steps_ms(self, mode: str) -> list[float]:
         """Mean step of all ranks, per round."""
@@ -171,7 +172,7 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
                 rows.append([
                     100 * data["by occurrence"], 100 * data["by distinct row"], title(mode),
                     statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
-                    block.floor_ms() / parts_of(mode),
+                    block.floor_ms() / statistics.median(block.parts(mode)), _list(block.parts(mode)),
                 ])  # fmt: skip
     notes = []
     points: list[Any] = [(row[0], row[3]) for row in rows if row[2] == TITLES["fscomm"]]
@@ -181,7 +182,7 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
         notes = [
             f"fscomm: {line.intercept:.1f} ms + {line.slope:.2f} ms per percent of collisions (correlation {fit:.3f})."
         ]
-    columns = ["% of ids", "% of rows", "mode", "(1) exposed ms", "quartiles", "(3) blocked ms", "floor ms"]
+    columns = ["% of ids", "% of rows", "mode", "(1) exposed ms", "quartiles", "(3) blocked ms", "floor ms", "parts"]
     return "Exposed time over the collision rate, 400 ms emulated compute", columns, rows, notes
 
 
@@ -209,7 +210,7 @@ def cost_notes(
                 verdict = (
                     f"DIFFER from the plain loop's on ranks {', '.join(ranks)}" if ranks else "are the plain loop's"
                 )
-                alike = " in as many parts" if parts_of(mode) > 1 else ""
+                alike = " in as many parts" if mode.endswith("parts") else ""
                 notes.append(f"World of {section!r}, {title(mode)}: tables and dense weights {verdict}{alike}.")
     if peaks:
         over = {mode: peak - peaks["plain"] for mode, peak in peaks.items() if mode != "plain"}
@@ -246,6 +247,10 @@ def _goals(blocks: Sequence[Blocks]) -> Iterator[str]:
 def _goal(what: str, value: float, limit: float) -> str:
     verdict = "reached" if value <= limit else "NOT reached"
     return f"Goal {what}: {value:.3g}, at most {limit:g}: {verdict}"
+
+
+def _list(parts: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted({*parts})))
 
 
 def _quartiles(values: Sequence[float]) -> str:

@@ -79,7 +79,7 @@ def plain_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped,
     return []
 
 
-def fscomm_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped, parts: int) -> list[Any]:
+def fscomm_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped, parts: Any) -> list[Any]:
     """The loop in parts inside `fscomm.enable`."""
     import fscomm
 
@@ -94,7 +94,7 @@ def fscomm_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped
     report = comm.report()
     if report.fallbacks:
         raise RuntimeError(f"fscomm does not serve the model of the benchmark: {report.fallbacks}")
-    return report.to_dict()["steps"]
+    return [step | {"parts": report.parts} for step in report.to_dict()["steps"]]
 
 
 MODES: dict[str, Callable[[Trained, Sequence[Batch], Stepped], list[Any]]] = {
@@ -112,7 +112,7 @@ def mode_of(name: str) -> Callable[[Trained, Sequence[Batch], Stepped], list[Any
     if name in MODES:
         return MODES[name]
     kind, _, parts, _ = name.split(" ")
-    return partial(IN_PARTS[kind], parts=int(parts))
+    return partial(IN_PARTS[kind], parts=parts if parts == "auto" else int(parts))
 
 
 def _step(trained: Trained, batch: Batch) -> None:

@@ -158,7 +158,8 @@ def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, Combined
         model,
         device=torch.device("cpu"),
         plan=ShardingPlan({"embeddings": plan}),
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),  # which cannot add up gradients of parts
+        # A static graph cannot add up gradients of parts.
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=2e-3))
