@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s; always with compute")
     parser.add_argument(
-        "--parts", help="such as 1,2,4,8, or auto: measure steps that are computed in so many parts, only"
+        "--parts", help="such as 1,2,4,8, or auto: measure only steps that are computed in so many parts"
     )
     parser.add_argument("--only", help="sections whose name contains this; not for the record")
     parser.add_argument("--quick", action="store_true", help="270 ms only, 1 round of 3 steps; not for the record")
