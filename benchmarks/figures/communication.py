@@ -78,6 +78,11 @@ def parts() -> None:
         f"{floors['fscomm in 4 parts']:.0f} ms of the links alone.",
         found,
     )
+    auto = record("exposed_auto")
+    chosen = ", ".join(
+        f"{row['parts']} at {row['% of ids']:.0f} % ({row['(1) exposed ms']:.0f} ms)" for row in auto.rows
+    )
+    say(f'Numbers of parts that `parts="auto"` took, and the milliseconds of their steps: {chosen}.', auto)
 
 
 def pooled_ms() -> None:
