@@ -341,7 +341,9 @@ def _numbers(parts: Any) -> tuple[int, ...]:
         return AUTO
     given: Any = (parts,) if isinstance(parts, int) or not isinstance(parts, Sequence) else tuple(parts)
     if not given or len({*given}) < len(given) or not all(isinstance(k, int) and 1 <= k <= MOST_PARTS for k in given):
-        raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}")
+        raise ValueError(
+            f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}"
+        )
     numbers: tuple[int, ...] = given
     return numbers
 
