@@ -15,7 +15,7 @@ import torch
 
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, IdExchange
+from fscomm.exchange.id_exchange import BATCH, WORDS, IdExchange
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.routes import Part, request
 from fscomm.plan.sharding_group import GroupLayout
@@ -125,7 +125,7 @@ class Peers:
         which = len(self.sent) % 3
         if which == 0:
             words = out.reshape(self.world.ranks, -1)
-            words[:, :3], words[:, 3:] = mine[:3], self.asked.counts
+            words[:, :WORDS], words[:, WORDS:] = mine[:WORDS], self.asked.counts
         elif which == 1:
             out[:] = self.asked.ids
         else:

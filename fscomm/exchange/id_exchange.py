@@ -38,7 +38,7 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DRAWS = range(4)
-_WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
+WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
 """[k] The features of a module in each part of a step, and the same in host memory or None."""
@@ -219,7 +219,7 @@ class IdExchange:
     def _sizes(self, said: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] what every rank `said`; [G] int64[W, n] the numbers that each rank tells this owner of its
         ids."""
-        numbers_to = np.stack([np.full(self._world_size, _WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
+        numbers_to = np.stack([np.full(self._world_size, WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
         told = [
             plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
             for plan, request, each in zip(self._plans, requests, numbers_to[1:], strict=True)
@@ -402,7 +402,7 @@ def _modules_of(requests: Sequence[Any], modules: Sequence[int]) -> int:
 
 
 def judge(words: np.ndarray) -> Verdict:
-    """What the words int64[W, _WORDS] of all ranks amount to, the same on each."""
+    """What the words int64[W, WORDS] of all ranks amount to, the same on each."""
     status, numbers, served = words.T[:3]
     if len(set(numbers.tolist())) > 1:
         return Verdict(stop=f"the ranks are at different steps: {numbers.tolist()} by rank")
