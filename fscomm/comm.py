@@ -290,7 +290,7 @@ class Comm:
                     raise lost from error
         finally:
             if engine is not None:
-                engine.turns.take(None)
+                engine.turns.take(None, None)
             self._undo.close()
             for lookahead in self._lookaheads:
                 lookahead.close()

@@ -228,7 +228,7 @@ class Engine(Listener):
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
         self._times.begin(step, left, verdict.took)
-        return InParts(batch, step.parts, self.turns.take) if step.parts else batch
+        return InParts(batch, step.parts, partial(self.turns.take, step)) if step.parts else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""

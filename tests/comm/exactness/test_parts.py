@@ -270,6 +270,8 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
                     loss.backward(retain_graph=how == "twice back")
                     if how == "twice back" and number == 1:
                         loss.backward()
+                    if how == "another loop inside" and number == 1:
+                        list(comm.lookahead(run.loader(0, 1)))
                 if how == "twice a step":
                     step.parts(2)
     except Exception as raised:
@@ -291,6 +293,7 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
         ("twice in a part", "called once in every part, in order"),
         ("another batch", "features= gave other ids than the module got"),
         ("twice back", "a second backward through a part"),
+        ("another loop inside", "RuntimeError: embeddings.a is called in training in a part of a step that is over"),
         ("twice a step", "RuntimeError: the parts of a step are computed once"),
     ],
 )
