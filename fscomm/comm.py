@@ -337,13 +337,15 @@ def _numbers(parts: Any) -> tuple[int, ...]:
     Raises:
         ValueError: they are something else.
     """
-    if parts == "auto":
+    if isinstance(parts, str) and parts == "auto":
         return AUTO
-    given: Any = (parts,) if isinstance(parts, int) or not isinstance(parts, Sequence) else tuple(parts)
-    if not given or len({*given}) < len(given) or not all(isinstance(k, int) and 1 <= k <= MOST_PARTS for k in given):
-        raise ValueError(f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}")
-    numbers: tuple[int, ...] = given
-    return numbers
+    given: Any = parts if isinstance(parts, Sequence) else (parts,)
+    in_range = 0 < len(given) <= MOST_PARTS and all(isinstance(k, int) and 1 <= k <= MOST_PARTS for k in given)
+    if not in_range or len({*given}) < len(given):
+        raise ValueError(
+            f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}"
+        )
+    return tuple(given)
 
 
 def _why_one_part(
