@@ -138,6 +138,7 @@ class Engine(Listener):
             self.turns.end()
             self._note_idle(self.held)
         if resumed:
+            self._times.begin_loop()
             self._idle = [0] * len(self.modules)
             if self._newest is not None:
                 self.end()
