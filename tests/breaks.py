@@ -267,8 +267,8 @@ BREAKS: tuple[Break, ...] = (
     Break(
         file="fscomm/engine/program.py",
         before="self._executor.submit_later([*unhurried, *fetches[1:]])\n            fetched += done[len(unhurried) :]",
-        after="self._executor.submit_later([*fetches[1:], *unhurried])\n            fetched += done[: len(fetches) - 1]\n"
-        "            done = done[len(fetches) - 1 :]",
+        after="self._executor.submit_later([*fetches[1:], *unhurried])\n"
+        "            fetched += done[: len(fetches) - 1]\n            done = done[len(fetches) - 1 :]",
         tests=("tests/comm/exactness/test_parts.py",),
         why="a later part gets rows as they were before the update of the step before",
     ),

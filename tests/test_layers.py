@@ -113,7 +113,8 @@ IN_ORDER = {
         ("loader",),
     ),
     "fscomm": (
-        ("errors", "device", "report", "plan"),
+        ("errors", "device", "plan"),
+        ("report",),
         ("transports", "loop"),
         ("tables",),
         ("exchange",),
