@@ -20,7 +20,7 @@ from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Listener, Lookahead, Rng
 from fscomm.loop.parts import InOnePart
-from fscomm.plan.number_of_parts import AUTO, NumberOfParts
+from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
@@ -34,7 +34,6 @@ from fsranks.rank_context import resolve
 
 T = TypeVar("T")
 log = logging.getLogger("fscomm")
-MOST_PARTS = 64  # twice as many pieces travel
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
 
@@ -60,7 +59,7 @@ class enable:
     with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need travel
     while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its parts
     had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
-    Of several numbers the fastest is taken: they take turns, six steps each, until all are measured. "auto" is
+    Of several numbers the fastest is taken: they take turns, six steps each, the largest one first, until all are measured. "auto" is
     (1, 2, 4, 8). `report().parts` says which one it is. Where steps cannot be computed in parts, several numbers with
     a 1 among them come to one part, with the reason in the report.
 
@@ -100,7 +99,7 @@ class enable:
             most = MOST_RANKS_PER_HOST
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
         numbers = _numbers(parts)
-        if numbers != (1,) and (calls > 1 or ranks_per_host > 1):
+        if numbers and (calls > 1 or ranks_per_host > 1):
             raise ValueError(
                 f"parts={parts!r} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
                 f"ranks_per_host={ranks_per_host}"
@@ -156,12 +155,12 @@ class Comm:
         ranks_per_host: int = 1,
         transport: str,
         strict: bool,
-        parts: Sequence[int] = (1,),
+        parts: Sequence[int] = (),
         timeout_s: float,
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks.
 
-        parts: one number, or several to choose from.
+        parts: in which steps may be computed; none for whole steps.
         """
         context = resolve()
         if context.group is None:
@@ -188,7 +187,7 @@ class Comm:
         unserved = {module.name: choice.line() for module in modules} if choice and choice.name is None else {}
         averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
         with meeting() as all_ranks:
-            why = None if tuple(parts) == (1,) else _why_one_part(modules, problems | unserved, averaged)
+            why = _why_one_part(modules, problems | unserved, averaged) if max(parts, default=1) > 1 else None
             all_ranks.agree({"parts": str(parts)})
         numbers = _served_parts(parts, why, strict=strict)
         if numbers is not None:
@@ -290,7 +289,7 @@ class Comm:
                     raise lost from error
         finally:
             if engine is not None:
-                engine.turns.take(None)
+                engine.turns.take(None, None)
             self._undo.close()
             for lookahead in self._lookaheads:
                 lookahead.close()
@@ -332,20 +331,20 @@ class Comm:
 
 
 def _numbers(parts: Any) -> tuple[int, ...]:
-    """The numbers of parts that the user gave.
+    """The numbers of parts that the user gave; none for whole steps.
 
     Raises:
         ValueError: they are something else.
     """
-    if parts == "auto":
+    if isinstance(parts, str) and parts == "auto":
         return AUTO
-    given: Any = (parts,) if isinstance(parts, int) or not isinstance(parts, Sequence) else tuple(parts)
-    if not given or len({*given}) < len(given) or not all(isinstance(k, int) and 1 <= k <= MOST_PARTS for k in given):
+    given: Any = parts if isinstance(parts, Sequence) else (parts,)
+    in_range = 0 < len(given) <= MOST_PARTS and all(type(k) is int and 1 <= k <= MOST_PARTS for k in given)
+    if not in_range or len({*given}) < len(given):
         raise ValueError(
             f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}"
         )
-    numbers: tuple[int, ...] = given
-    return numbers
+    return () if parts == 1 else tuple(given)
 
 
 def _why_one_part(
@@ -373,7 +372,7 @@ def _served_parts(parts: Sequence[int], why: str | None, *, strict: bool) -> Num
         NotServedError: one part was not among those asked for, or `strict`.
     """
     if why is None:
-        return None if tuple(parts) == (1,) else NumberOfParts(parts)
+        return NumberOfParts(parts) if parts else None
     if strict or 1 not in parts:
         raise NotServedError(f"enable(parts={parts[0] if len(parts) == 1 else list(parts)}): {why}")
     log.warning("fscomm: steps are not computed in parts: %s", why)

@@ -138,6 +138,7 @@ class Engine(Listener):
             self.turns.end()
             self._note_idle(self.held)
         if resumed:
+            self._times.begin_loop()
             self._idle = [0] * len(self.modules)
             if self._newest is not None:
                 self.end()
@@ -228,7 +229,7 @@ class Engine(Listener):
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
         self._times.begin(step, left, verdict.took)
-        return InParts(batch, step.parts, self.turns.take) if step.parts else batch
+        return InParts(batch, step.parts, partial(self.turns.take, step)) if step.parts else batch
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""

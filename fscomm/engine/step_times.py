@@ -19,14 +19,20 @@ class StepTimes:
         self._device = device
         self._limit_s = limit_s
         self._began = self._waited = 0.0
+        self._steps = 0  # of the loop that the user is in, without a pause
         self._steady = False  # the step that runs follows one in as many parts
         self._took = NOTHING  # not told yet
+
+    def begin_loop(self) -> None:
+        """The user begins a loop, or goes on with one after another one."""
+        self._steps = 0
 
     def begin(self, step: Step, left: Step | None, told: Took) -> None:
         """The user gets `step`, and had `left` before; told: what all ranks took for an earlier one.
 
         Blocks until a device has done all that it was given, for as long as steps are measured.
         """
+        steps, self._steps = self._steps, self._steps + 1
         if self._numbers.chosen is not None:
             return
         self._numbers.add(told)
@@ -35,7 +41,9 @@ class StepTimes:
             return
         self._device.wait(self._device.mark(), self._limit_s)
         now, waited = self._recorder.clock(), self._recorder.waited_s
-        if left is None or step.follows != left.number:
+        # Steps are announced without the one before where a loop begins, and all of them where the loader draws the
+        # random numbers of the training step.
+        if left is None or (step.follows != left.number and steps < 2):
             self._steady = False
         else:
             if self._steady and any(module.used for module in left.modules):

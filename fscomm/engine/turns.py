@@ -53,6 +53,7 @@ class Turns:
         self._engine = engine
         self._averaged = averaged
         self._exchange: list[bool] = []  # what the user wants of each
+        self._step: Step | None = None
         self._part: int | None = None
 
     def cut(self, moved: Moved[Any], step: int, *, was_moved: bool) -> tuple[list[Any], list[Any]]:
@@ -76,11 +77,13 @@ class Turns:
             for fetched in list(step.modules[m].fetched.values()):
                 fetched.done.result()
 
-    def take(self, part: int | None) -> None:
-        """It is the turn of this part; None: of none."""
+    def take(self, step: Step | None, part: int | None) -> None:
+        """It is the turn of this part of the step. part: None if it is none's any more; step: None if of no step."""
+        if part is None and step not in (None, self._step):
+            return  # the user left an earlier step without ending it, and has begun another one
         if self._part is None:
             self._exchange = [wrapper.require_backward_grad_sync for wrapper in self._averaged]
-        self._part, step = part, self._engine.held
+        self._step, self._part = step, part
         last = step is None or part in (None, step.num_parts - 1)
         for wrapper, exchange in zip(self._averaged, self._exchange, strict=True):
             wrapper.require_backward_grad_sync = exchange and last
@@ -89,10 +92,15 @@ class Turns:
         """Whether the step that is held has several parts, for a forward of module m in training.
 
         Raises:
-            RuntimeError: it is no part's turn.
+            RuntimeError: it is no part's turn, or that of a part whose step is over.
         """
-        step = self._engine.held
+        step, turn = self._engine.held, self._step
         several = step is not None and step.num_parts > 1
+        if self._part is not None and turn is not step and (several or (turn is not None and turn.num_parts > 1)):
+            raise RuntimeError(
+                f"{self._engine.modules[m].name} is called in training in a part of a step that is over: another batch "
+                "was asked for since. Compute all parts of a step before you ask for a batch, also for one to evaluate"
+            )
         if self.in_use and self._part is None and (several or not call.inside_backward):
             raise RuntimeError(
                 f"{self._engine.modules[m].name} is called in training outside of a part: in a block with parts, take "

@@ -88,7 +88,7 @@ def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]
     kjts = [kjt for _, kjt in walk(batch if on_host is None else on_host)]
     if not kjts:
         raise ValueError(
-            f"enable(parts={number}) cuts batches by the samples of their KeyedJaggedTensors, and this "
+            f"a step in {number} parts is cut by the samples of its KeyedJaggedTensors, and this "
             f"{type(batch).__name__} has none: give it a method parts(number) that returns its parts"
         )
     samples = kjts[0].stride()

@@ -1,6 +1,7 @@
 """In how many parts steps are computed, where `enable` was given several numbers: the fastest of those tried.
 
-The numbers take turns, some steps each, until all of them have enough measured steps. How long a part takes on its own
+The numbers take turns, some steps each, until all of them have enough measured steps. The largest one is first: what
+cannot be computed in parts is an error in the first step, and memory is needed most in the last ones. How long a part takes on its own
 depends on model and device (kernels get smaller, every part has launches of its own), and what it hides on the links:
 so whole steps are measured, and nothing is assumed. All ranks measure, and the slowest one counts: every rank is told
 the same, and chooses the same.
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 AUTO = (1, 2, 4, 8)
+MOST_PARTS = 64  # twice as many pieces travel
 SPAN = 6  # steps in a row in one number of parts; what the first one waits for was sent in another number
 ENOUGH = 4  # measured steps of each number
 SAME = 0.01  # of the time of a step: by less, more parts are not better
@@ -45,9 +47,9 @@ class NumberOfParts:
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = tuple(numbers)
+        self.numbers = tuple(sorted(numbers, reverse=True))
         self.chosen = numbers[0] if len(numbers) == 1 else None
-        self._took: dict[int, list[Took]] = {number: [] for number in numbers}
+        self._took: dict[int, list[Took]] = {number: [] for number in sorted(numbers)}
 
     def of(self, step: int) -> int:
         """For the step of this number, if it is announced now."""
@@ -63,7 +65,7 @@ class NumberOfParts:
 
     @property
     def tried(self) -> list[Tried]:
-        """Numbers that were measured, in the order in which they were given."""
+        """Numbers that were measured, in ascending order."""
         return [
             Tried(
                 number,

@@ -141,12 +141,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, for JSON."""
         found = dataclasses.asdict(self)
-        return {
-            "version": VERSION,
-            **found,
-            "steps": list(found["steps"]),
-            "tried": [each._asdict() for each in self.tried],
-        }
+        tried = [each._asdict() for each in self.tried]
+        return {"version": VERSION, **found, "steps": list(found["steps"]), "tried": tried}
 
     def __str__(self) -> str:
         return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._fallbacks()))

@@ -21,6 +21,7 @@ from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, calibrated, nu
 from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, WAYS
 from freescale_tools.model.workload import Workload, at_ranks, workload
 from freescale_tools.scan.histogram import LengthHistogram
+from fscomm.plan.number_of_parts import MOST_PARTS
 
 Beyond = Literal["show", "leave out", "refuse"]
 FACTORS = {"assumed": 2.0, "paper": 1.5, "data sheet": 1.2, "measured": 1.1, "calibration": 1.1}
@@ -94,10 +95,11 @@ def simulate(
     load = workload(
         profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim, calibration=calibration
     )
-    if parts and not 1 <= min(parts) <= max(parts) <= load.batch_size:
+    most = min(load.batch_size, MOST_PARTS)
+    if parts and not 1 <= min(parts) <= max(parts) <= most:
         raise UsageError(
-            f"--parts {','.join(map(str, parts))}: numbers of 1 to {load.batch_size:,} are needed, a rank's samples "
-            "in a step; give fewer parts, or a larger --batch-size"
+            f"--parts {','.join(map(str, parts))}: numbers of 1 to {most} are needed, as a rank has {load.batch_size:,} "
+            f"samples in a step and fscomm computes at most {MOST_PARTS} parts; give fewer parts, or a larger --batch-size"
         )
     hardware = calibrated(hardware, calibration) if calibration else hardware
     histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])

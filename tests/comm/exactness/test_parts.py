@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -119,14 +119,29 @@ def test_loops_of_steps_in_several_numbers_of_parts(loop: str, ahead: bool) -> N
 STEP_MS = {1: 90, 2: 50, 4: 40, 8: 60}
 
 
-def trials(rank: int, size: int, steps: int) -> tuple[list[int], Any, str]:
-    """In how many parts each step was, on a clock that runs while a rank computes, on the last rank twice as fast."""
+class Drawn(list[Any]):
+    """A loader that draws a random number for each batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            torch.rand(1)
+            yield batch
+
+
+def trials(rank: int, size: int, steps: int, parts: Any = "auto", *, draws: bool = False) -> tuple[list[int], Any, str]:
+    """In how many parts each step was, on a clock that runs while a rank computes, on the last rank twice as fast.
+
+    draws: loader and training draw from the same random numbers.
+    """
     config = CONFIGS["small"].but(static_graph=False, steps=steps)
     now, numbers = [0.0], []
     with mock.patch.object(comm, "Recorder", functools.partial(Recorder, clock=lambda: now[0])):
-        run = new_run(rank, size, config, "fscomm", {"parts": "auto"})
+        run = new_run(rank, size, config, "fscomm", {"parts": parts})
+        loader = Drawn(run.loader()) if draws else run.loader()
         with run.enable() as block:
-            for step in block.lookahead(run.loader()):
+            for step in block.lookahead(loader):
+                if draws:
+                    torch.rand(1)
                 numbers.append(0)
                 for part in step.parts():
                     run.model(part).sum().backward()
@@ -137,19 +152,25 @@ def trials(rank: int, size: int, steps: int) -> tuple[list[int], Any, str]:
 
 
 def test_auto_takes_the_number_that_is_fastest_on_the_slowest_rank() -> None:
-    ran = [1] * SPAN + [2] * SPAN + [4] * SPAN + [8] * SPAN
+    ran = [8] * SPAN + [4] * SPAN + [2] * SPAN + [1] * SPAN
     for numbers, report, line in shared_world(2).run(trials, 4 * SPAN + 8):
         assert numbers[: len(ran)] == ran
         assert numbers[-3:] == [4] * 3
         assert report.parts == 4
         assert {each.parts: each.step_ms for each in report.tried} == STEP_MS
+        assert report.to_dict()["tried"][0] == {"parts": 1, "steps": 5, "step_ms": 90.0, "exposed_ms": 0.0}
         assert line.startswith("steps in 4 parts; measured: 1 part 90 ms a step, 0 of it exposed, 2 parts 50 ms")
 
 
 def test_until_all_numbers_were_tried_none_is_chosen() -> None:
     for _, report, line in shared_world(2).run(trials, 2 * SPAN):
         assert report.parts is None
-        assert line.startswith("number of parts still to be chosen; measured: 1 part 90 ms")
+        assert line.startswith("number of parts still to be chosen; measured: 4 parts 40 ms")
+
+
+def test_a_number_is_chosen_where_no_batch_is_pulled_early() -> None:
+    for _, report, _ in shared_world(2).run(functools.partial(trials, draws=True), 2 * SPAN + 4, (1, 2)):
+        assert report.parts == 2
 
 
 def whole(rank: int, size: int, config: Config) -> tuple[int | None, str]:
@@ -270,6 +291,8 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
                     loss.backward(retain_graph=how == "twice back")
                     if how == "twice back" and number == 1:
                         loss.backward()
+                    if how == "another loop inside" and number == 1:
+                        list(comm.lookahead(run.loader(0, 1)))
                 if how == "twice a step":
                     step.parts(2)
     except Exception as raised:
@@ -291,6 +314,7 @@ def misused(rank: int, size: int, config: Config, how: str) -> str:
         ("twice in a part", "called once in every part, in order"),
         ("another batch", "features= gave other ids than the module got"),
         ("twice back", "a second backward through a part"),
+        ("another loop inside", "RuntimeError: embeddings.a is called in training in a part of a step that is over"),
         ("twice a step", "RuntimeError: the parts of a step are computed once"),
     ],
 )
@@ -307,6 +331,9 @@ def test_misuse(how: str, words: str) -> None:
         ({"parts": (2, 2)}, r"got \(2, 2\)"),
         ({"parts": []}, r"got \[\]"),
         ({"parts": "4"}, "got '4'"),
+        ({"parts": {2, 4}}, r"got {2, 4}"),
+        ({"parts": [[2]]}, r"got \[\[2\]\]"),
+        ({"parts": np.array([2, 4])}, r"several of them, each once, or 'auto', got array\(\[2, 4\]\)"),
         ({"parts": 2, "calls": 2}, "parts=2 goes with calls=1 and ranks_per_host=1 only"),
         ({"parts": "auto", "ranks_per_host": 2}, "parts='auto' goes with calls=1 and ranks_per_host=1 only"),
     ],

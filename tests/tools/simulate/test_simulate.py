@@ -226,7 +226,7 @@ def without(**histogram):
         ({}, {"ranks": [0]}, r"ranks = \[0\]"),
         ({}, {"dim": 0}, "dim = 0: 1 or more"),
         ({}, {"batch_size": 0}, "batch size = 0"),
-        ({}, {"parts": [0, 2]}, r"--parts 0,2: numbers of 1 to 128 are needed.*give fewer parts"),
+        ({}, {"parts": [0, 2]}, r"--parts 0,2: numbers of 1 to 64 are needed.*give fewer parts"),
         ({}, {"parts": [2, 16], "batch_size": 8}, r"--parts 2,16: numbers of 1 to 8 .* or a larger --batch-size"),
         ({}, {"sequence": "clicks"}, "no sequence 'clicks': it has uih"),
         ({"sequences": without()}, {}, r"no lengths of 'uih'.*without --quick"),
@@ -285,7 +285,7 @@ def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(f
         ({}, ("--ranks", "0"), "at least 1"),
         ({}, ("--parts", "two"), "--parts two: numbers joined by commas"),
         ({}, ("--parts", "0"), "--parts must be at least 1"),
-        ({}, ("--parts", "1,999"), "--parts 1,999: numbers of 1 to 128 are needed"),
+        ({}, ("--parts", "1,999"), "--parts 1,999: numbers of 1 to 64 are needed"),
     ],
 )
 def test_unusable_profiles_and_arguments_end_with_status_2_and_write_nothing(folder, change, arguments, message):
