@@ -59,9 +59,9 @@ class enable:
     with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need travel
     while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its parts
     had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
-    Of several numbers the fastest is taken: they take turns, six steps each, the largest one first, until all are measured. "auto" is
-    (1, 2, 4, 8). `report().parts` says which one it is. Where steps cannot be computed in parts, several numbers with
-    a 1 among them come to one part, with the reason in the report.
+    Of several numbers the fastest is taken: they take turns, six steps each, the largest one first, until all are
+    measured. "auto" is (1, 2, 4, 8). `report().parts` says which one it is. Where steps cannot be computed in parts,
+    several numbers with a 1 among them come to one part, with the reason in the report.
 
     ranks_per_host: so many consecutive ranks share a host, as torchrun numbers them. A row that several ranks of a host
     look up then comes to it once, and one of them passes it on. Gradients go straight to the owner: to add up those of

@@ -1,10 +1,10 @@
 """In how many parts steps are computed, where `enable` was given several numbers: the fastest of those tried.
 
-The numbers take turns, some steps each, until all of them have enough measured steps. The largest one is first: what
-cannot be computed in parts is an error in the first step, and memory is needed most in the last ones. How long a part takes on its own
-depends on model and device (kernels get smaller, every part has launches of its own), and what it hides on the links:
-so whole steps are measured, and nothing is assumed. All ranks measure, and the slowest one counts: every rank is told
-the same, and chooses the same.
+The numbers take turns, some steps each, until all of them have enough measured steps. The largest one is first, so that
+what cannot be computed in parts is an error in the first step. How long a part takes on its own depends on model and
+device (kernels get smaller, every part has launches of its own), and what it hides on the links: so whole steps are
+measured, and nothing is assumed. All ranks measure, and the slowest one counts: every rank is told the same, and
+chooses the same.
 """
 
 import statistics

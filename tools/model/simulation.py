@@ -95,11 +95,12 @@ def simulate(
     load = workload(
         profile, sequence=sequence, batch_size=batch_size, max_length=max_length, dim=dim, calibration=calibration
     )
-    most = min(load.batch_size, MOST_PARTS)
-    if parts and not 1 <= min(parts) <= max(parts) <= most:
+    most_parts = min(load.batch_size, MOST_PARTS)
+    if parts and not 1 <= min(parts) <= max(parts) <= most_parts:
         raise UsageError(
-            f"--parts {','.join(map(str, parts))}: numbers of 1 to {most} are needed, as a rank has {load.batch_size:,} "
-            f"samples in a step and fscomm computes at most {MOST_PARTS} parts; give fewer parts, or a larger --batch-size"
+            f"--parts {','.join(map(str, parts))}: numbers of 1 to {most_parts} are needed. fscomm computes a step in "
+            f"at most {MOST_PARTS} parts, and a rank has {load.batch_size:,} samples in a step; give fewer parts, or a "
+            "larger --batch-size"
         )
     hardware = calibrated(hardware, calibration) if calibration else hardware
     histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])

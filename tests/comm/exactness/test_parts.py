@@ -158,7 +158,7 @@ def test_auto_takes_the_number_that_is_fastest_on_the_slowest_rank() -> None:
         assert numbers[-3:] == [4] * 3
         assert report.parts == 4
         assert {each.parts: each.step_ms for each in report.tried} == STEP_MS
-        assert report.to_dict()["tried"][0] == {"parts": 1, "steps": 5, "step_ms": 90.0, "exposed_ms": 0.0}
+        assert report.to_dict()["tried"][0] == {"parts": 1, "steps": 4, "step_ms": 90.0, "exposed_ms": 0.0}
         assert line.startswith("steps in 4 parts; measured: 1 part 90 ms a step, 0 of it exposed, 2 parts 50 ms")
 
 
