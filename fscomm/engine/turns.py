@@ -83,7 +83,7 @@ class Turns:
             return  # the user left an earlier step without ending it, and has begun another one
         if self._part is None:
             self._exchange = [wrapper.require_backward_grad_sync for wrapper in self._averaged]
-        self._step, self._part = step, part
+        self._step, self._part = None if part is None else step, part  # a step that is over is kept by nobody
         last = step is None or part in (None, step.num_parts - 1)
         for wrapper, exchange in zip(self._averaged, self._exchange, strict=True):
             wrapper.require_backward_grad_sync = exchange and last

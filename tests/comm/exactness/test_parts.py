@@ -32,7 +32,8 @@ from fscomm.engine.step import Step
 from fscomm.engine.turns import Turns
 from fscomm.exchange.executor import Threads
 from fscomm.exchange.operations import Kind, Operation
-from fscomm.loop.parts import cut_batch, cut_points
+from fscomm.loop.lookahead import Lookahead
+from fscomm.loop.parts import InOnePart, cut_batch, cut_points
 from fscomm.plan.number_of_parts import SPAN, NumberOfParts
 from fscomm.report.recorder import Recorder
 from fscomm.tables.torchrec import torchrec_library
@@ -196,6 +197,11 @@ def test_auto_computes_whole_steps_where_parts_are_not_served(config: Config, wo
         assert parts == 1
         assert text.splitlines()[1].startswith("steps in 1 part: ")
         assert words in text.splitlines()[1]
+
+
+def test_where_nothing_is_served_steps_have_one_part() -> None:
+    steps = list(Lookahead(["a", "b"], listener=InOnePart(), device=None))
+    assert [(step.batch, list(step.parts())) for step in steps] == [("a", ["a"]), ("b", ["b"])]
 
 
 def other_numbers(rank: int, size: int, config: Config) -> str:
