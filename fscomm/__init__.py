@@ -13,6 +13,7 @@ from fscomm.report.report import Report
 
 if TYPE_CHECKING:
     from fscomm.comm import Comm, enable
+    from fscomm.tables.torchrec import cpu_kernels
     from fsmeter import BubbleMeter
 
 __all__ = [
@@ -24,16 +25,21 @@ __all__ = [
     "NotServedError",
     "PeerError",
     "Report",
+    "cpu_kernels",
     "enable",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`enable` needs torchrec, which is imported on first use. BubbleMeter is a name of fsmeter."""
+    """`enable` and `cpu_kernels` need torchrec, which is imported on first use. BubbleMeter is a name of fsmeter."""
     if name in ("enable", "Comm"):
         from fscomm import comm
 
         return getattr(comm, name)
+    if name == "cpu_kernels":
+        from fscomm.tables.torchrec import cpu_kernels
+
+        return cpu_kernels
     if name == "BubbleMeter":
         import fsmeter
 

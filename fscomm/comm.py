@@ -67,6 +67,8 @@ class enable:
     look up then comes to it once, and one of them passes it on. Gradients go straight to the owner: to add up those of
     a host first would change bits.
 
+    cpu_kernels: tables behind managed collision train on the CPU in the block (`fscomm.cpu_kernels.install`).
+
     Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange,
     over gloo also those of TorchRec and DDP in a forward or backward pass. Leaving completes all updates.
 
@@ -87,6 +89,7 @@ class enable:
         calls: int = 1,
         ranks_per_host: int = 1,
         parts: int | Sequence[int] | Literal["auto"] = 1,
+        cpu_kernels: bool = False,
         timeout_s: float = 300,
     ) -> None:
         if transport != "auto":
@@ -117,18 +120,27 @@ class enable:
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
+        self._needs_kernels = model if cpu_kernels else None
+        self._kernels = contextlib.ExitStack()
 
     def __enter__(self) -> "Comm":
         if self._comm is not None:
             raise ValueError("this enable() was entered before: make a new one for every block")
-        self._comm = self._enter()
+        with contextlib.ExitStack() as kernels:
+            if self._needs_kernels is not None:
+                from fscomm.tables.torchrec.cpu_kernels import install
+
+                kernels.callback(install(self._needs_kernels))
+            self._comm = self._enter()
+            self._kernels = kernels.pop_all()
         return self._comm
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._comm is not None
-        self._comm._leave(error)
+        with self._kernels:
+            self._comm._leave(error)
 
 
 class Comm:

@@ -77,7 +77,7 @@ def assign_slots(
         identity, start, own = ids[i], starts[i], sizes[i] - reserved
         hashed = slot_hash(identity)
         at = np.int64(hashed % np.uint64(own))
-        found, victim, outcome = np.int64(-1), np.int64(-1), SHARED
+        found, victim, outcome = start + at, np.int64(-1), SHARED
         for _ in range(max_probe):
             slot = start + at
             if identities[slot] == identity:
@@ -87,20 +87,19 @@ def assign_slots(
                 if oldest or victim < 0:
                     found, outcome = slot, INSERTED
                 break
-            if evicts and expires[slot] < now and expires[slot] < expiries[i]:
-                if victim < 0 or (oldest and expires[slot] < expires[victim]):
-                    victim = slot
-            at = at + 1 if at + 1 < own else 0
-        new = outcome != HIT
+            expired = evicts and expires[slot] < now and expires[slot] < expiries[i]
+            if expired and (victim < 0 or (oldest and expires[slot] < expires[victim])):
+                victim = slot
+            at = at + np.int64(1) if at + 1 < own else np.int64(0)
         if outcome == SHARED and victim >= 0:
             found, outcome = victim, EVICTED
-        if new and len(refused) and refused[i]:
-            found, outcome = start + own + np.int64(hashed % np.uint64(reserved)), SHARED
-        if found < 0:
-            found = start + (own + np.int64(hashed % np.uint64(reserved)) if reserved else np.int64(hashed % np.uint64(own)))
-        elif not read_only:
-            if outcome != SHARED:
-                identities[found] = identity
-            if evicts:
-                expires[found] = max(expires[found], expiries[i])
+        turned_away = len(refused) > 0 and refused[i] and outcome != HIT
+        if turned_away:
+            outcome = SHARED
+        if outcome == SHARED and reserved > 0:
+            found = start + own + np.int64(hashed % np.uint64(reserved))
+        if outcome != SHARED and not read_only:
+            identities[found] = identity
+        if evicts and (outcome != SHARED or turned_away):
+            expires[found] = max(expires[found], expiries[i])
         slots[i], outcomes[i] = found, outcome

@@ -73,6 +73,7 @@ class Table:
     frozen: bool = False
     pooling: str = ""  # "sum", "mean": of an EmbeddingBagCollection, as all tables of its module then are
     columns: int = WIDTH
+    ids: int = 0  # below which they are drawn; 0: they are its rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,11 +186,11 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
 
 def _values(table: Table, config: Config, step: int, count: int, random: torch.Generator) -> torch.Tensor:
     """Rows around a place that moves from step to step: some are drawn again by the next batch, some are not."""
-    window = max(int(table.rows * config.spread), 1)
+    window = max(int((table.ids or table.rows) * config.spread), 1)
     drawn = torch.randint(0, window, (count,), generator=random) + step * max(window // 2, 1)
     if count > 1:
         drawn[-1] = drawn[0]  # at least one duplicate in the batch
-    return drawn % table.rows
+    return drawn % (table.ids or table.rows)
 
 
 def _kjt(features: dict[str, tuple[torch.Tensor, torch.Tensor]], samples: int) -> KeyedJaggedTensor:

@@ -1,0 +1,133 @@
+"""Managed collision in training on the CPU: without the kernels it fails, with them it is what TorchRec means by it."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from exact_kinds import SERVED
+from exact_managed import IDS, at_hour, hash_zch, managed, mch
+from exact_model import Config, Table, batches, build
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import JaggedTensor
+from worlds import shared_world
+
+import fscomm
+from fscomm.tables.torchrec.cpu_kernels import zero_collision_hash
+
+TABLES = (
+    Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
+    Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
+)
+CONFIG = Config(modules={"a": (SERVED,), "b": TABLES}, static_graph=False, even=True, steps=8, max_length=8)
+INITIAL = 7.0
+
+
+def state_of(module: Any) -> dict[str, tuple[torch.Tensor, list[torch.Tensor]]]:
+    """By table its weights, and the states of its optimizer."""
+    found = {}
+    for table, (kernel, number) in module._table_to_tbe_and_index.items():
+        states = [] if kernel.optimizer == EmbOptimType.EXACT_SGD else kernel.split_optimizer_states()[number]
+        found[table] = kernel.split_embedding_weights()[number].clone(), [state.clone() for state in states]
+    return found
+
+
+def check_reset(rows: torch.Tensor, before: Any, after: Any, *, states_too: bool) -> int:
+    """`rows` have initial weights, and no optimizer state if `states_too`; all else is as it was. How many states of
+    theirs there were."""
+    (weights, states), (now, states_now) = before, after
+    weights[rows] = INITIAL
+    assert torch.equal(weights, now)
+    count = sum(int(state[rows].reshape(len(rows), -1).any(1).sum()) for state in states)
+    for state, state_now in zip(states, states_now, strict=True):
+        if states_too:
+            state[rows] = 0
+        assert torch.equal(state, state_now)
+    return count
+
+
+def train(model: Any, optimizer: Any, config: Config, rank: int, size: int) -> list[Any]:
+    """What every step gave."""
+    given: list[Any] = []
+    for step, batch in enumerate(batches(config, rank, size, 0, config.steps)):
+        with at_hour(step):
+            optimizer.zero_grad()
+            output = model(batch)
+            remapped = model.module.remapped
+            given += [output.detach().clone(), remapped.values().clone(), remapped.lengths().clone()]
+            output.square().sum().backward()
+            optimizer.step()
+    return given
+
+
+def trained(rank: int, size: int, optimizer: str, way: str) -> tuple[int, bool]:
+    """How many rows that were in use got another id, and whether a run with the kernels of a block gives the same."""
+    policy = "LRU" if way == "lru" else "SINGLE_TTL"
+    builder = managed({"h": partial(hash_zch, policy=policy), "m": mch}, initial=INITIAL)
+    config = CONFIG.but(optimizer=optimizer, builder=builder)
+    model, of_model = build(config, size)
+    remove = fscomm.cpu_kernels.install(model)
+    module = model.module.embeddings["b"]
+    count = 0
+
+    def evict(evictions: dict[str, torch.Tensor | None]) -> None:
+        nonlocal count
+        before = state_of(module)
+        type(module)._evict(module, evictions)
+        after = state_of(module)
+        for table, rows in evictions.items():
+            if rows is not None:
+                had_state = check_reset(rows, before[table], after[table], states_too=optimizer == "rowwise")
+                count += len(rows) if optimizer == "sgd" else had_state
+
+    module._evict = evict
+    found = train(model, of_model, config, rank, size)
+    remove()
+    again, of_again = build(config, size)
+    with fscomm.enable(again, cpu_kernels=True):
+        found_again = train(again, of_again, config, rank, size)
+    same = all(torch.equal(one, other) for one, other in zip(found, found_again, strict=True))
+    states, states_again = state_of(module), state_of(again.module.embeddings["b"])
+    same = same and str(states) == str(states_again)
+    with pytest.raises(RuntimeError), at_hour(0):  # the kernels are gone
+        again(batches(config, rank, size, 0, 1)[0])
+    return count, same
+
+
+@pytest.mark.parametrize("way", ["ttl", "lru"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_with_a_new_id_begin_anew(size: int, optimizer: str, way: str) -> None:
+    for count, same in shared_world(size).run(trained, optimizer, way):
+        assert count > 10
+        assert same
+
+
+NOTICE_OF_TORCHREC = pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+
+
+@NOTICE_OF_TORCHREC
+@pytest.mark.parametrize("option", ["track_id_freq", "disable_fallback"])
+def test_what_cannot_be_trained_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=option):
+        fscomm.cpu_kernels.install(hash_zch(TABLES[0], **{option: True}))
+
+
+@NOTICE_OF_TORCHREC
+def test_kernels_are_taken_away_by_who_brought_them() -> None:
+    module = hash_zch(TABLES[0])
+    remove, remove_nothing = fscomm.cpu_kernels.install(module), fscomm.cpu_kernels.install(module)
+    remove_nothing()
+    assert module._zero_collision_hash is zero_collision_hash
+    remove()
+    remove()
+    assert module._zero_collision_hash is not zero_collision_hash
+
+
+@NOTICE_OF_TORCHREC
+def test_ids_of_another_type_are_refused() -> None:
+    module = hash_zch(TABLES[0])
+    fscomm.cpu_kernels.install(module)
+    ids = JaggedTensor(torch.arange(3, dtype=torch.int32), lengths=torch.ones(3, dtype=torch.int32))
+    with pytest.raises(TypeError, match=r"int32.*int64"):
+        module({"h0": ids})
