@@ -13,6 +13,7 @@ from torchrec import JaggedTensor
 from worlds import shared_world
 
 import fscomm
+from fscomm.plan.zero_collision import FREE
 from fscomm.tables.torchrec.cpu_kernels import zero_collision_hash
 
 TABLES = (
@@ -33,12 +34,12 @@ def state_of(module: Any) -> dict[str, tuple[torch.Tensor, list[torch.Tensor]]]:
 
 
 def check_reset(rows: torch.Tensor, before: Any, after: Any, *, states_too: bool) -> int:
-    """`rows` have initial weights, and no optimizer state if `states_too`; all else is as it was. How many states of
-    theirs there were."""
+    """`rows` have initial weights, and no optimizer state if `states_too`; all else is as it was. How many numbers
+    their states had."""
     (weights, states), (now, states_now) = before, after
     weights[rows] = INITIAL
     assert torch.equal(weights, now)
-    count = sum(int(state[rows].reshape(len(rows), -1).any(1).sum()) for state in states)
+    count = sum(int(state[rows].count_nonzero()) for state in states)
     for state, state_now in zip(states, states_now, strict=True):
         if states_too:
             state[rows] = 0
@@ -68,10 +69,14 @@ def trained(rank: int, size: int, optimizer: str, way: str) -> tuple[int, bool]:
     model, of_model = build(config, size)
     remove = fscomm.cpu_kernels.install(model)
     module = model.module.embeddings["b"]
-    count = 0
+    map_of_h = module._managed_collision_collection._managed_collision_modules["h"]
+    count, identities = 0, map_of_h._hash_zch_identities.flatten().clone()
 
     def evict(evictions: dict[str, torch.Tensor | None]) -> None:
-        nonlocal count
+        nonlocal count, identities
+        old, identities = identities, map_of_h._hash_zch_identities.flatten().clone()
+        replaced = ((old != FREE) & (old != identities)).nonzero().flatten()
+        assert evictions["h"] is None or torch.equal(evictions["h"], replaced)
         before = state_of(module)
         type(module)._evict(module, evictions)
         after = state_of(module)
