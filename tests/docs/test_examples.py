@@ -326,7 +326,7 @@ def test_resume(training):
 
 
 def test_fscomm(training, capsys):
-    served, in_parts, traced, pipeline, meter = python("docs/fscomm.md")
+    served, in_parts, on_cpu, traced, pipeline, meter = python("docs/fscomm.md")
     exec(served, training)
     report = training["comm"].report()
     assert report.fallbacks == {}
@@ -334,6 +334,7 @@ def test_fscomm(training, capsys):
     assert report.total.collisions["embeddings"].colliding > 0
     assert str(report) in capsys.readouterr().out
     exec(in_parts, {**training, "fscomm": fscomm})
+    exec(on_cpu, {**training, "fscomm": fscomm})
     model = training["model"]
     with fscomm.enable(model) as comm:
         batches = iter(comm.lookahead(training["loader"]))
