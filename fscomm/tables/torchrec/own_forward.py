@@ -24,7 +24,7 @@ def dist_input(module: Any, input_dists: Sequence[Any], context: Any, features: 
     changed: dict[str, Any] = {"_input_dists": input_dists}
     if on_host and getattr(module, "_features_order", None):
         changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
-    return type(module).input_dist(_With(module, **changed), context, features).wait().wait()
+    return type(module).input_dist(With(module, **changed), context, features).wait().wait()
 
 
 def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | None]) -> Any:
@@ -34,7 +34,7 @@ def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | 
         if of_group is not None:
             lookups[group] = partial(_give, of_group)
             output_dists[group] = partial(_as_they_came, output_dists[group])
-    changed = _With(module, _lookups=lookups, _output_dists=output_dists)
+    changed = With(module, _lookups=lookups, _output_dists=output_dists)
     return type(module).compute_and_output_dist(changed, context, given)
 
 
@@ -58,7 +58,7 @@ def pass_by(features: Any) -> Any:
     return NoWait(NoWait(features))
 
 
-class _With:
+class With:
     """A module for its own methods, with some of its attributes replaced. What is set is set on the module."""
 
     def __init__(self, module: Any, **parts: Any) -> None:

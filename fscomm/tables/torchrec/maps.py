@@ -1,0 +1,271 @@
+"""The maps of a module behind managed collision: which row of its tables each id has, one batch ahead of the module.
+
+TorchRec remaps ids in the forward, and so knows of a batch only then where its rows lie. Here a *twin* of each map (the
+`ManagedCollisionModule` of a table on this rank) remaps the next batch as soon as its ids are there, by TorchRec's own
+code, in the order of the batches. What that changed is kept in a *record*, and *published* into the module's own map at
+the forward. So whoever looks at the module finds what the plain loop would have left there.
+
+N ids, F features of a sharding group.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.modules.mc_modules import MCHManagedCollisionModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fscomm.tables.torchrec.own_forward import With
+
+try:
+    from torchrec.modules import hash_mc_evictions
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+except ImportError:  # a torchrec without MPZCH
+    hash_mc_evictions = HashZchManagedCollisionModule = None  # type: ignore[assignment, misc]
+
+
+def hour() -> int:
+    """As policies of eviction read it."""
+    return 0 if hash_mc_evictions is None else int(hash_mc_evictions.time.time() / 3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of the ids of a step that one owner maps to the rows of a table.
+
+    Attributes:
+        ids: how many. hits: had a row of their own before. own: have one now.
+        inserted, evicted: rows that were free and got an id; rows that got another one.
+    """
+
+    ids: int
+    hits: int
+    own: int
+    inserted: int
+    evicted: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What the maps of one module did with a batch, by table.
+
+    Attributes:
+        hour: in which they did.
+        evictions: int64 rows of this rank whose id is another one now, as TorchRec's `_evict` takes them; None: no row.
+        changes: what `publish` needs.
+    """
+
+    hour: int
+    evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Counts] = field(default_factory=dict)
+
+
+class MapsAhead:
+    """Of one sharded module. `renew` and `remap` are called by the ids worker, all else by the training thread.
+
+    collection: its ShardedManagedCollisionCollection.
+    """
+
+    def __init__(self, collection: Any) -> None:
+        self._collection = collection
+        self._own: Mapping[str, Any] = collection._managed_collision_modules
+        self._twins: dict[str, _Map] = {}
+        self.timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
+
+    @property
+    def writes(self) -> bool:
+        """Whether a forward changes the maps: whether the module is in training mode."""
+        return any(each.training for each in self._own.values())
+
+    def versions(self) -> list[int]:
+        """Numbers that change when somebody writes to the module's maps in place."""
+        return [each._version for own in self._own.values() for each in (*own.parameters(), *own.buffers())]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies of the module's maps as they are now."""
+        return {table: copy.deepcopy(own) for table, own in self._own.items()}
+
+    def renew(self, maps: Mapping[str, Any]) -> None:
+        """These maps are the twins from now on."""
+        self._twins = {table: _map(twin) for table, twin in maps.items()}
+
+    def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """int64[N] the rows of this rank that its map gives to what came for a sharding group; fills `record`.
+
+        ids: int64[N] by feature, inside a feature by rank. counts: int64[F].
+        """
+        tables = self._collection._sharding_tables[group]
+        of_tables = self._collection._sharding_per_table_feature_splits[group]
+        names, lengths = iter(self._collection._sharding_features[group]), iter(counts.tolist())
+        rows, start = np.empty_like(ids), 0
+        for table, features in zip(tables, of_tables, strict=True):
+            given = {next(names): next(lengths) for _ in range(features)}
+            end = start + sum(given.values())
+            rows[start:end] = self._remap(record, table, given, torch.from_numpy(ids[start:end])).cpu().numpy()
+            start = end
+        return rows
+
+    def _remap(self, record: Record, table: str, given: Mapping[str, int], ids: torch.Tensor) -> torch.Tensor:
+        twin, first_row = self._twins[table], self._collection._table_to_offset[table]
+        where = twin.module.device
+        lengths = torch.tensor(list(given.values()), dtype=torch.int32, device=where)
+        ids = ids.to(where)
+        kjt = KeyedJaggedTensor(keys=list(given), values=ids, lengths=lengths, stride=1)
+        with torch.no_grad():
+            known, before = twin.known(ids), twin.before()
+            remapping = With(self._collection, _managed_collision_modules={table: twin.module})
+            rows: torch.Tensor = type(self._collection).get_lookup_value(remapping, table, kjt)[table].values()
+            of_all_ranks = twin.module.evict()
+            own = twin.known(ids)
+            evicted = None if of_all_ranks is None else of_all_ranks - first_row
+            record.evictions[table] = evicted
+            record.changes[table] = twin.change(before, rows, ids, evicted=evicted is not None)
+            inserted, replaced = twin.filled(before, ids[own & ~known], 0 if evicted is None else len(evicted))
+            record.counts[table] = Counts(
+                ids=len(ids), hits=int(known.sum()), own=int(own.sum()), inserted=inserted, evicted=replaced
+            )
+        return rows
+
+    def publish(self, record: Record) -> None:
+        """The module's maps become what they are after its forward of the batch of `record`."""
+        with torch.no_grad():
+            for table, change in record.changes.items():
+                _map(self._own[table]).publish(change)
+
+
+class _Map(ABC):
+    """One map: a twin, or the module's own."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @abstractmethod
+    def known(self, ids: torch.Tensor) -> torch.Tensor:
+        """bool[N] which ids have a row of their own."""
+
+    @abstractmethod
+    def before(self) -> Any:
+        """What `change` and `filled` want to know of the time before a batch."""
+
+    @abstractmethod
+    def change(self, before: Any, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
+        """What a batch changed, as far as there was a change; rows: int64[N] local ones."""
+
+    @abstractmethod
+    def filled(self, before: Any, new: torch.Tensor, evictions: int) -> tuple[int, int]:
+        """How many rows got an id that were free, and how many that had another one. new: ids that got a row."""
+
+    @abstractmethod
+    def publish(self, change: Any) -> None:
+        """Do to this map what `change` says of its twin."""
+
+
+class _Hashed(_Map):
+    """Of MPZCH. A batch changes the identity and the hour of the slots of its ids."""
+
+    @property
+    def _identities(self) -> torch.Tensor:
+        identities: torch.Tensor = self.module._hash_zch_identities.detach()[:, 0]
+        return identities
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor:
+        module = self.module
+        values, sizes, offsets = module.input_mapper(values=ids, output_offset=module._output_global_offset_tensor)
+        slots, _ = torch.ops.fbgemm.zero_collision_hash(
+            input=values,
+            identities=module._hash_zch_identities.detach(),
+            max_probe=module._max_probe,
+            circular_probe=True,
+            exp_hours=-1,
+            readonly=True,
+            local_sizes=sizes,
+            offsets=offsets,
+            opt_in_prob=module._opt_in_prob,
+            num_reserved_slots=module.get_reserved_slots_per_bucket(),
+        )
+        return self._identities[slots] == values
+
+    def before(self) -> None:
+        return None
+
+    def change(self, before: None, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
+        names = ("_hash_zch_identities", "_hash_zch_metadata", "_hash_zch_runtime_meta")
+        written = [name for name in names if getattr(self.module, name) is not None]
+        return rows, {name: getattr(self.module, name).detach()[rows] for name in written}
+
+    def filled(self, before: None, new: torch.Tensor, evictions: int) -> tuple[int, int]:
+        return new.unique().numel() - evictions, evictions
+
+    def publish(self, change: Any) -> None:
+        rows, values = change
+        for name, of_rows in values.items():
+            getattr(self.module, name).data[rows] = of_rows  # equal values where a row stands there twice
+
+
+class _Sorted(_Map):
+    """Of MCH. A batch is noted in a history, from which all buffers are made anew every few steps."""
+
+    _NUMBERS = ("_current_iter", "_last_eviction_iter", "_current_history_buffer_offset")
+
+    def _history(self) -> list[torch.Tensor]:
+        return [self.module._history_accumulator, *self.module._history_metadata.values()]
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        module = self.module
+        return {
+            name: each for name, each in module.named_buffers() if name.startswith("_mch_") and name != "_mch_slots"
+        }
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor:
+        known: torch.Tensor = self.module._match_indices(self.module._mch_sorted_raw_ids, ids)[0]
+        return known
+
+    def before(self) -> tuple[bool, int, int]:
+        """Whether there is no history yet; where the batch begins in it; free rows."""
+        module = self.module
+        return module._input_history_buffer_size == -1, module._current_history_buffer_offset, int(module.open_slots())
+
+    def change(self, before: tuple[bool, int, int], rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
+        first, start, _ = before
+        module = self.module
+        piece = slice(start, start if evicted else module._current_history_buffer_offset)
+        return SimpleNamespace(
+            first=len(ids) if first else None,
+            numbers={name: getattr(module, name) for name in self._NUMBERS},
+            piece=piece,
+            history=[each[piece].clone() for each in self._history()],
+            buffers={name: each.clone() for name, each in self._buffers().items()} if evicted else {},
+        )
+
+    def filled(self, before: tuple[bool, int, int], new: torch.Tensor, evictions: int) -> tuple[int, int]:
+        free = before[2] - int(self.module.open_slots())
+        return free, evictions - free
+
+    def publish(self, change: Any) -> None:
+        module = self.module
+        if change.first is not None:
+            some = torch.empty(change.first, device="meta")
+            module._init_history_buffers({"": SimpleNamespace(values=lambda: some)})
+        for name, number in change.numbers.items():
+            setattr(module, name, number)
+        module._current_iter_tensor.data.fill_(module._current_iter)
+        for each, values in zip(self._history(), change.history, strict=True):
+            each[change.piece] = values
+        for name, values in change.buffers.items():
+            getattr(module, name).data.copy_(values)
+
+
+def _map(module: Any) -> _Map:
+    return _Sorted(module) if isinstance(module, MCHManagedCollisionModule) else _Hashed(module)
+
+
+KINDS: Sequence[type] = [
+    kind for kind in (MCHManagedCollisionModule, HashZchManagedCollisionModule) if kind is not None
+]
+"""Of maps that can be remapped ahead."""

@@ -1,0 +1,105 @@
+"""Maps of managed collision one batch ahead: the rows that TorchRec's own maps give, and their state once published."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact_kinds import SERVED
+from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch
+from exact_model import Config, Table, build
+from torchrec import KeyedJaggedTensor
+from worlds import shared_world
+
+import fscomm
+from fscomm.tables.torchrec.maps import MapsAhead, Record, hour
+from fscomm.tables.torchrec.own_forward import With
+
+TABLES = (
+    Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
+    Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
+)
+KINDS: dict[str, tuple[Any, Any]] = {
+    "ttl": (hash_zch, mch),
+    "lru": (partial(hash_zch, policy="LRU", probes=3), partial(mch, policy="lru", interval=1)),
+    "per feature": (partial(hash_zch, policy="PER_FEATURE_TTL"), partial(mch, policy="distance lfu", interval=3)),
+    "forever": (partial(hash_zch, policy=None), partial(mch, interval=1000)),
+    "reserved": (partial(hash_zch, opt_in_prob=100, percent_reserved_slots=50), mch),
+}
+
+
+def state(maps: Any) -> dict[str, Any]:
+    """All that training changes, of maps by table."""
+    found: dict[str, Any] = {}
+    for table, each in maps.items():
+        found |= {f"{table}.{name}": tensor.clone() for name, tensor in each.named_buffers() if "history" not in name}
+        if hasattr(each, "_current_history_buffer_offset"):
+            found[f"{table} numbers"] = each._current_iter, each._last_eviction_iter, each._input_history_buffer_size
+            end = each._current_history_buffer_offset
+            if each._input_history_buffer_size != -1:
+                history = [each._history_accumulator, *each._history_metadata.values()]
+                found |= {f"{table} history {i}": part[:end].clone() for i, part in enumerate(history)}
+    return found
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(mine, other[name]) if isinstance(mine, torch.Tensor) else mine == other[name]
+        for name, mine in one.items()
+    )
+
+
+def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
+    """Rows that got another id, and those that were free and got one."""
+    maps = dict(zip("hm", KINDS[kind], strict=True))
+    config = Config(modules={"a": (SERVED,), "b": TABLES}, static_graph=False, builder=managed(maps))
+    collection = build(config, size)[0].module.embeddings["b"]._managed_collision_collection
+    fscomm.cpu_kernels.install(collection)
+    own = collection._managed_collision_modules
+    ahead = MapsAhead(collection)
+    plain = ahead.snapshot()
+    ahead.renew(ahead.snapshot())
+    random = np.random.default_rng(rank)
+    waiting: list[tuple[Record, dict[str, Any]]] = []
+    evicted = inserted = 0
+    for step in range(40):
+        with at_hour(step // 2):
+            counts = random.integers(0, 9, 3)
+            ids = random.integers(0, IDS // BUCKETS, counts.sum()) * BUCKETS + rank * BUCKETS // size  # of this owner
+            record = Record(hour=hour())
+            rows = ahead.remap(record, 0, ids, counts)
+            expected, evictions = by_torchrec(collection, plain, ids, counts)
+        assert rows.tolist() == expected
+        assert record.evictions.keys() == evictions.keys()
+        for table, of_table in evictions.items():
+            found = record.evictions[table]
+            assert (found is None) == (of_table is None)
+            assert found is None or torch.equal(found, of_table)
+        waiting.append((record, state(plain)))
+        if step == 0 or len(waiting) == 2:  # one behind
+            published, then = waiting.pop(0)
+            ahead.publish(published)
+            assert equal(state(own), then)
+        evicted += sum(count.evicted for count in record.counts.values())
+        inserted += sum(count.inserted for count in record.counts.values())
+    return evicted, inserted
+
+
+def by_torchrec(collection: Any, maps: Any, ids: np.ndarray, counts: np.ndarray) -> tuple[list[int], dict[str, Any]]:
+    kjt = KeyedJaggedTensor(
+        keys=["h0", "h1", "m0"], values=torch.from_numpy(ids), lengths=torch.from_numpy(counts).int(), stride=1
+    )
+    rows: list[int] = []
+    changed = With(collection, _managed_collision_modules=maps)
+    for table, part in zip("hm", kjt.split([2, 1]), strict=True):
+        rows += type(collection).get_lookup_value(changed, table, part)[table].values().tolist()
+    return rows, type(collection).evict(changed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_and_state_are_those_of_the_maps_themselves(size: int, kind: str) -> None:
+    counts = shared_world(size).run(remapped, kind)
+    assert all(inserted > 0 for _, inserted in counts)
+    assert sum(evicted for evicted, _ in counts) > 0 or kind == "forever"
