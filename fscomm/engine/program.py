@@ -10,6 +10,7 @@ from fscomm.engine.step import Fetched, Step
 from fscomm.engine.table_order import TableOrder
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
+from fscomm.exchange.id_exchange import LATE
 from fscomm.exchange.operations import (
     EXCLUSIVE,
     Class,
@@ -17,7 +18,9 @@ from fscomm.exchange.operations import (
     Operation,
     Rows,
     collision,
+    evicted,
     exclusive,
+    kept,
     used_first,
     used_later,
     whole,
@@ -49,7 +52,7 @@ class Program:
 
     def fetch_exclusive(self, step: Step, modules: Sequence[int]) -> None:
         """The exclusive rows of `modules`."""
-        rows = dict.fromkeys(modules, exclusive(step.number, step.follows))
+        rows = {m: self._kept(m, step, exclusive(step.number, step.follows)) for m in modules}
         operation = self._fetch(step, rows, EXCLUSIVE)
         self._note_fetched(step, operation, self._executor.submit(operation))
 
@@ -59,6 +62,16 @@ class Program:
         done = self._executor.submit_urgent(operations, expecting=lambda: False)
         for operation, fetched in zip(operations, done, strict=True):
             self._note_fetched(step, operation, fetched)
+
+    def fetch_late(self, step: Step, m: int) -> None:
+        """The rows of module m that the forward of `step` has just evicted."""
+        operation = self._fetch(step, {m: evicted(step.number)}, LATE)
+        (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
+        self._note_fetched(step, operation, done)
+
+    def await_evicted(self, step: Step, m: int) -> None:
+        """Block until the rows that the forward of `step` is about to evict have all updates so far."""
+        self._await(self._order[m].before(evicted(step.number)))
 
     def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
         """The collision gradients of a part that is not the last one."""
@@ -133,7 +146,9 @@ class Program:
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
-        pending = self._order[m].pending()
+        self._await(self._order[m].pending())
+
+    def _await(self, pending: Sequence[Pending[None]]) -> None:
         if not all(update.done() for update in pending):
             self._executor.hurry()
         for update in pending:
@@ -144,8 +159,12 @@ class Program:
         rows = {}
         for m in modules:
             read = whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
-            rows[m] = read if piece else used_first(read, step.number)
+            rows[m] = self._kept(m, step, read if piece else used_first(read, step.number))
         return self._fetch(step, rows, piece)
+
+    def _kept(self, m: int, step: Step, rows: Rows) -> Rows:
+        """Those of `rows` that may be fetched before the forward of `step`."""
+        return rows if self._served.modules[m].maps is None else kept(rows, step.number)
 
     def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int) -> Operation:
         return Operation(

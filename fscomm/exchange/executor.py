@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from fscomm.device import Device, Mark
@@ -142,11 +143,12 @@ class Executor(ABC):
         moved: Mark = None,
         parts: int = 1,
         took: Took = NOTHING,
+        maps: Mapping[int, Any] = MappingProxyType({}),
     ) -> Pending[ExchangedIds]:
         """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
         behind all that the device has to do until now only where the ids have to come from there."""
         from_device = any(on_host is None for features in given if features is not None for _, on_host in features)
-        work = partial(self._ids.run, number, before, status, given, parts, took)
+        work = partial(self._ids.run, number, before, status, given, parts, took, maps)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:

@@ -6,8 +6,9 @@ as the owners see it. Ranks never guess how many collectives follow: all of it i
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.number_of_parts import NOTHING, Took
+from fscomm.plan.routes import Mapped, by_feature, by_peer
 from fscomm.plan.two_levels import TwoLevelPlan
 from fscomm.plan.ways import (
     Back,
@@ -34,10 +36,12 @@ from fscomm.plan.ways import (
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
 from fscomm.tables.binding import ServedModules
+from fscomm.tables.maps import Record
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DRAWS = range(4)
+LATE = 1  # the class, and the piece, of rows that a forward evicts: they are fetched in it
 WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
@@ -131,9 +135,11 @@ class IdExchange:
         given: Sequence[Parts | None],
         parts: int = 1,
         took: Took = NOTHING,
+        maps: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
-        step, and the same in host memory; None where it is not served."""
+        step, and the same in host memory; None where it is not served. maps: by module, those of the step before
+        `before`, where the twins have others."""
         self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         prepared: list[Any] = [None] * len(served.modules)
@@ -143,7 +149,11 @@ class IdExchange:
                 if features is not None:
                     groups = served.groups[m]
                     prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
-            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, maps)
+        for m, given_to in enumerate(prepared):
+            mapped = [ids.mapped[g] for g in served.groups[m]]
+            if given_to is not None and mapped[0] is not None:
+                served.modules[m].learn(given_to[0], mapped)
         self._count(ids)
         return replace(ids, parts=prepared)
 
@@ -155,6 +165,7 @@ class IdExchange:
         requests: Sequence[Any],
         parts: int = 1,
         took: Took = NOTHING,
+        maps: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
@@ -168,7 +179,9 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        served, moved = self._ids(given, numbers, parts)
+        self._renew(before, maps)
+        records: list[Record | None] = [None] * len(self._served.modules)
+        served, moved = self._ids(given, numbers, parts, records)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
         count = len(given)
@@ -185,6 +198,8 @@ class IdExchange:
             ],
             back=backs,
             irregular=irregular,
+            records=records,
+            mapped=self._tell_rows(given, served),
         )
 
     def _prepare(self, m: int, features: Parts) -> tuple[Any, list[Any]]:
@@ -232,8 +247,55 @@ class IdExchange:
         first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
         return first, numbers
 
-    def _ids(self, given: list[Any], numbers: list[np.ndarray], parts: int) -> tuple[list[Any], list[tuple[int, int]]]:
-        """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received."""
+    def _renew(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> None:
+        """Let the twins be `maps`, by module, and then meet the batch `before`."""
+        for m, renewed in maps.items():
+            twins = self._served.modules[m].maps
+            assert twins is not None
+            twins.renew(renewed)
+            record = before.records[m] if before is not None else None
+            if record is not None:
+                again = Record(hour=twins.hour())
+                for group, asked in record.asked.items():
+                    twins.remap(again, group, *asked)
+
+    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: list[Record | None]) -> Mapped | None:
+        """To which rows of this owner ids are mapped; None where ids are rows. Fills the record of the module."""
+        m = self._modules[g]
+        maps = self._served.modules[m].maps
+        if maps is None:
+            return None
+        record = records[m] = records[m] or Record(hour=maps.hour())
+        group = g - self._served.groups[m].start
+        rows = maps.remap(record, group, by_feature(words, numbers), numbers.sum(0))
+        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))
+
+    def _tell_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
+        """[G] int64[N] the row, among those of all ranks, of each local output; None where nobody wants to know it."""
+        found: list[np.ndarray | None] = [None] * len(served)
+        modules = [self._served.modules[m] for m in self._modules]
+        wanted = [g for g, each in enumerate(served) if each is not None and modules[g].tells_rows]
+        if not wanted:
+            return found
+        rows = []
+        for g in wanted:
+            wire, maps = served[g].wire, modules[g].maps
+            assert maps is not None
+            first = maps.first_rows(g - self._served.groups[self._modules[g]].start)
+            rows.append(wire.ids[wire.positions] + np.tile(first, self._world_size).repeat(wire.by_table))
+        out, into = (np.stack([each[g].units for g in wanted]) for each in (served, given))
+        received = self._all_to_all(_by_peer(rows, out), out.sum(0), into.sum(0))
+        for g, of_units in zip(wanted, _by_group(received, into), strict=True):
+            found[g] = given[g].outputs(of_units)
+        return found
+
+    def _ids(
+        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: list[Record | None]
+    ) -> tuple[list[Any], list[tuple[int, int]]]:
+        """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received.
+
+        records: [M] what maps did with the ids is put there.
+        """
         words, sent, coming = [], [], []
         for plan, request, told in zip(self._plans, given, numbers, strict=True):
             none = _NOTHING, np.zeros(self._world_size, np.int64)
@@ -243,10 +305,14 @@ class IdExchange:
             coming.append(plan.words_of(told, parts) if request is not None else none[1])
         out, into = np.stack(sent), np.stack(coming)
         received = self._all_to_all_first(_by_peer(words, out), out.sum(0), into.sum(0))
-        served = [
-            plan.serve(came, told, parts) if request is not None else None
-            for plan, request, told, came in zip(self._plans, given, numbers, _by_group(received, into), strict=True)
-        ]
+        served: list[Any] = []
+        for g, came in enumerate(_by_group(received, into)):
+            if given[g] is None:
+                served.append(None)
+            elif (mapped := self._map(g, came, numbers[g], records)) is None:
+                served.append(self._plans[g].serve(came, numbers[g], parts))
+            else:
+                served.append(self._plans[g].serve(came, numbers[g], parts, mapped))
         return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
 
     def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
@@ -286,6 +352,9 @@ class IdExchange:
                 if new is not None and old is not None:
                     later = new.in_later_parts if old.parts > 1 else np.zeros(len(new.rows), np.uint8)
                     new.rows.mark_common(old.rows, later, new_classes[g], old_classes[other])
+        for plan, new, classes in zip(self._plans, served, new_classes, strict=True):
+            if plan.layout.managed and new is not None:
+                classes[new.evicted] = LATE
         sides: list[_Side | None] = []
         for plan, ahead, rows in zip(self._plans, aheads, old_classes, strict=True):
             sides.append(_side(plan, ahead.request, ahead.served, rows, back=True) if ahead is not None else None)
@@ -301,7 +370,7 @@ class IdExchange:
         if served is None:
             return np.empty(0, np.uint8)
         known = any(others[g] is not None for g in self._same_tables[group])
-        exclusive = classes_back(served.parts) if back else 1
+        exclusive = classes_back(served.parts) if back else self._plans[group].layout.classes_ahead
         return np.full(len(served.rows), 0 if there_is_another and not known else exclusive, np.uint8)
 
     def _tell(self, sides: list[_Side | None]) -> tuple[list[tuple[_Side, Told] | None], frozenset[int]]:
@@ -375,7 +444,7 @@ def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back:
     """rows: uint8[R] their classes. back: of the step before, whose gradients travel."""
     shared = plan.shared(served, rows, back=back)
     two_levels = plan.layout.two_levels and not back
-    classes = classes_back(served.parts) if back else 1
+    classes = classes_back(served.parts) if back else plan.layout.classes_ahead
     return _Side(plan=plan, request=request, served=served, shared=shared, classes=classes, two_levels=two_levels)
 
 

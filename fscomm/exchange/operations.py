@@ -46,8 +46,8 @@ class FirstPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows that lie in all of the steps `within` and in none of the steps `without`: int for a step, or `FirstPart` for
-    what the first part of a step uses."""
+    """Rows that lie in all of the steps `within` and in none of the steps `without`: int for a step, `FirstPart` for
+    what the first part of a step uses, or `Evicted`. What a step evicts lies in it, too."""
 
     within: frozenset[object] = frozenset()
     without: frozenset[object] = frozenset()
@@ -55,6 +55,13 @@ class Rows:
     def may_meet(self, other: "Rows") -> bool:
         """Whether both may hold a common row."""
         return self.within.isdisjoint(other.without) and self.without.isdisjoint(other.within)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Rows whose id is another one from the forward of a step on."""
+
+    step: int
 
 
 ANY = Rows()
@@ -82,6 +89,16 @@ def used_first(rows: Rows, step: int | None) -> Rows:
 def used_later(rows: Rows, step: int | None) -> Rows:
     """Those of them that the first part of `step` does not use."""
     return rows if step is None else replace(rows, without=rows.without | {FirstPart(step)})
+
+
+def evicted(step: int) -> Rows:
+    """Rows that the forward of `step` makes new."""
+    return Rows(within=frozenset({step, Evicted(step)}))
+
+
+def kept(rows: Rows, step: int) -> Rows:
+    """Those of them that the forward of `step` does not make new."""
+    return replace(rows, without=rows.without | {Evicted(step)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ owner, D columns, k parts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -134,6 +134,11 @@ class Request:
         """int64[W] distinct rows by owner."""
         return self.wire.rows
 
+    def outputs(self, of_units: np.ndarray) -> np.ndarray:
+        """[N] of each local output what is given for each distinct row, [U]."""
+        wired = of_units[self.wire.slots]
+        return wired[self.from_wire] if len(self.from_wire) else wired
+
     def merge(self, places: np.ndarray, starts: list[int]) -> Merge:
         """places: int32[U] of the distinct rows in the buffer; starts: [P + 2] of pieces there."""
         index = np.empty(len(self.wire.slots), np.int64)
@@ -182,20 +187,32 @@ def _one_step(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return ids, np.ascontiguousarray(counts.T).ravel(), np.concatenate(local), np.cumsum(lengths).tolist()
 
 
+class Mapped(NamedTuple):
+    """What a group behind managed collision makes of the ids that came: rows int64[N] in wire order; evicted: [T] int64
+    the rows of each table that belong to another id from this step on, asked for or not."""
+
+    rows: np.ndarray
+    evicted: Sequence[np.ndarray]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What the ranks ask of this owner in one step.
 
     Attributes:
-        wire: peers are the requesters.
+        wire: peers are the requesters. Behind managed collision, `wire.ids` are what the ids were mapped to; two
+            distinct rows of a pair may then be one row.
         counts: int64[W, F] occurrences.
-        rows: all distinct rows that are asked for; `rows.numbers`: [U] by distinct row of a pair.
+        rows: all distinct rows that are asked for, or evicted.
+        numbers: int32[U] which of `rows` each distinct row of a pair is. evicted: int32 which were evicted.
         asking: bool[U, H] which ranks of the requester's host ask for a row; None unless rows go in two levels.
     """
 
     wire: Wire
     counts: np.ndarray
     rows: OwnerRows
+    numbers: np.ndarray
+    evicted: np.ndarray
     asking: np.ndarray | None = None
 
     @property
@@ -217,8 +234,20 @@ class Served:
         """uint8[R] 1 for rows that no rank asks for in the first part of the step."""
         later = np.full(len(self.rows), self.parts > 1, np.uint8)
         if self.parts > 1:
-            later[self.rows.numbers[self.wire.slots[self.wire.part_of == 0]]] = 0
+            later[self.numbers[self.wire.slots[self.wire.part_of == 0]]] = 0
         return later
+
+
+def by_feature(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """From wire order to the order of an owner's look-up: by feature, inside a feature by peer. counts: int64[W, F]."""
+    starts = starts_of(counts.ravel()).reshape(counts.shape)
+    return segments(words, np.ascontiguousarray(starts.T), np.ascontiguousarray(counts.T))
+
+
+def by_peer(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The inverse of `by_feature`."""
+    starts = starts_of(counts.T.ravel()).reshape(counts.T.shape)
+    return segments(rows, np.ascontiguousarray(starts.T), counts)
 
 
 class RowPlan:
@@ -247,23 +276,29 @@ class RowPlan:
         del parts
         return numbers.sum(1)
 
-    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int) -> Served:
-        """What the ranks ask of this owner, from what they sent."""
+    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int, mapped: Mapped | None = None) -> Served:
+        """What the ranks ask of this owner, from what they sent. mapped: of a group behind managed collision."""
         world_size, mine = self.layout.world_size, np.array(self.layout.runs[self.layout.rank], np.int64)
         features, tables = (np.full(world_size, of_one, np.int64) for of_one in (mine.sum(), len(mine)))
         found = wire(words, numbers.ravel(), features, np.tile(mine, world_size), tables, parts)
         by_table = found.by_table.reshape(world_size, len(mine))
-        rows = OwnerRows(take(words, found.positions), by_table, np.array(self.layout.rows, np.int64))
+        if mapped is not None:
+            found = replace(found, ids=mapped.rows)
+        asked, units = take(found.ids, found.positions), len(found.positions)
+        if mapped is not None:
+            asked = np.concatenate([asked, *mapped.evicted])
+            by_table = np.vstack([by_table, [len(of_table) for of_table in mapped.evicted]])
+        rows = OwnerRows(asked, by_table, np.array(self.layout.rows, np.int64))
         counts = numbers if parts == 1 else numbers.reshape(world_size, -1, parts).sum(2)
-        return Served(wire=found, counts=counts, rows=rows)
+        return Served(wire=found, counts=counts, rows=rows, numbers=rows.numbers[:units], evicted=rows.numbers[units:])
 
     def shared(self, served: Served, rows: np.ndarray, *, back: bool) -> Shared:
         """rows: uint8[R] their classes. back: of the gradients after the step, not of the rows before it."""
-        found, units = served.wire, take(rows, served.rows.numbers)
+        found, units = served.wire, take(rows, served.numbers)
         if back:
             pieces, urgent, by_peer = found.pieces_back(units), pieces_back(found.parts), found.occurrences
         else:
-            pieces, urgent, by_peer = found.pieces_ahead(units), found.parts, found.rows
+            pieces, urgent, by_peer = found.pieces_ahead(units), self.layout.pieces_ahead(found.parts), found.rows
         counts = count(pieces, urgent, by_peer)
         of_ids = counts.sum(0) if back else count(take(units, found.slots), 1, found.occurrences)[0]
         strips = np.vstack([counts, by_peer - counts.sum(0)])
@@ -271,10 +306,10 @@ class RowPlan:
 
     def ahead(self, request: Request, served: Served, shared: Shared, told: Told) -> RowsAhead:
         """How rows travel before the step."""
-        parts, chunk_rows = request.wire.parts, self.layout.chunk_rows
-        asked = cut(request.wire.pieces_ahead(told.mine), parts, request.units, told.largest, chunk_rows)
-        sent = cut(shared.pieces, parts, served.units, told.largest, chunk_rows)
-        lookups = self.lookups(served, served.rows.numbers, sent)
+        urgent, chunk_rows = self.layout.pieces_ahead(request.wire.parts), self.layout.chunk_rows
+        asked = cut(request.wire.pieces_ahead(told.mine), urgent, request.units, told.largest, chunk_rows)
+        sent = cut(shared.pieces, urgent, served.units, told.largest, chunk_rows)
+        lookups = self.lookups(served, served.numbers, sent)
         return RowsAhead(
             merge=request.merge(asked.places, asked.starts),
             fetch=[

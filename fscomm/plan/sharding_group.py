@@ -63,6 +63,7 @@ class GroupLayout:
         chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
         pooling: None where every id gets its row.
         ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
+        managed: behind managed collision: ids are mapped to rows by the owner, and rows may be evicted.
     """
 
     module: str
@@ -77,6 +78,7 @@ class GroupLayout:
     pooling: Pooling | None = None
     width: int | None = None
     ranks_per_host: int = 1
+    managed: bool = False
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
@@ -104,6 +106,15 @@ class GroupLayout:
     def two_levels(self) -> bool:
         """A row goes to another host once, to a rank that passes it on there. Pooled vectors have one requester."""
         return self.pooling is None and 1 < self.ranks_per_host < self.world_size
+
+    @property
+    def classes_ahead(self) -> int:
+        """C of the rows before a step. Evicted rows have one of their own."""
+        return 2 if self.managed else 1
+
+    def pieces_ahead(self, parts: int) -> int:
+        """P of the rows before a step in so many parts."""
+        return parts + self.classes_ahead - 1
 
     @property
     def host(self) -> slice:

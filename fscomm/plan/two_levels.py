@@ -41,8 +41,8 @@ class TwoLevelPlan(RowPlan):
 
     def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int) -> Served:
         served = super().serve(words, numbers, parts)
-        asking = np.empty((len(served.rows.numbers), self.layout.ranks_per_host), np.bool_)
-        wire_kernels.asking(served.rows.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
+        asking = np.empty((len(served.numbers), self.layout.ranks_per_host), np.bool_)
+        wire_kernels.asking(served.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
         return replace(served, asking=asking)
 
     def ahead(self, request: Request, served: Served, shared: Shared, told: Told) -> RowsAhead:
@@ -57,7 +57,7 @@ class TwoLevelPlan(RowPlan):
         peers, carriers = self._by_unit(served.wire, served.asking)
         straight = self._goes_straight(peers, carriers)
         sent = cut(shared.units[straight], 1, sums(straight, served.units), largest, self.layout.chunk_rows)
-        return self.lookups(served, served.rows.numbers[straight], sent)
+        return self.lookups(served, served.numbers[straight], sent)
 
     def most_passed_on(self, served: Served, shared: Shared) -> list[int]:
         """[P + 1] Of the rows that this owner serves: the most that one rank of another host passes on to one other

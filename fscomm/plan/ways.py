@@ -5,6 +5,7 @@ What two steps share travels in *pieces*, most urgent first, and is told by a *c
 | of a step that is computed in k parts | classes | pieces |
 |---|---|---|
 | rows before it | 0 shared with the step before, 1 exclusive | k: shared rows by the part that needs them first |
+| rows before it, behind managed collision, k = 1 | 0 shared, 1 evicted, 2 exclusive | 2: by class |
 | gradients after it, k = 1 | 0 shared with the step after, 1 exclusive | 1 |
 | gradients after it, k > 1 | 0 for part 0 of the step after, 1 for a later part, 2 exclusive | 2k: by class and part |
 

@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
+from fscomm.tables.maps import Maps
 
 
 class MakePart(NamedTuple):
@@ -42,6 +44,7 @@ class Binding(ABC):
         codecs: [G] how their rows and gradients travel.
         kernels: [G][...] fused kernels on this rank, with the interface of fbgemm's.
         plain: its own forward.
+        maps: which row an id has, behind managed collision; None where ids are rows.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Binding(ABC):
     codecs: list[Codecs]
     kernels: list[list[Any]]
     plain: Callable[..., Any]
+    maps: Maps | None = None
 
     @property
     @abstractmethod
@@ -70,6 +74,15 @@ class Binding(ABC):
     def whole_batches_only(self) -> str | None:
         """Why parts of a batch give other bits than the whole, or None."""
         return None
+
+    @property
+    def tells_rows(self) -> bool:
+        """Whether its forward gives the rows to which `maps` have mapped the ids, too."""
+        return False
+
+    def learn(self, given: list[Any], rows: Sequence[np.ndarray | None]) -> None:
+        """Add to what `prepare` gave for `output` the rows int64[N] of each group, where it tells them."""
+        raise NotImplementedError
 
     @abstractmethod
     def divide_by(self, group: int) -> Sequence[int]:

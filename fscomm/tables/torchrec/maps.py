@@ -11,7 +11,6 @@ N ids, F features of a sharding group.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.tables.maps import Counts, Record
 from fscomm.tables.torchrec.own_forward import With
 
 try:
@@ -29,77 +29,37 @@ except ImportError:  # a torchrec without MPZCH
     hash_mc_evictions = HashZchManagedCollisionModule = None  # type: ignore[assignment, misc]
 
 
-def hour() -> int:
-    """As policies of eviction read it."""
-    return 0 if hash_mc_evictions is None else int(hash_mc_evictions.time.time() / 3600)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Of the ids of a step that one owner maps to the rows of a table.
-
-    Attributes:
-        ids: how many. hits: had a row of their own before. own: have one now.
-        inserted, evicted: rows that were free and got an id; rows that got another one.
-    """
-
-    ids: int
-    hits: int
-    own: int
-    inserted: int
-    evicted: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """What the maps of one module did with a batch, by table.
-
-    Attributes:
-        hour: in which they did.
-        evictions: int64 rows of this rank whose id is another one now, as TorchRec's `_evict` takes them; None: no row.
-        changes: what `publish` needs.
-    """
-
-    hour: int
-    evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    changes: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, Counts] = field(default_factory=dict)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class MapsAhead:
-    """Of one sharded module. `renew` and `remap` are called by the ids worker, all else by the training thread.
+    """As `fscomm.tables.maps.Maps`, of a ShardedManagedCollisionEmbeddingCollection."""
 
-    collection: its ShardedManagedCollisionCollection.
-    """
-
-    def __init__(self, collection: Any) -> None:
-        self._collection = collection
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._collection = collection = module._managed_collision_collection
         self._own: Mapping[str, Any] = collection._managed_collision_modules
         self._twins: dict[str, _Map] = {}
         self.timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
 
     @property
     def writes(self) -> bool:
-        """Whether a forward changes the maps: whether the module is in training mode."""
         return any(each.training for each in self._own.values())
 
+    def hour(self) -> int:
+        return int(hash_mc_evictions.time.time() / 3600) if self.timed else 0
+
     def versions(self) -> list[int]:
-        """Numbers that change when somebody writes to the module's maps in place."""
         return [each._version for own in self._own.values() for each in (*own.parameters(), *own.buffers())]
 
     def snapshot(self) -> dict[str, Any]:
-        """Copies of the module's maps as they are now."""
         return {table: copy.deepcopy(own) for table, own in self._own.items()}
 
     def renew(self, maps: Mapping[str, Any]) -> None:
-        """These maps are the twins from now on."""
         self._twins = {table: _map(twin) for table, twin in maps.items()}
 
     def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """int64[N] the rows of this rank that its map gives to what came for a sharding group; fills `record`.
-
-        ids: int64[N] by feature, inside a feature by rank. counts: int64[F].
-        """
+        record.asked[group] = ids, counts
         tables = self._collection._sharding_tables[group]
         of_tables = self._collection._sharding_per_table_feature_splits[group]
         names, lengths = iter(self._collection._sharding_features[group]), iter(counts.tolist())
@@ -132,8 +92,24 @@ class MapsAhead:
             )
         return rows
 
+    def evicted(self, record: Record, group: int) -> list[np.ndarray]:
+        rows = [record.evictions[table] for table in self._collection._sharding_tables[group]]
+        return [_NO_ROWS if of_table is None else of_table.cpu().numpy() for of_table in rows]
+
+    def first_rows(self, group: int) -> np.ndarray:
+        offsets = self._collection._table_to_offset
+        return np.array([offsets[table] for table in self._collection._sharding_tables[group]], np.int64)
+
+    def evict(self, record: Record) -> None:
+        """Through `.data`: updates of other rows, by other threads, need not notice."""
+        in_place = self._module._allow_in_place_embed_weight_update
+        self._module._allow_in_place_embed_weight_update = True
+        try:
+            self._module._evict(record.evictions)
+        finally:
+            self._module._allow_in_place_embed_weight_update = in_place
+
     def publish(self, record: Record) -> None:
-        """The module's maps become what they are after its forward of the batch of `record`."""
         with torch.no_grad():
             for table, change in record.changes.items():
                 _map(self._own[table]).publish(change)

@@ -1,0 +1,90 @@
+"""What fscomm asks of tables behind managed collision: which row an id has is said by maps that training writes.
+
+Ids get their rows one batch ahead, by *twins* of the maps. What a batch changed is a *record*; it is *published* into
+the module's own maps at the forward, so these are always what the plain loop would have left.
+
+N ids, F features and T tables of a sharding group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of the ids of a step that one owner maps to the rows of a table.
+
+    Attributes:
+        ids: how many. hits: had a row of their own before. own: have one now.
+        inserted, evicted: rows that were free and got an id; rows that got another one.
+    """
+
+    ids: int
+    hits: int
+    own: int
+    inserted: int
+    evicted: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What the maps of one module on this rank did with a batch.
+
+    Attributes:
+        hour: in which they did, as policies of eviction read it.
+        asked: by sharding group, what they were given: ids int64[N] by feature, and inside a feature by rank; int64[F].
+        evictions: by table, int64 rows of this rank whose id is another one now; None: the map evicted nothing.
+        changes: by table, what `Maps.publish` needs. counts: by table.
+    """
+
+    hour: int
+    asked: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Counts] = field(default_factory=dict)
+
+
+class Maps(Protocol):
+    """Of one module. `renew` and `remap` are called by the ids worker, all else by the training thread.
+
+    Attributes:
+        timed: what is evicted depends on the hour.
+    """
+
+    timed: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether a forward changes the maps now: whether the module is in training mode."""
+
+    def hour(self) -> int:
+        """As policies of eviction read it."""
+
+    def versions(self) -> list[int]:
+        """Numbers that change when somebody writes to the module's maps in place."""
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Copies of the module's maps as they are now."""
+
+    def renew(self, maps: Mapping[str, Any]) -> None:
+        """These are the twins from now on."""
+
+    def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """int64[N] the row of this rank that each id has from now on; fills `record`. As in `Record.asked`."""
+
+    def evicted(self, record: Record, group: int) -> list[np.ndarray]:
+        """[T] the rows that were evicted."""
+
+    def first_rows(self, group: int) -> np.ndarray:
+        """int64[T] the first row of each table that this rank owns."""
+
+    def publish(self, record: Record) -> None:
+        """The module's maps become what they are after its forward of this batch."""
+
+    def evict(self, record: Record) -> None:
+        """Rows with another id become new, as in the module's own forward: weights, and what is reset of optimizers.
+        Draws random numbers."""
