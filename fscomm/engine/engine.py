@@ -10,15 +10,17 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
+from fscomm.engine.map_order import MapOrder
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
@@ -28,7 +30,7 @@ from fscomm.errors import INSTEAD, NotServedError
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, Parts
+from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, LATE, Parts
 from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
@@ -53,6 +55,7 @@ IN_TURN = (
     "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
     "those of the loop without fscomm"
 )
+ONLY_READ = "its maps are only read (model.eval())"
 EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
 
 
@@ -103,6 +106,8 @@ class Engine(Listener):
             )
             for calls in served.calls
         }
+        self.maps = {m: MapOrder(module.maps) for m, module in enumerate(modules) if module.maps is not None}
+        self._evicting: int | None = None  # the thread that makes evicted rows new
         self.over = False
         self.held: Step | None = None
         self.forwarded: Step | None = None
@@ -137,6 +142,9 @@ class Engine(Listener):
         if self.held is not None:
             self.turns.end()
             self._note_idle(self.held)
+        for m, order in self.maps.items():
+            if resumed or (self.held is not None and not self.held.modules[m].used):
+                order.leave()
         if resumed:
             self._times.begin_loop()
             self._idle = [0] * len(self.modules)
@@ -171,6 +179,10 @@ class Engine(Listener):
         """
         self.check()
         given = [None if self._idle[m] >= _IDLE else features for m, features in enumerate(given)]
+        missing = list(missing)
+        for m, order in self.maps.items():
+            if given[m] is not None and not order.maps.writes:
+                given[m], missing[m] = None, ONLY_READ
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
                 module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
@@ -182,7 +194,7 @@ class Engine(Listener):
                 ModuleInStep(features=None if of is None else [Snapshot(kjt) for kjt, _ in of], missing=why)
                 for of, why in zip(given, missing, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved),
+            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved, self._maps_to_begin_with(given)),
             parts=parts if self.turns.in_use else (),
         )
         self._number += 1
@@ -288,7 +300,10 @@ class Engine(Listener):
         self._count(m, features, call, why)
         if step is not None and step.num_parts > 1 and call.training:
             return self.turns.run_whole(m, step)
-        return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN)
+        output = self.run_plainly(m, step, features, foreign=agreed in (Mode.STALE, Mode.FOREIGN))
+        if m in self.maps and self.maps[m].maps.writes:
+            self.maps[m].ran(as_announced=agreed == Mode.STALE)
+        return output
 
     def note_replaced(self) -> None:
         """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
@@ -320,6 +335,8 @@ class Engine(Listener):
 
     def written(self, modules: Iterable[int]) -> None:
         """The tables of `modules` were written by hand. From any thread."""
+        if self._evicting == threading.get_ident():
+            return
         self._written.extend(modules)
 
     def check(self) -> None:
@@ -378,16 +395,25 @@ class Engine(Listener):
                     self._note_plain(m, f"step {left.number}: its forward was not called")
 
     def _exchange_ids(
-        self, status: int, given: Sequence[Parts | None] = (), moved: Mark = None
+        self,
+        status: int,
+        given: Sequence[Parts | None] = (),
+        moved: Mark = None,
+        maps: Mapping[int, Any] = MappingProxyType({}),
     ) -> Pending[ExchangedIds]:
         """Let the ids worker exchange the ids of a batch after those of the newest step."""
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
         parts, took = self.turns.numbers.of(number), self._times.tell()
-        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took)
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took, maps)
         if newest is not None:
             newest.planned = arrived
         return arrived
+
+    def _maps_to_begin_with(self, given: Sequence[Parts | None]) -> dict[int, Any]:
+        """By module, where its maps have to be taken anew before the batch is mapped."""
+        found = {m: order.announce(self._number) for m, order in self.maps.items() if given[m] is not None}
+        return {m: maps for m, maps in found.items() if maps is not None}
 
     def _decide(self, m: int, step: Step | None, call: Call, features: Any) -> Decision:
         """How this rank wants to run module m. Reports why, if it cannot be served."""
@@ -406,6 +432,7 @@ class Engine(Listener):
             foreign=foreign,
             explicit=(step is not None and step.num_parts > 1) or m in self.finder.explicit,
             handed_out=handed_out,
+            stale=self._stale(m, step) if served and not foreign and call.training else None,
         )
         if decision.why is not None and decision.lasting:
             self.report_plain(m, decision.why)
@@ -414,6 +441,14 @@ class Engine(Listener):
         if call.training and not served and calls > 1:
             return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
         return decision
+
+    def _stale(self, m: int, step: Step | None) -> str | None:
+        """Why the maps of module m do not fit what was made of the batch of `step`."""
+        if step is None or m not in self.maps:
+            return None
+        record = step.ids.records[m]
+        assert record is not None
+        return self.maps[m].problem(step.number, record)
 
     def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:
         step, before = self.held, self.forwarded
@@ -430,15 +465,35 @@ class Engine(Listener):
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
         groups, fetched = self.served.groups[m], step.modules[m].fetched
+        late = self._evict(m, step) if m in self.maps else False
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
+        if late:
+            self._program.fetch_late(step, m)
+            with self._recorder.wait("evicted rows", step=step.number):
+                fetched[LATE].done.result()
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
         return self.run_part(m, step, features, 0)
+
+    def _evict(self, m: int, step: Step) -> bool:
+        """The maps of module m, and rows with another id, become what its own forward would make of them. Whether some
+        of these rows are looked up in the step, on any rank."""
+        record = step.ids.records[m]
+        assert record is not None
+        self.maps[m].bring_up_to_date(record)
+        if any(rows is not None for rows in record.evictions.values()):
+            self._program.await_evicted(step, m)
+            self._evicting = threading.get_ident()
+            try:
+                self.maps[m].maps.evict(record)
+            finally:
+                self._evicting = None
+        return any(step.ids.ahead(g).fetch[LATE].most for g in self.served.groups[m])
 
     def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
         """With the rows that this part needs; those of the parts before are here."""
@@ -464,6 +519,8 @@ class Engine(Listener):
 
         foreign: on some rank the features are not those that were announced.
         """
+        if m in self.maps:
+            self.flush([m])  # it may evict rows
         outside = self.reading
         self.reading = ANY if step is None or foreign else whole(step.number)
         try:
@@ -494,6 +551,8 @@ class Engine(Listener):
 
     def _before_look(self, m: int) -> None:
         """The program looks at the tables of module m; maybe in a hook inside backward."""
+        if self._evicting == threading.get_ident():
+            return
         if in_backward():
             self.backward.send_gathered(self.served.groups[m].start)
         self.flush([m])

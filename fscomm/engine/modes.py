@@ -55,12 +55,14 @@ def decide(
     foreign: bool,
     explicit: bool,
     handed_out: bool,
+    stale: str | None = None,
 ) -> Decision:
     """For a forward of module m while the user holds `step`: the first of the rules that holds.
 
     calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
     explicit: the user said where its features are. handed_out: the user has a numpy array of its tables, or the like.
+    stale: why rows that its ids were mapped to ahead are not those of the forward; None: they are.
     """
     if not call.training:
         return Decision(mode=Mode.PLAIN)
@@ -84,6 +86,7 @@ def decide(
         (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
         (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
         (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why="an id lies outside its table")),
+        (stale is not None, Decision(mode=Mode.STALE, why=stale)),
         (EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),
         (0 not in module.fetched, Decision(mode=Mode.FETCH)),
     )

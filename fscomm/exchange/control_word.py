@@ -18,13 +18,14 @@ class Mode(IntEnum):
     FAST = 0  # with the rows that were fetched ahead
     FETCH = 1  # collision rows are fetched now, exclusive rows were fetched ahead
     FETCH_ALL = 2  # all rows are fetched now
-    PLAIN = 3  # the module's own forward
-    FOREIGN = 4  # the same, with features that were not announced
-    WRONG = 5  # an error: the user's `features=` announced other features
+    STALE = 3  # the module's own forward, of what was announced: ids were mapped to rows from another state of its maps
+    PLAIN = 4  # the module's own forward
+    FOREIGN = 5  # the same, with features that were not announced
+    WRONG = 6  # an error: the user's `features=` announced other features
 
     @property
     def served(self) -> bool:
-        return self < Mode.PLAIN
+        return self < Mode.STALE
 
 
 class ControlWords:

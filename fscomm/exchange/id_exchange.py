@@ -20,7 +20,7 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.number_of_parts import NOTHING, Took
-from fscomm.plan.routes import Mapped, by_feature, by_peer
+from fscomm.plan.routes import Mapped, RowPlan, by_feature, by_peer
 from fscomm.plan.two_levels import TwoLevelPlan
 from fscomm.plan.ways import (
     Back,
@@ -259,15 +259,16 @@ class IdExchange:
                 for group, asked in record.asked.items():
                     twins.remap(again, group, *asked)
 
-    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: list[Record | None]) -> Mapped | None:
-        """To which rows of this owner ids are mapped; None where ids are rows. Fills the record of the module."""
+    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: list[Record | None]) -> Mapped:
+        """To which rows of this owner ids are mapped. Fills the record of the module."""
         m = self._modules[g]
         maps = self._served.modules[m].maps
-        if maps is None:
-            return None
+        assert maps is not None
         record = records[m] = records[m] or Record(hour=maps.hour())
         group = g - self._served.groups[m].start
         rows = maps.remap(record, group, by_feature(words, numbers), numbers.sum(0))
+        if maps.hour() != record.hour:
+            record.hour = -1  # of no use
         return Mapped(by_peer(rows, numbers), maps.evicted(record, group))
 
     def _tell_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
@@ -307,12 +308,13 @@ class IdExchange:
         received = self._all_to_all_first(_by_peer(words, out), out.sum(0), into.sum(0))
         served: list[Any] = []
         for g, came in enumerate(_by_group(received, into)):
+            plan = self._plans[g]
             if given[g] is None:
                 served.append(None)
-            elif (mapped := self._map(g, came, numbers[g], records)) is None:
-                served.append(self._plans[g].serve(came, numbers[g], parts))
+            elif plan.layout.managed and isinstance(plan, RowPlan):
+                served.append(plan.serve(came, numbers[g], parts, self._map(g, came, numbers[g], records)))
             else:
-                served.append(self._plans[g].serve(came, numbers[g], parts, mapped))
+                served.append(plan.serve(came, numbers[g], parts))
         return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
 
     def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from fscomm.plan import wire_kernels
-from fscomm.plan.routes import Request, RowPlan, Served, Wire
+from fscomm.plan.routes import Mapped, Request, RowPlan, Served, Wire
 from fscomm.plan.ways import (
     Cut,
     Fetch,
@@ -39,8 +39,8 @@ class TwoLevelPlan(RowPlan):
     """Of a group whose rows go in two levels, in steps of one part: there are two pieces of rows, which are the classes
     of their units."""
 
-    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int) -> Served:
-        served = super().serve(words, numbers, parts)
+    def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int, mapped: Mapped | None = None) -> Served:
+        served = super().serve(words, numbers, parts, mapped)
         asking = np.empty((len(served.numbers), self.layout.ranks_per_host), np.bool_)
         wire_kernels.asking(served.numbers, served.units, np.zeros(len(served.rows), np.uint64), asking)
         return replace(served, asking=asking)

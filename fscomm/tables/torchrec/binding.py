@@ -37,6 +37,16 @@ class TorchRecBinding(Binding):
         return structure.where(self.module)
 
     @property
+    def _rows(self) -> Any:
+        """TorchRec's collection that has the tables."""
+        return structure.rows_of(self.module)
+
+    @property
+    def _asks(self) -> Any:
+        """Whose input dists send the ids."""
+        return self.module
+
+    @property
     def process_group(self) -> Any:
         return self.module._env.process_group
 
@@ -59,12 +69,12 @@ class TorchRecBinding(Binding):
         return layout.world_size // owners, owners
 
     def proxy_targets(self, group: int) -> list[Any]:
-        return self.kernels[group] or [self.module._lookups[self.numbers[group]]]
+        return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
     def meet(self, features: KeyedJaggedTensor) -> None:
         if not self.met:  # TorchRec makes the input dists when it sees the first features
-            nothing_sent = [pass_by] * len(self.module._lookups)
-            dist_input(self.module, nothing_sent, self.module.create_context(), features)
+            nothing_sent = [pass_by] * len(self._rows._lookups)
+            dist_input(self._asks, nothing_sent, self.module.create_context(), features)
             self.met = True
 
     def prepare(
@@ -85,14 +95,14 @@ class TorchRecBinding(Binding):
             return [], [_asks_nothing(layout) for layout in self.layouts]
         context = self.module.create_context()
         dists = [InputDist(dist) for dist in self.input_dists]
-        of_groups: list[Any] = [pass_by] * len(self.module._lookups)
+        of_groups: list[Any] = [pass_by] * len(self._rows._lookups)
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
         if on_host is None or structure.dedups(self.module):
-            split = dist_input(self.module, of_groups, context, features)
+            split = dist_input(self._asks, of_groups, context, features)
         else:
-            dist_input(self.module, of_groups, self.module.create_context(), on_host, on_host=True)
-            split = dist_input(self.module, [pass_by] * len(of_groups), context, features)
+            dist_input(self._asks, of_groups, self.module.create_context(), on_host, on_host=True)
+            split = dist_input(self._asks, [pass_by] * len(of_groups), context, features)
         asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], asked
 
@@ -104,10 +114,10 @@ class TorchRecBinding(Binding):
             context = self.module.create_context()
             own = [pass_by if number in self.numbers else dist for number, dist in enumerate(self.module._input_dists)]
             split = dist_input(self.module, own, context, features)
-        of_groups: list[torch.Tensor | None] = [None] * len(self.module._lookups)
+        of_groups: list[torch.Tensor | None] = [None] * len(self._rows._lookups)
         for number, of_group in zip(self.numbers, rows, strict=True):
             of_groups[number] = of_group
-        return output(self.module, context, split, of_groups)
+        return output(self._rows, context, split, of_groups)
 
     def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
         """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
@@ -120,7 +130,7 @@ class TorchRecBinding(Binding):
         weights = None if features.weights_or_none() is None else torch.empty_like(features.weights())
         one = KeyedJaggedTensor(keys=keys, values=none, lengths=lengths, weights=weights, stride=1)
         context = self.module.create_context()
-        split = dist_input(self.module, [pass_by] * len(self.module._lookups), context, one)
+        split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
             rows = [torch.cat([of_group, of_group.new_zeros(1, of_group.shape[1])]) for of_group in rows]
         tensors, (part,) = self.cut(self.output(one, [context, *split], rows), [0])
@@ -146,7 +156,7 @@ class TorchRecBinding(Binding):
 
     def asked(self, features: Any) -> list[Asked]:
         if not self.in_part:
-            return [Asked(self.name, *asked(self.module, features), None)]
+            return [Asked(self.name, *asked(self._rows, features), None)]
         return [
             Asked(part, *asked_of_group(self.module, sharding, features), self.plainly.get(part))
             for part, _, sharding in structure.groups(self.name, self.module)

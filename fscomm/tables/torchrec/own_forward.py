@@ -38,6 +38,14 @@ def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | 
     return type(module).compute_and_output_dist(changed, context, given)
 
 
+def output_of_rows(collection: Any, context: Any, rows: Sequence[torch.Tensor]) -> Any:
+    """What a managed collision collection gives of the rows that ids were mapped to, int64[N] of each group."""
+    dists = [partial(_as_they_came, dist) for dist in collection._output_dists]
+    of_groups = [of_group.unsqueeze(-1) for of_group in rows]
+    changed = With(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
+    return type(collection).output_dist(changed, context, None)
+
+
 class InputDist:
     """In the place of an input dist: what that would send stays here, in host memory, where plans are made.
 

@@ -15,6 +15,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 from torchrec.distributed.types import ShardedModule
 
 from fscomm.tables.sharding_library import outermost
@@ -63,13 +64,22 @@ def sharded_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return outermost(model, lambda module: isinstance(module, ShardedModule))
 
 
+def rows_of(module: Any) -> Any:
+    """The sharded collection that has the tables of a sharded module: what lies behind managed collision, or itself."""
+    return module._embedding_module if isinstance(module, ShardedManagedCollisionEmbeddingCollection) else module
+
+
+def is_managed(module: Any) -> bool:
+    return rows_of(module) is not module
+
+
 def is_pooled(module: Any) -> bool:
     return isinstance(module, ShardedEmbeddingBagCollection)
 
 
 def dedups(module: Any) -> bool:
     """Whether every rank looks up each of its ids once."""
-    return bool(getattr(module, "_use_index_dedup", False))
+    return bool(getattr(rows_of(module), "_use_index_dedup", False))
 
 
 def where(module: Any) -> torch.device:
@@ -80,6 +90,7 @@ def where(module: Any) -> torch.device:
 def groups(name: str, module: Any) -> list[tuple[str, str, Any]]:
     """(what it is called, sharding type, TorchRec's sharding) of each group of the tables of the module of this name;
     none where there are no such groups."""
+    module = rows_of(module)
     found = getattr(module, "_sharding_type_to_sharding", {}).items()
     if is_pooled(module):
         kinds, shardings = getattr(module, "_sharding_types", []), getattr(module, "_embedding_shardings", [])
@@ -117,7 +128,7 @@ def row_columns(module: Any, kind: str, sharding: Any) -> int:
     """Of the rows of a group; of pooled tables the most that divides the columns of all of them."""
     if is_pooled(module):
         return math.gcd(*(table.local_cols for table in all_tables(sharding)))
-    columns: int = module._embedding_dim_for_sharding_type(kind)
+    columns: int = rows_of(module)._embedding_dim_for_sharding_type(kind)
     return columns
 
 

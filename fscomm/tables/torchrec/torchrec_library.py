@@ -13,6 +13,8 @@ from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
 from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.binding import TorchRecBinding, asked
 from fscomm.tables.torchrec.codecs import codecs
+from fscomm.tables.torchrec.managed import ManagedBinding
+from fscomm.tables.torchrec.maps import MapsAhead
 from fscomm.tables.torchrec.servable import problems
 from fscomm.tables.torchrec.structure import parts, sharded_modules
 from fscomm.tables.torchrec.throwaway import trial
@@ -50,6 +52,8 @@ def features_problem(features: Any) -> str | None:
     if features.variable_stride_per_key():
         return "batch sizes vary by feature (VBE)"
     weights = features.weights_or_none()
+    if weights is not None and weights.dim() > 1:
+        return "its ids have several weights each"
     if weights is not None and weights.is_floating_point() and weights.dtype != torch.float32:
         return f"the weights of its features are {weights.dtype}, not float32"
     return None
@@ -66,7 +70,9 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
     """Describe `module`, of this `name` in the model. No collective. plainly: why groups are not served, by what they
     are called."""
     group = module._env.process_group
-    binding = TorchRecBinding(
+    rows = structure.rows_of(module)
+    kind = ManagedBinding if structure.is_managed(module) else TorchRecBinding
+    binding = kind(
         name=name,
         module=module,
         layouts=[],
@@ -76,17 +82,18 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
         numbers=[],
         input_dists=[],
         plainly={part: plainly[part] for part in parts(name, module) if part in plainly},
+        maps=MapsAhead(module) if structure.is_managed(module) else None,
     )
-    for number, (part, kind, sharding) in enumerate(structure.groups(name, module)):
+    for number, (part, sharding_type, sharding) in enumerate(structure.groups(name, module)):
         if part in binding.plainly:
             continue
         tables = structure.tables(sharding)
-        dim = structure.row_columns(module, kind, sharding)
-        of_group = codecs(module, kind, structure.output_dtype(sharding), dim)
+        dim = structure.row_columns(module, sharding_type, sharding)
+        of_group = codecs(rows, sharding_type, structure.output_dtype(sharding), dim)
         binding.layouts.append(
             GroupLayout(
                 module=name,
-                sharding=kind,
+                sharding=sharding_type,
                 rank=group.rank(),
                 world_size=group.size(),
                 dim=dim,
@@ -95,14 +102,16 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
                 runs=structure.runs(sharding),
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
                 chunk_bytes=CHUNK_BYTES[structure.where(module).type],
-                pooling=_pooling(module, kind, sharding, dim) if structure.is_pooled(module) else None,
-                ranks_per_host=ranks_per_host,
+                pooling=_pooling(module, sharding_type, sharding, dim) if structure.is_pooled(module) else None,
+                ranks_per_host=1 if structure.is_managed(module) else ranks_per_host,
+                managed=structure.is_managed(module),
             )
         )
         binding.numbers.append(number)
         binding.codecs.append(of_group)
-        binding.input_dists.append(_input_dist(sharding))
-        binding.kernels.append(structure.kernels(module._lookups[number]))
+        if not structure.is_managed(module):  # else TorchRec makes them when it sees the first features
+            binding.input_dists.append(_input_dist(sharding))
+        binding.kernels.append(structure.kernels(rows._lookups[number]))
     return binding
 
 

@@ -126,6 +126,9 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
         state[f"{name} optimizer"] = [list(part) for part in tbe.split_optimizer_states()]
         state[f"{name} iter"] = [int(getattr(tbe, key)) for key in ("iter", "iter_cpu") if hasattr(tbe, key)]
         state[f"{name} rate"] = float(tbe.get_learning_rate())
+    for path, module in model.module.named_modules():
+        if hasattr(module, "_managed_collision_modules"):
+            state[f"{path} maps"] = maps_of(module)
     for name, parameter in model.module.named_parameters():
         if not name.startswith("embeddings."):
             state[f"dense {name}"] = parameter.detach()
@@ -133,6 +136,20 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
         if name == "dense":
             state["dense optimizer"] = {key: dict(value) for key, value in keyed.state_dict()["state"].items()}
     return state
+
+
+def maps_of(collection: Any) -> dict[str, Any]:
+    """All that training changes in its maps, by table."""
+    found: dict[str, Any] = {}
+    for table, each in collection._managed_collision_modules.items():
+        found |= {f"{table}.{name}": tensor.clone() for name, tensor in each.named_buffers() if "history" not in name}
+        if hasattr(each, "_current_history_buffer_offset"):
+            found[f"{table} numbers"] = [each._current_iter, each._last_eviction_iter, each._input_history_buffer_size]
+            end = each._current_history_buffer_offset
+            if each._input_history_buffer_size != -1:
+                history = [each._history_accumulator, *each._history_metadata.values()]
+                found |= {f"{table} history {i}": part[:end].clone() for i, part in enumerate(history)}
+    return found
 
 
 def lookups(model: Any) -> Iterator[tuple[str, str, Any]]:

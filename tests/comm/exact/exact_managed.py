@@ -5,6 +5,7 @@ Time is what the loop says: policies read whole hours.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,6 +26,8 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+
+import fscomm
 
 CPU = torch.device("cpu")
 IDS = 997  # ids are drawn below this, many more than rows
@@ -84,20 +87,21 @@ class Managed(Net):
 
 
 def managed(maps: Mapping[str, MapOf], initial: float | None = None) -> Callable[[Config, int], tuple[Any, Any]]:
-    """A builder of such models. initial: what new rows are filled with; None: random numbers."""
+    """A builder of such models, for the CPU. initial: what new rows are filled with; None: random numbers."""
+    return partial(_build, maps, initial)
 
-    def build(config: Config, size: int) -> tuple[Any, Any]:
-        net = Managed(config, maps)
-        sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
-        modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
-        model, optimizer = sharded_by_rows(config, size, net, modules)
-        if initial is not None:
-            inner = model.module.embeddings["b"]._embedding_module
-            for table in inner._table_name_to_config.values():
-                table.init_fn = lambda rows: rows.fill_(initial)
-        return model, optimizer
 
-    return build
+def _build(maps: Mapping[str, MapOf], initial: float | None, config: Config, size: int) -> tuple[Any, Any]:
+    net = Managed(config, maps)
+    sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
+    modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
+    model, optimizer = sharded_by_rows(config, size, net, modules)
+    fscomm.cpu_kernels.install(model)
+    if initial is not None:
+        inner = model.module.embeddings["b"]._embedding_module
+        for table in inner._table_name_to_config.values():
+            table.init_fn = lambda rows: rows.fill_(initial)
+    return model, optimizer
 
 
 @contextlib.contextmanager

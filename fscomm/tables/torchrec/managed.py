@@ -1,0 +1,78 @@
+"""A sharded module behind managed collision that is served: raw ids go to the owners, whose maps say which rows they
+are."""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchrec.distributed.types import LazyAwaitable, NoWait
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fscomm.tables.torchrec.binding import TorchRecBinding
+from fscomm.tables.torchrec.own_forward import output_of_rows
+from fscomm.tables.torchrec.structure import HOST
+
+
+@dataclass(slots=True, kw_only=True)
+class ManagedBinding(TorchRecBinding):
+    """Its input dists are those of the collection of maps: ids stay as they are."""
+
+    @property
+    def _asks(self) -> Any:
+        return self.module._managed_collision_collection
+
+    @property
+    def whole_batches_only(self) -> str | None:
+        return "managed collision maps the ids of a whole batch at once"
+
+    @property
+    def tells_rows(self) -> bool:
+        return bool(self.module._return_remapped_features)
+
+    def meet(self, features: KeyedJaggedTensor) -> None:
+        TorchRecBinding.meet(self, features)  # with slots a class is made twice: super() knows the first one
+        if not self.input_dists:
+            self.input_dists = [_on_host(dist) for dist in self._asks._input_dists]
+
+    def learn(self, given: list[Any], rows: Sequence[np.ndarray | None]) -> None:
+        given.append([torch.from_numpy(of_group) for of_group in rows if of_group is not None])
+
+    def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
+        if not self.tells_rows:
+            return TorchRecBinding.output(self, features, given, rows), NoWait(None)
+        *given, told = given
+        embeddings = TorchRecBinding.output(self, features, given, rows)
+        if features.stride() == 0:
+            return embeddings, NoWait(features)
+        return embeddings, output_of_rows(self._asks, given[0], [of_group.to(self.device) for of_group in told])
+
+    def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
+        TorchRecBinding.on_gradient(self, output[0], then)
+
+    def around_wait(self, output: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        for each in output:
+            if isinstance(each, LazyAwaitable):
+                TorchRecBinding.around_wait(self, each, guard)
+
+
+class _Keep(nn.Module):
+    """In the place of the all-to-all of an input dist: hands back the KJT that would have been sent."""
+
+    def forward(self, features: Any) -> Any:
+        return features
+
+
+def _on_host(dist: Any) -> Any:
+    """A copy of an input dist, in host memory. It sends nothing."""
+    copied = copy.copy(dist)
+    for name in ("_parameters", "_buffers", "_modules"):
+        setattr(copied, name, dict(vars(dist)[name]))
+    for name, buffer in copied._buffers.items():
+        copied._buffers[name] = buffer.to(HOST)
+    copied._dist = _Keep()
+    return copied
