@@ -416,7 +416,7 @@ class IdExchange:
             buffer=ahead.merge.new_buffer(side.plan.layout, self._device.where),
             occurrences=int(shared.ids.sum()),
             colliding=int(shared.colliding.sum()),
-            rows=(len(shared.rows), int(np.count_nonzero(shared.rows == 0))),
+            rows=_distinct(side),
             id_bytes=moved,
         )
 
@@ -448,6 +448,16 @@ def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back:
     two_levels = plan.layout.two_levels and not back
     classes = classes_back(served.parts) if back else plan.layout.classes_ahead
     return _Side(plan=plan, request=request, served=served, shared=shared, classes=classes, two_levels=two_levels)
+
+
+def _distinct(side: _Side) -> tuple[int, int]:
+    """Rows that are asked for, and how many of them are shared. Rows are evicted that nobody asks for."""
+    rows = side.shared.rows
+    if side.plan.layout.managed:
+        asked = np.zeros(len(rows), np.bool_)
+        asked[side.served.numbers] = True
+        rows = rows[asked]
+    return len(rows), int(np.count_nonzero(rows == 0))
 
 
 def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:

@@ -77,6 +77,7 @@ class Managed(Net):
             rows,  # type: ignore[arg-type]
             collection,
             return_remapped_features=True,
+            allow_in_place_embed_weight_update=True,  # of rows that a forward evicts before the backward of another one
         )
         self.remapped: Any = None
 

@@ -23,21 +23,27 @@ CONFIG = Config(
 )  # fmt: skip
 
 
+FOR_FLOATS = {"tables_read_by_whatever_looks_at_them", "tables_changed_by_whatever_reaches_them", "scaled_and_clipped"}
+
+
 def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> Any:
     """An hour passes every four steps."""
-    now = SimpleNamespace(hour=0)
+    now, set_rate = SimpleNamespace(hour=0), Run.set_rate
 
-    def set_rate(run: Run, step: int) -> None:
+    def set_rate_and_hour(run: Run, step: int) -> None:
         now.hour = step // 4
-        type(run)._set_rate(run, step)
+        set_rate(run, step)
+
+    def from_the_first_hour(run: Run) -> None:
+        now.hour = 0
+        LOOPS[loop](run)
 
     clock = SimpleNamespace(time=lambda: 3600.0 * now.hour)
-    Run._set_rate = Run.set_rate if not hasattr(Run, "_set_rate") else Run._set_rate
-    with mock.patch.object(hash_mc_evictions, "time", clock), mock.patch.object(Run, "set_rate", set_rate):
-        return compare(rank, size, config, LOOPS[loop], **options)
+    with mock.patch.object(hash_mc_evictions, "time", clock), mock.patch.object(Run, "set_rate", set_rate_and_hour):
+        return compare(rank, size, config, from_the_first_hour, **options)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", sorted(LOOPS.keys() - FOR_FLOATS))
 @pytest.mark.parametrize("size", [1, 2])
 def test_loops(size: int, loop: str) -> None:
     for found, said in shared_world(size).run(timed, CONFIG, loop):
