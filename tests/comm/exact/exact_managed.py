@@ -5,6 +5,7 @@ Time is what the loop says: policies read whole hours.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from exact_kinds import sharded_by_rows
 from exact_model import Batch, Config, Net, Table
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.modules import hash_mc_evictions
 from torchrec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
@@ -100,5 +102,6 @@ def managed(maps: Mapping[str, MapOf], initial: float | None = None) -> Callable
 
 @contextlib.contextmanager
 def at_hour(hour: int) -> Iterator[None]:
-    with mock.patch("torchrec.modules.hash_mc_evictions.time.time", return_value=3600.0 * hour + 1800):
+    clock = SimpleNamespace(time=lambda: 3600.0 * hour + 1800)
+    with mock.patch.object(hash_mc_evictions, "time", clock):
         yield
