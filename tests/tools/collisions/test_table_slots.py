@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freescale_tools.collisions import table_slots
+from freescale_tools.collisions.kernels import NO_NUMBER, ids_of_hour, number_ids
 from freescale_tools.collisions.table_slots import AskedTable, hours_of, predict_table
 from freescale_tools.console.errors import UsageError
 from fscomm.plan.zero_collision import slot_hash
@@ -99,6 +100,7 @@ HOURS = st.none() | st.integers(0, 12)
     st.none() | st.integers(0, 4),
 )
 @example([([one], hour) for hour in (0, 3, 5) for one in range(20)], 8, [2, 8], 1)  # evicts a lot
+@example([([one, 40 - one], (7 * one) % 12) for one in range(30)], 12, [3, 5], 2)  # times in no order
 @example([([one, one + 1], None) for one in range(30)], 16, [4], None)
 def test_as_one_occurrence_after_another_gives(data, size, probes, ttl):
     rows, hours = [row for row, _ in data], [hour for _, hour in data]
@@ -112,6 +114,19 @@ def test_as_one_occurrence_after_another_gives(data, size, probes, ttl):
     assert found["occurrences"] == sum(map(len, timed))
     assert found["distinct"] == len({one for row in timed for one in row})
     assert found["without_time"] == len(rows) - len(timed)
+
+
+def test_an_id_is_looked_up_once_an_hour():
+    """In order of first occurrence, by its number."""
+    ids, starts, lengths = np.array([5, 3, 5, 9, 3], np.uint32), np.array([3, 0]), np.array([2, 3])
+    numbers, last = np.full(10, NO_NUMBER), np.full(3, -1, np.int32)
+    found, counts = np.empty(3, np.uint32), np.zeros(3, np.uint32)
+    assert number_ids(ids, starts, lengths, np.array([1, 0]), numbers, found, counts) == 3
+    assert (found.tolist(), counts.tolist()) == ([5, 3, 9], [2, 2, 1])
+    room = np.empty(len(ids), np.uint32)
+    for hour, rows, expected in ((0, [0, 1], [2, 1, 0]), (1, [1], [0, 1])):
+        some = ids_of_hour(ids, starts, lengths, np.array(rows), numbers, hour, last, room)
+        assert room[:some].tolist() == expected
 
 
 def test_dense_ids_are_hashed_first():
