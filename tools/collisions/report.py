@@ -41,8 +41,8 @@ _TABLE_ASSUMPTIONS = (
     "one after another, in the order of the rows of the data, or of time if a TTL is given. On CUDA, ids of one batch "
     "race for rows.",
     "An id shares its row if at its last occurrence it was given a row that another id was given at its own last "
-    "occurrence, and the row was not taken from its owner between the two. All but one of such ids have no row of "
-    "their own. By occurrence, every id counts as often as it occurs.",
+    "occurrence, and the row was not taken from its owner between the two. Of the ids that share one row, all "
+    "but one have no row of their own. By occurrence, every id counts as often as it occurs.",
 )
 _FEW = 0.001
 """Share of ids that share a row, below which a probe length is good enough."""
