@@ -125,4 +125,4 @@ def reset_rows(
     for table, buffer in zip(logical_table_ids.tolist(), buffer_ids.tolist(), strict=True):
         rows = pruned_indices[ends[buffer] : ends[buffer + 1]]
         for of_table in (weights[table], states[table][0]):
-            of_table.index_fill_(0, rows, 0)
+            of_table.data.index_fill_(0, rows, 0)  # unseen by autograd, as what an operator on CUDA writes

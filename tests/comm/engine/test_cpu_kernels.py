@@ -111,6 +111,30 @@ def test_rows_with_a_new_id_begin_anew(size: int, optimizer: str, way: str) -> N
 NOTICE_OF_TORCHREC = pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 
 
+def backward_after_the_next_forward(rank: int, size: int) -> int:
+    """How many rows were evicted between a forward and its backward."""
+    config = CONFIG.but(builder=managed({"h": hash_zch, "m": mch}))
+    model, _ = build(config, size)
+    fscomm.cpu_kernels.install(model)
+    module, evicted = model.module.embeddings["b"], 0
+
+    def count(evictions: dict[str, torch.Tensor | None]) -> None:
+        nonlocal evicted
+        evicted += sum(len(rows) for rows in evictions.values() if rows is not None)
+        type(module)._evict(module, evictions)
+
+    module._evict, module._allow_in_place_embed_weight_update = count, True
+    first, second = batches(config, rank, size, 0, 2)
+    with at_hour(0):
+        loss, before = model(first).square().sum(), evicted
+        (loss + model(second).square().sum()).backward()
+    return evicted - before
+
+
+def test_rows_may_be_evicted_before_the_backward_of_another_forward() -> None:
+    assert all(shared_world(1).run(backward_after_the_next_forward))
+
+
 @NOTICE_OF_TORCHREC
 @pytest.mark.parametrize("option", ["track_id_freq", "disable_fallback"])
 def test_what_cannot_be_trained_is_refused(option: str) -> None:
