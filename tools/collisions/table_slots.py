@@ -6,8 +6,8 @@ evenly as no hash does.
 
 An id *shares* its row if at its last occurrence it was given a row that another id was given at its own last
 occurrence, and the row was not taken from its owner between the two. By modulo hashing, and without a TTL, no row is
-ever taken: an id then shares its row if another id has it, too. Of the ids that share one row, all but one
-have none *of their own*. By occurrence, every id counts as often as it occurs.
+ever taken: an id then shares its row if another id has it, too. Of the ids that share one row, all but one have none
+*of their own*. By occurrence, every id counts as often as it occurs.
 
 All that happens to an id in an hour happens at its first occurrence in this hour: what was used in the hour has not
 expired, and a row that has an owner never becomes free. So an id is looked up once an hour, and without a TTL once.
