@@ -98,7 +98,7 @@ def assign_slots(
             outcome = SHARED
         if outcome == SHARED and reserved > 0:
             found = start + own + np.int64(hashed % np.uint64(reserved))
-        if outcome != SHARED and not read_only:
+        if outcome != SHARED:
             identities[found] = identity
         if evicts and (outcome != SHARED or turned_away):
             expires[found] = max(expires[found], expiries[i])

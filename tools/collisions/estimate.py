@@ -16,6 +16,7 @@ import numpy as np
 from freescale_tools.collisions.batch_order import ORDERS, Batches, Orders, streaks
 from freescale_tools.collisions.held import MOST_IDS, Held, hold, hold_stored_once
 from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
+from freescale_tools.collisions.table_slots import AskedTable, predict_table
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
@@ -62,6 +63,7 @@ def estimate(
     most_ids: int = MOST_IDS,
     progress: Progress | None = None,
     requests: Requests | None = None,
+    table: AskedTable | None = None,
 ) -> dict[str, Any]:
     """The document: shares at the default and along each axis, and bytes per rank and step.
 
@@ -70,21 +72,25 @@ def estimate(
         max_length: most events of a history, the last ones; None keeps all.
         dim: columns of the embedding table, float32.
         orders: of rows in batches. The axes use the first.
-        time: the column for the order `time`. Of a list, the last element counts.
+        time: the column for the order `time`, and for a `table` with a TTL. Of a list, the last element counts.
         pairs: most consecutive pairs per point. Large batches get fewer, at least one.
         most_ids: about how many ids memory holds.
         requests: the files, if their histories are stored once. The column is then a list of the histories.
+        table: also predict which ids share a row of this table.
 
     Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
     order is invalid, if the column holds no integers, or if two batches need more rows than there are;
     CommandFailed if a file cannot be reached.
     """
+    expires = table is not None and table.ttl is not None
+    if expires and time is None:
+        raise UsageError("--ttl needs the time of every row: name its column with --time")
     _check(orders, time, batch_size=batch_size, ranks=ranks, max_length=max_length, dim=dim, pairs=pairs)
     size: dict[str, Any] = {
         "max_length": max_length, "ranks": ranks, "batch_size": batch_size, "most_ids": most_ids, "progress": progress
     }  # fmt: skip
     if requests is None:
-        held = hold(files, column, time=time if "time" in orders else None, **size)
+        held = hold(files, column, time=time if expires or "time" in orders else None, **size)
     else:
         held = hold_stored_once(requests, column, **size)
     # Without a limit, the longest history serves as the limit: plots need a number.
@@ -97,6 +103,7 @@ def estimate(
     for order in orders:
         if batches(replace(default, order=order)).pairs == 0:
             raise UsageError(_too_few(held, replace(default, order=order), column))
+    of_table = {} if table is None else {"table": _table(held, table)}
     axes = _axes(default, orders, held.longest)
     # The largest first: a large spot that starts last would run alone at the end.
     possible = sorted(
@@ -132,6 +139,7 @@ def estimate(
         "read_share": held.rows_read / held.rows if held.rows else 1.0,
         "skipped": [asdict(one) for one in held.skipped],
         "notes": _notes(held, orders),
+        **of_table,
     }
 
 
@@ -144,6 +152,19 @@ def _check(orders: Sequence[str], time: str | None, **numbers: int | None) -> No
         raise UsageError(f"an order is one of {', '.join(ORDERS)}, got {', '.join(unknown) or 'none'}")
     if "time" in orders and time is None:
         raise UsageError("the order 'time' needs the column to sort by: name it with --time")
+
+
+def _table(held: Held, asked: AskedTable) -> dict[str, Any]:
+    return predict_table(
+        held.ids,
+        held.starts,
+        held.lengths,
+        distinct=held.distinct,
+        asked=asked,
+        time=held.time,
+        known=held.known,
+        per_day=held.per_day,
+    )
 
 
 def _count(held: Held, batches: Batches, spot: Spot, default: Spot, pairs: int) -> np.ndarray:

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from freescale_tools.collisions.id_rows import NO_ROWS, IdPart, IdRows
+from freescale_tools.collisions.id_rows import NO_ROWS, PER_DAY, IdPart, IdRows
 from freescale_tools.console.errors import CommandFailed
 from freescale_tools.console.terminal import Progress
-from freescale_tools.scan.columns import bind
+from freescale_tools.scan.columns import Leaf, bind, is_calendar, leaf
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests, Windows
 from fsdata.catalog.footers import Skipped
@@ -55,6 +55,7 @@ class Held:
         distinct: all ids are below this number.
         units: rows of every row group, by run of consecutive row groups.
         time: int64 [N]; `known`, bool [N], says which rows have a time. Both are empty without a time column.
+        per_day: parts of a day in `time`; 0 if times are integers, or if there are none.
         skipped: files and row groups that could not be read.
         rows: all rows of the files, read or not.
     """
@@ -66,6 +67,7 @@ class Held:
     units: tuple[tuple[int, ...], ...]
     time: np.ndarray
     known: np.ndarray
+    per_day: int
     skipped: tuple[Skipped, ...]
     rows: int
 
@@ -141,6 +143,7 @@ def hold(
             units=_by_run(runs, [len(part.lengths) for part in parts]),
             time=when,
             known=known,
+            per_day=opened.per_day,
             skipped=tuple(opened.skipped),
             rows=files.rows,
         )
@@ -179,6 +182,8 @@ def hold_stored_once(
             progress.advance(rows=len(found.length))
     place, length, time = map(np.concatenate, zip(*seen, strict=True))
     lengths = length if max_length is None else np.minimum(length, max_length)
+    times = [leaf(footer, requests.stored.time, "time") for footer in requests.files.footers]
+    dated = any(isinstance(one, Leaf) and is_calendar(one.kind) for one in times)
     ids, distinct = renumbered(np.empty(0, np.int64) if column is None else requests.values(column))
     return Held(
         ids=ids,
@@ -188,6 +193,7 @@ def hold_stored_once(
         units=_by_run(runs, [len(each.length) for each in seen[1:]]),
         time=time,
         known=np.ones(len(time), bool),
+        per_day=PER_DAY["ns"] if dated else 0,
         skipped=tuple(requests.skipped),
         rows=requests.files.rows,
     )

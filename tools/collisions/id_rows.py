@@ -26,7 +26,7 @@ from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 
 NO_ID = -(2**63)
 _IDS, _TIME = "ids", "time"
-_PER_DAY = {"s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
+PER_DAY = {"s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
 
 class IdPart(NamedTuple):
@@ -62,8 +62,8 @@ class _Stored(NamedTuple):
         names, kind = inside_structs(footer.schema, column)
         item = kind.value_type if is_list(kind) else kind
         if pa.types.is_date(item):
-            return cls(names, is_list(kind), 1 if pa.types.is_date32(item) else _PER_DAY["ms"])
-        return cls(names, is_list(kind), _PER_DAY[item.unit] if pa.types.is_timestamp(item) else 0)
+            return cls(names, is_list(kind), 1 if pa.types.is_date32(item) else PER_DAY["ms"])
+        return cls(names, is_list(kind), PER_DAY[item.unit] if pa.types.is_timestamp(item) else 0)
 
 
 class _Source(NamedTuple):
@@ -79,6 +79,7 @@ class IdRows:
 
     Attributes:
         files: all of them. leaves: number of a file -> the leaf of its ids, of the files that are read.
+        per_day: parts of a day in `IdPart.time`; 0 if times are integers, or if there are none.
 
     Raises UsageError if no file has integers in `column`, or times in `time`, or for what a loader refuses;
     CommandFailed if a file cannot be reached.
@@ -106,11 +107,11 @@ class IdRows:
                 systems.append(footer.file.filesystem)
             stored = tuple(_Stored.of(footer, name) for name in names)
             alike.setdefault((systems.index(footer.file.filesystem), stored), []).append(number)
-        finest = max((stored[-1].per_day for _, stored in alike), default=0)
+        self.per_day = max((stored[-1].per_day for _, stored in alike), default=0)
         with contextlib.ExitStack() as opened:
             for (_, stored), numbers in alike.items():
                 some = [files.footers[number] for number in numbers]
-                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, finest)
+                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, self.per_day)
                 opened.callback(source.opened.close)
                 self._place |= {number: (source, place) for place, number in enumerate(numbers)}
             self._close = opened.pop_all().close

@@ -36,6 +36,16 @@ ASSUMPTION = (
     "Collisions: counted exactly on sampled pairs of consecutive global batches. Bytes: 8 for an id; embedding "
     "rows go once for each distinct row of a rank, their gradients once for each occurrence, 4 a value."
 )
+_TABLE_ASSUMPTIONS = (
+    "Rows of the embedding table: ids are hashed first (SplitMix64), and all rows are one bucket. Ids take their rows "
+    "one after another, in the order of the rows of the data, or of time if a TTL is given. On CUDA, ids of one batch "
+    "race for rows.",
+    "An id shares its row if at its last occurrence it was given a row that another id was given at its own last "
+    "occurrence, and the row was not taken from its owner between the two. Of the ids that share one row, all "
+    "but one have no row of their own. By occurrence, every id counts as often as it occurs.",
+)
+_FEW = 0.001
+"""Share of ids that share a row, below which a probe length is good enough."""
 _AXES = {
     "batch_size": ("batch size", "samples of a rank"),
     "ranks": ("ranks", "ranks"),
@@ -68,8 +78,8 @@ def collisions_report(document: Document) -> Report:
             ("IDs", short(found["column"])),
             ("Rows read", f"{count(found['rows_read'])} ({percent(found['read_share'])})"),
         ],
-        sections=[in_short(tiles), collision_section(found)],
-        assumptions=[ASSUMPTION],
+        sections=[in_short(tiles), collision_section(found), *([_table_section(found)] if "table" in found else [])],
+        assumptions=[ASSUMPTION, *(_TABLE_ASSUMPTIONS if "table" in found else ())],
         skipped=found.get("skipped") or (),
     )
 
@@ -133,6 +143,89 @@ def _blocks(found: Document, brief: bool) -> Iterator[Block]:
         notes.append(f"Left out, because two such batches are more rows than were read: {named} (ranks x samples).")
     if notes:
         yield Points(title="Notes", sentences=notes)
+
+
+def _table_section(found: Document) -> Section:
+    """How many ids share a row of the embedding table, by way, and which probe length to choose."""
+    table = found["table"]
+    order = "in the order of the data" if table["ttl"] is None else "in order of time"
+    intro = (
+        f"The {many(table['distinct'], 'distinct id')} that were read occur {count(table['occurrences'])} times. They "
+        f"take rows of an embedding table one after another, {order}."
+    )
+    if table["ttl"] is not None:
+        intro += (
+            f" The data spans {many(table['hours'], 'hour')}; an id that has not occurred for more than "
+            f"{many(table['ttl'], 'hour')} may lose its row to another one."
+        )
+    columns = [
+        Column("way", TEXT, _way),
+        Column("by id", SHARE, "by_id", look=Look(color=plots.GREEN)),
+        Column("by occurrence", SHARE, "by_occurrence", look=Look(color=plots.BLUE)),
+        Column("no row of their own", SHARE, "without_own"),
+        Column("rows in use", SHARE, "occupancy"),
+    ]
+    if table["ttl"] is not None:
+        columns.append(Column("evictions per million", COUNT, "evictions_per_million"))
+    shown = Table(
+        title=f"Ids that share a row of a table of {count(table['rows'])} rows",
+        columns=columns,
+        rows=table["ways"],
+        notes=list(_table_notes(found)),
+    )
+    plot = Plot(
+        title=shown.title,
+        aid=_probe_to_choose(table),
+        figure=plots.bars(table["ways"], columns[0], columns, x=Axis("share of ids or of their occurrences (%)")),
+        table=shown,
+        height=120 + 60 * len(table["ways"]),
+        on_terminal=True,
+    )
+    return Section(id="table", title="Rows of an embedding table", intro=intro, blocks=(plot,))
+
+
+def _way(one: Document) -> str:
+    return "modulo" if one["max_probe"] is None else f"MPZCH, probe {count(one['max_probe'])}"
+
+
+def _probe_to_choose(table: Document) -> str:
+    """The smallest probe length at which few ids share a row; or that there is none."""
+    modulo, *ways = table["ways"]
+    if not table["distinct"]:
+        return "There are no ids."
+    size = f"{many(table['distinct'], 'distinct id')}, {count(table['rows_per_id'])} rows per id"
+    few = f"{100 * _FEW:g}\u00a0%"
+    for one in sorted(ways, key=lambda way: way["max_probe"]):
+        if one["by_id"] < _FEW:
+            return (
+                f"Choose a probe length of {count(one['max_probe'])}, the smallest of these at which fewer than {few} "
+                f"of ids share a row: {percent(one['by_id'])} do. By modulo hashing {percent(modulo['by_id'])} do "
+                f"({size})."
+            )
+    least = min(ways, key=lambda way: way["by_id"])
+    return (
+        f"The table is too small ({size}): even with a probe length of {count(least['max_probe'])}, "
+        f"{percent(least['by_id'])} of ids share a row, and not fewer than {few}. Give it more rows"
+        f"{', or try a longer probe' if table['rows_per_id'] > 1 else ''}."
+    )
+
+
+def _table_notes(found: Document) -> Iterator[str]:
+    table = found["table"]
+    if table["distinct"] > table["rows"]:
+        yield (
+            f"There are more ids ({count(table['distinct'])}) than rows ({count(table['rows'])}): not all can have a "
+            "row of their own at a time."
+        )
+    if found["rows_read"] < found["rows"]:
+        yield (
+            f"Only {percent(found['read_share'])} of the rows of the data were read: all of them may have more "
+            "distinct ids, and need a larger table."
+        )
+    if table["every"] > 1:
+        yield f"Of the rows that were read, one in {count(table['every'])} counts here, because they have so many ids."
+    if table["without_time"]:
+        yield f"{many(table['without_time'], 'row')} of the data without a time are left out here."
 
 
 def _rates(points: Sequence[Document], first: Column, by: str) -> Table:

@@ -25,6 +25,10 @@ _TERMS = {
         "lower bound|bound",
         "No plan with equal counts leaves a smaller straggler share: one sample may cost more than a mean rank.",
     ),
+    "MPZCH": (
+        "mpzch",
+        "Multi-probe zero collision hashing: an id looks at several rows of the table for one of its own.",
+    ),
     "P95": ("p95", "Of 100 values, 95 are at most this; P50 is the median."),
     "Padding": ("padding", "The empty part of a batch whose histories are all filled up to the longest."),
     "Prioritized communication": ("prioritized", "Rows that compute waits for are sent first, others beside compute."),

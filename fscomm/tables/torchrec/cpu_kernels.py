@@ -3,7 +3,8 @@
 `HashZchManagedCollisionModule` (MPZCH) writes its identities by `zero_collision_hash`, which on the CPU only reads
 (fbgemm 1.8). Rows whose slot has a new id are reset by `reset_weight_momentum`, which has no CPU kernel at all.
 
-Without them a model with such tables cannot be trained on a machine without a GPU, with or without fscomm.
+Without them a model with such tables cannot be trained on a machine without a GPU, with or without fscomm: only MCH
+can, under other optimizers than row-wise Adagrad.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ def install(model: nn.Module) -> Callable[[], None]:
         for name, module in model.named_modules():
             if hasattr(module, _HASH) and module.device.type == "cpu":
                 _check(name, module)
+                _compile()
                 _set(installed, module, _HASH, zero_collision_hash)
             for kernel, _ in getattr(module, "_table_to_tbe_and_index", {}).values():  # of sharded collections
                 if kernel.current_device.type == "cpu":
@@ -50,6 +52,26 @@ def _check(name: str, module: Any) -> None:
     wrong = [option for option in ("track_id_freq", "disable_fallback") if getattr(module, f"_{option}", False)]
     if wrong:
         raise ValueError(f"{name} cannot train on the CPU with {wrong[0]}: make the module without it, or use a GPU")
+
+
+def _compile() -> None:
+    """Not in the first step, when other ranks wait."""
+    ids = torch.empty(0, dtype=torch.int64)
+    zero_collision_hash(
+        input=ids,
+        identities=ids.view(0, 1),
+        max_probe=1,
+        readonly=False,
+        local_sizes=ids,
+        offsets=ids,
+        metadata=None,
+        input_metadata=None,
+        eviction_threshold=0,
+        eviction_policy=0,
+        num_reserved_slots=-1,
+        opt_in_prob=-1,
+        opt_in_rands=None,
+    )
 
 
 def _set(installed: contextlib.ExitStack, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
@@ -84,7 +106,7 @@ def zero_collision_hash(
     del unused
     if input.dtype != identities.dtype:
         raise TypeError(f"ids are {input.dtype}, but a table of MPZCH has ids of {identities.dtype}: convert them")
-    evicts = metadata is not None and not readonly
+    evicts = metadata is not None  # never where it only reads
     slots, outcomes = torch.empty_like(input), torch.empty(len(input), dtype=torch.uint8)
     in_reserve = max(num_reserved_slots, 0) if eviction_policy != _LRU else 0  # CUDA's LRU kernel knows of none
     refused = _NO_FLAGS if opt_in_rands is None or not in_reserve else opt_in_rands >= opt_in_prob

@@ -87,17 +87,23 @@ class Managed(Net):
         return dict(self.embeddings["a"](batch.ids["a"]).items()) | dict(rows.items())
 
 
-def managed(maps: Mapping[str, MapOf], initial: float | None = None) -> Callable[[Config, int], tuple[Any, Any]]:
-    """A builder of such models, for the CPU. initial: what new rows are filled with; None: random numbers."""
-    return partial(_build, maps, initial)
+def managed(
+    maps: Mapping[str, MapOf], initial: float | None = None, kernels: bool = True
+) -> Callable[[Config, int], tuple[Any, Any]]:
+    """A builder of such models. initial: what new rows are filled with; None: random numbers. kernels: it can be
+    trained on the CPU."""
+    return partial(_build, maps, initial, kernels)
 
 
-def _build(maps: Mapping[str, MapOf], initial: float | None, config: Config, size: int) -> tuple[Any, Any]:
+def _build(
+    maps: Mapping[str, MapOf], initial: float | None, kernels: bool, config: Config, size: int
+) -> tuple[Any, Any]:
     net = Managed(config, maps)
     sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
     modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
     model, optimizer = sharded_by_rows(config, size, net, modules)
-    fscomm.cpu_kernels.install(model)
+    if kernels:
+        fscomm.cpu_kernels.install(model)
     if initial is not None:
         inner = model.module.embeddings["b"]._embedding_module
         for table in inner._table_name_to_config.values():

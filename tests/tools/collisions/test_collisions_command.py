@@ -49,6 +49,51 @@ def test_json_alone(call, data, tmp_path):
     ]  # fmt: skip
 
 
+def test_rows_of_a_table_are_a_part_of_their_own(call, data, tmp_path):
+    """The rest of the document is as without the option, and says nothing of a table."""
+    alone, more = (
+        call(data, *SIZE, "--time", "when", "--out", tmp_path / "report", "--json", *options)
+        for options in ((), ("--table-rows", 96, "--probe", "64,2", "--probe", 1))
+    )
+    assert (alone.exit_code, more.exit_code) == (0, 0), more.output
+    alone, more = json.loads(alone.stdout), json.loads(more.stdout)
+    table = more["collisions"].pop("table")
+    assert {**more, "created": ""} == {**alone, "created": ""}
+    assert [one["max_probe"] for one in table["ways"]] == [None, 1, 2, 64]
+    assert (table["rows"], table["distinct"], table["occurrences"], table["ttl"]) == (96, 64, 128, None)
+
+
+def test_times_of_a_ttl_are_read_in_any_order(call, data, tmp_path):
+    """64 rows, a second apart, are two hours if their times are 59 minutes and more after the hour."""
+    table = {"ids": pa.array([[n] for n in range(64)]), "at": pa.array(range(3540_000, 3604_000, 1000))}
+    pq.write_table(pa.table({**table, "at": table["at"].cast(pa.timestamp("ms"))}), data / "a.parquet")
+    arguments = ("--order", "file", "--time", "at", "--ttl", 3, "--table-rows", 200, "--json")
+    done = call(data, *SIZE, *arguments, "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    table = json.loads(done.stdout)["collisions"]["table"]
+    assert (table["ttl"], table["hours"], table["without_time"]) == (3, 2, 0)
+    assert [one["evictions_per_million"] for one in table["ways"]] == [None, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--table-rows", 9600), "Choose a probe length of 8, the smallest of these at which fewer than 0.1 %"),
+        (("--table-rows", 65, "--probe", 1), "The table is too small (64 distinct ids, 1.02 rows per id)"),
+        (("--table-rows", 65, "--probe", 1), "Give it more rows, or try a longer probe."),
+        (("--table-rows", 32), "There are more ids (64) than rows (32): not all"),
+        (("--table-rows", 65, "--time", "when", "--ttl", 1), "The data spans 1 hour; an id that has not occurred"),
+    ],
+)
+def test_what_to_choose(call, data, tmp_path, options, said):
+    done = call(data, *SIZE, *options, "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    assert said in " ".join(done.output.split())
+    page = (tmp_path / "report" / "collisions.html").read_text()
+    assert "Multi-probe zero collision hashing" in page
+    assert "all rows are one bucket" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,6 +101,11 @@ def test_json_alone(call, data, tmp_path):
         (("--ranks", 999), "lower the batch size or the number of ranks"),
         (("--order", "time"), "name it with --time"),
         (("--seed", -1), "--seed must be 0 or more"),
+        (("--probe", 8, "--ttl", 1), "--probe and --ttl without --table-rows: give the rows of the embedding table"),
+        (("--table-rows", 8, "--probe", "8,x"), "--probe 8,x: numbers joined by commas are needed"),
+        (("--table-rows", 8, "--probe", 0), "--probe must be at least 1, got 0"),
+        (("--table-rows", 0), "--table-rows must be from 1"),
+        (("--table-rows", 8, "--ttl", 1), "--ttl needs the time of every row: name its column with --time"),
         (("--out", "data/a.parquet"), "is a file; name a folder"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from stored_once_data import OPTIONS, Samples, opened
 
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.held import hold_stored_once, renumbered
+from freescale_tools.collisions.table_slots import AskedTable, predict_table
 from freescale_tools.scan.files import open_files
 
 COMMAND = "collisions"
@@ -52,6 +54,25 @@ def test_of_more_requests_than_memory_holds_some_stretches_are_taken(tmp_path):
     times = [at for _, at in samples.requests]
     starts = [n for n in range(400) if times[n : n + held.units[0][0]] == held.time[: held.units[0][0]].tolist()]
     assert starts
+
+
+@pytest.mark.parametrize(("kind", "per_day"), [(pa.int64(), 0), (pa.timestamp("s"), 86_400 * 10**9)])
+def test_the_unit_of_times_is_known(tmp_path, kind, per_day):
+    Samples.drawn(5).write(tmp_path, time=kind)
+    with opened(tmp_path) as requests:
+        held = hold_stored_once(requests, "item", max_length=3, ranks=1, batch_size=2)
+        assert held.per_day == per_day
+        table = predict_table(
+            held.ids,
+            held.starts,
+            held.lengths,
+            distinct=held.distinct,
+            asked=AskedTable(rows=9, ttl=1),
+            time=held.time,
+            known=held.known,
+            per_day=held.per_day,
+        )
+    assert (table["occurrences"], table["hours"]) == (held.lengths.sum(), 1)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
