@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -300,10 +301,7 @@ class Engine(Listener):
         self._count(m, features, call, why)
         if step is not None and step.num_parts > 1 and call.training:
             return self.turns.run_whole(m, step)
-        output = self.run_plainly(m, step, features, foreign=agreed in (Mode.STALE, Mode.FOREIGN))
-        if m in self.maps and self.maps[m].maps.writes:
-            self.maps[m].ran(as_announced=agreed == Mode.STALE)
-        return output
+        return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN, stale=agreed == Mode.STALE)
 
     def note_replaced(self) -> None:
         """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
@@ -514,17 +512,20 @@ class Engine(Listener):
             output = self.modules[m].output(features, given, rows)
         return self._watched(m, step, output)
 
-    def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any:
+    def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool, stale: bool = False) -> Any:
         """The module's own forward. Its kernels read and update in program order.
 
-        foreign: on some rank the features are not those that were announced.
+        foreign: on some rank the features are not those that were announced. stale: they are, but not the rows that
+        maps give them.
         """
+        outside = self.reading
+        self.reading = ANY if step is None or foreign or m in self.maps else whole(step.number)
+        own_maps: AbstractContextManager[None] = nullcontext()
         if m in self.maps:
             self.flush([m])  # it may evict rows
-        outside = self.reading
-        self.reading = ANY if step is None or foreign else whole(step.number)
+            own_maps = self.maps[m].own_forward(as_announced=stale)
         try:
-            with self._executor.peers.within():
+            with self._executor.peers.within(), own_maps:
                 output = self.modules[m].plain(features)
         finally:
             self.reading = outside

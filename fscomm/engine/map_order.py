@@ -7,23 +7,25 @@ are made anew, by the next announcement: from the module's own maps, and the bat
 forward yet.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fscomm.tables.maps import Maps, Record
+from fscomm.tables.maps import UNKNOWN, Maps, Record
+
+_ANOTHER_HOUR = "another hour has begun since its ids were mapped ahead"
 
 
 class MapOrder:
-    """Of one module. For the training thread. A *chain* is a row of batches, each mapped from what the one before left.
-
-    number: of the chain to which the next forward belongs.
-    """
+    """Of one module. For the training thread. A *chain* is a row of batches, each mapped from what the one before left;
+    it holds as long as their forwards run in the hours in which they were mapped."""
 
     def __init__(self, maps: Maps) -> None:
         self.maps = maps
-        self._now = 1
+        self._now = 1  # the chain to which the next forward belongs
         self._announced = 0  # the chain of the twins
         self._of_step: dict[int, int] = {}
+        self._ran_in = UNKNOWN  # the hour of the last forward
         self._versions = maps.versions()
 
     def announce(self, step: int) -> Mapping[str, Any] | None:
@@ -39,9 +41,9 @@ class MapOrder:
         self._notice()
         if self._of_step.get(step) != self._now:
             return "its maps are not those with which its ids were mapped ahead"
-        if record.hour != self.maps.hour():
+        if record.hour_before not in (None, self._ran_in) or record.hour != self.maps.hour():
             self.leave()
-            return "another hour has begun since its ids were mapped ahead"
+            return _ANOTHER_HOUR
         if not self.maps.writes:
             self.leave()
             return "its maps were written when its ids were mapped ahead, and are only read now (model.eval())"
@@ -52,16 +54,22 @@ class MapOrder:
         self._now += 1
         self._versions = self.maps.versions()
 
-    def ran(self, *, as_announced: bool) -> None:
-        """The module's own forward has run, in training mode."""
-        if not as_announced or self._announced != self._now:
-            self.leave()
-        self._versions = self.maps.versions()
-
     def bring_up_to_date(self, record: Record) -> None:
         """A forward runs with what was mapped ahead: see `Maps.publish`."""
         self.maps.publish(record)
-        self._versions = self.maps.versions()
+        self._ran_in, self._versions = record.hour, self.maps.versions()
+
+    @contextlib.contextmanager
+    def own_forward(self, *, as_announced: bool) -> Iterator[None]:
+        """Around the module's own forward, which changes the maps in training mode."""
+        writes, self._ran_in, fits = self.maps.writes, self.maps.hour(), False
+        try:
+            yield
+            fits = as_announced and self._announced == self._now and self.maps.hour() == self._ran_in
+        finally:
+            if writes and not fits:
+                self.leave()
+            self._versions = self.maps.versions()
 
     def _notice(self) -> None:
         """Whether somebody has written to the maps."""

@@ -179,8 +179,7 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        self._renew(before, maps)
-        records: list[Record | None] = [None] * len(self._served.modules)
+        records = self._meet(before, maps)
         served, moved = self._ids(given, numbers, parts, records)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
@@ -230,6 +229,9 @@ class IdExchange:
                 )
                 self._recorder.count(layout.module, ids.number, found)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
+        for module, record in zip(self._served.modules, ids.records, strict=True):
+            for table, counts in record.counts.items() if record is not None else ():
+                self._recorder.managed(f"{module.name}.{table}", ids.number, counts)
 
     def _sizes(self, said: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] what every rank `said`; [G] int64[W, n] the numbers that each rank tells this owner of its
@@ -247,28 +249,25 @@ class IdExchange:
         first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
         return first, numbers
 
-    def _renew(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> None:
-        """Let the twins be `maps`, by module, and then meet the batch `before`."""
-        for m, renewed in maps.items():
-            twins = self._served.modules[m].maps
-            assert twins is not None
-            twins.renew(renewed)
-            record = before.records[m] if before is not None else None
-            if record is not None:
-                again = Record(hour=twins.hour())
-                for group, asked in record.asked.items():
-                    twins.remap(again, group, *asked)
+    def _meet(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> list[Record | None]:
+        """[M] the records of a step. Lets twins be `maps`, by module, and then meet the batch `before` once more."""
+        records: list[Record | None] = []
+        for m, module in enumerate(self._served.modules):
+            met = before.records[m] if before is not None else None
+            if module.maps is not None and m in maps:
+                module.maps.renew(maps[m])
+                met = module.maps.remap_again(met) if met is not None else None
+            records.append(Record(hour_before=met.hour if met is not None else None) if module.maps else None)
+        return records
 
-    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: list[Record | None]) -> Mapped:
+    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Record | None]) -> Mapped:
         """To which rows of this owner ids are mapped. Fills the record of the module."""
         m = self._modules[g]
-        maps = self._served.modules[m].maps
+        maps, record = self._served.modules[m].maps, records[m]
         assert maps is not None
-        record = records[m] = records[m] or Record(hour=maps.hour())
+        assert record is not None
         group = g - self._served.groups[m].start
         rows = maps.remap(record, group, by_feature(words, numbers), numbers.sum(0))
-        if maps.hour() != record.hour:
-            record.hour = -1  # of no use
         return Mapped(by_peer(rows, numbers), maps.evicted(record, group))
 
     def _tell_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
@@ -291,7 +290,7 @@ class IdExchange:
         return found
 
     def _ids(
-        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: list[Record | None]
+        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: Sequence[Record | None]
     ) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received.
 

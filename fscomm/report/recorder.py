@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 
 from fscomm.plan.number_of_parts import NumberOfParts
-from fscomm.report.report import Collisions, Forwards, Report, StepReport, Traffic
+from fscomm.report.report import Collisions, Forwards, Managed, Report, StepReport, Traffic
 from fsranks.observers import observers
 
 _TOTAL = -1  # the number of the step that sums all
@@ -67,6 +67,12 @@ class Recorder:
         with self._lock:
             for sums in self._sums(step):
                 sums.collisions[module] = sums.collisions.get(module, Collisions()) + found
+
+    def managed(self, table: str, step: int, found: Managed) -> None:
+        """Add what the maps of a table behind managed collision did with ids of `step`."""
+        with self._lock:
+            for sums in self._sums(step):
+                sums.managed[table] = sums.managed.get(table, Managed()) + found
 
     def bytes(self, module: str, step: int, kind: str, sent: int, received: int) -> None:
         """Add bytes of an exchange with other ranks."""
@@ -213,6 +219,7 @@ def _copied(sums: StepReport) -> StepReport:
     return replace(
         sums,
         collisions=dict(sums.collisions),
+        managed=dict(sums.managed),
         bytes={module: dict(by_kind) for module, by_kind in sums.bytes.items()},
         exposed_ms=dict(sums.exposed_ms),
         inline_ms=dict(sums.inline_ms),

@@ -54,6 +54,39 @@ class Collisions(_Summed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Managed(_Summed):
+    """Of the ids of a table behind managed collision that this rank owns.
+
+    Attributes:
+        ids: occurrences.
+        hits: of those, whose id had a row of its own before the batch. own: whose id has one after it.
+        late: whose row had another id before the batch: it is not fetched ahead.
+        inserted, evicted: rows that were free and got an id; rows that got another one.
+    """
+
+    ids: int = 0
+    hits: int = 0
+    own: int = 0
+    late: int = 0
+    inserted: int = 0
+    evicted: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """0 without any ids, as the other shares are."""
+        return _share(self.hits, self.ids)
+
+    @property
+    def own_share(self) -> float:
+        """Share of occurrences whose id shares its row with no other id."""
+        return _share(self.own, self.ids)
+
+    @property
+    def late_share(self) -> float:
+        return _share(self.late, self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic(_Summed):
     """Bytes of one kind that this rank sent to others and received from them."""
 
@@ -95,6 +128,8 @@ class StepReport:
     step: int
     collisions: dict[str, Collisions] = field(default_factory=dict)
     """By module."""
+    managed: dict[str, Managed] = field(default_factory=dict)
+    """By table behind managed collision: the path of its module, and its name."""
     bytes: dict[str, dict[str, Traffic]] = field(default_factory=dict)
     """By module, then by kind."""
     exposed_ms: dict[str, float] = field(default_factory=dict)
@@ -145,7 +180,7 @@ class Report:
         return {"version": VERSION, **found, "steps": list(found["steps"]), "tried": tried}
 
     def __str__(self) -> str:
-        return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._fallbacks()))
+        return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._managed(), *self._fallbacks()))
 
     def parts_line(self) -> str:
         """In how many parts, and what was tried."""
@@ -197,6 +232,15 @@ class Report:
             f"{module or 'the model'}: {found.rate:.1%} of {found.occurrences / steps:,.0f} ids a step collide, "
             f"{found.unique_rate:.1%} of {found.unique / steps:,.0f} distinct rows"
             for module, found in sorted(self.total.collisions.items())
+        ]
+
+    def _managed(self) -> list[str]:
+        steps = max(self.num_steps, 1)
+        return [
+            f"{table}: {found.hit_rate:.1%} of {found.ids / steps:,.0f} ids a step hit, {found.own_share:.1%} have a "
+            f"row of their own; {found.inserted:,} free rows given, {found.evicted:,} taken over: "
+            f"{found.late_share:.1%} of the ids wait for such a row in the forward"
+            for table, found in sorted(self.total.managed.items())
         ]
 
     def _fallbacks(self) -> list[str]:

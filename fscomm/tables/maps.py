@@ -13,21 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fscomm.report.report import Managed
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Of the ids of a step that one owner maps to the rows of a table.
-
-    Attributes:
-        ids: how many. hits: had a row of their own before. own: have one now.
-        inserted, evicted: rows that were free and got an id; rows that got another one.
-    """
-
-    ids: int
-    hits: int
-    own: int
-    inserted: int
-    evicted: int
+UNKNOWN = -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,21 +23,23 @@ class Record:
     """What the maps of one module on this rank did with a batch.
 
     Attributes:
-        hour: in which they did, as policies of eviction read it.
+        hour: in which they did, as policies of eviction read it; `UNKNOWN` if it ended meanwhile.
+        hour_before: in which the twins met the batch before; None: there is none.
         asked: by sharding group, what they were given: ids int64[N] by feature, and inside a feature by rank; int64[F].
         evictions: by table, int64 rows of this rank whose id is another one now; None: the map evicted nothing.
         changes: by table, what `Maps.publish` needs. counts: by table.
     """
 
-    hour: int
+    hour: int = UNKNOWN
+    hour_before: int | None = None
     asked: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, Counts] = field(default_factory=dict)
+    counts: dict[str, Managed] = field(default_factory=dict)
 
 
 class Maps(Protocol):
-    """Of one module. `renew` and `remap` are called by the ids worker, all else by the training thread.
+    """Of one module. `renew`, `remap` and `remap_again` are called by the ids worker, all else by the training thread.
 
     Attributes:
         timed: what is evicted depends on the hour.
@@ -75,6 +65,9 @@ class Maps(Protocol):
 
     def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """int64[N] the row of this rank that each id has from now on; fills `record`. As in `Record.asked`."""
+
+    def remap_again(self, record: Record) -> Record:
+        """What `record` says was asked is asked of the twins once more."""
 
     def evicted(self, record: Record, group: int) -> list[np.ndarray]:
         """[T] the rows that were evicted."""

@@ -19,7 +19,8 @@ import torch
 from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.tables.maps import Counts, Record
+from fscomm.report.report import Managed
+from fscomm.tables.maps import UNKNOWN, Record
 from fscomm.tables.torchrec.own_forward import With
 
 try:
@@ -59,6 +60,8 @@ class MapsAhead:
         self._twins = {table: _map(twin) for table, twin in maps.items()}
 
     def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        hour = self.hour()
+        record.hour = hour if record.hour == hour or not record.asked else UNKNOWN
         record.asked[group] = ids, counts
         tables = self._collection._sharding_tables[group]
         of_tables = self._collection._sharding_per_table_feature_splits[group]
@@ -69,7 +72,15 @@ class MapsAhead:
             end = start + sum(given.values())
             rows[start:end] = self._remap(record, table, given, torch.from_numpy(ids[start:end])).cpu().numpy()
             start = end
+        if self.hour() != hour:
+            record.hour = UNKNOWN
         return rows
+
+    def remap_again(self, record: Record) -> Record:
+        again = Record()
+        for group, asked in record.asked.items():
+            self.remap(again, group, *asked)
+        return again
 
     def _remap(self, record: Record, table: str, given: Mapping[str, int], ids: torch.Tensor) -> torch.Tensor:
         twin, first_row = self._twins[table], self._collection._table_to_offset[table]
@@ -87,8 +98,13 @@ class MapsAhead:
             record.evictions[table] = evicted
             record.changes[table] = twin.change(before, rows, ids, evicted=evicted is not None)
             inserted, replaced = twin.filled(before, ids[own & ~known], 0 if evicted is None else len(evicted))
-            record.counts[table] = Counts(
-                ids=len(ids), hits=int(known.sum()), own=int(own.sum()), inserted=inserted, evicted=replaced
+            record.counts[table] = Managed(
+                ids=len(ids),
+                hits=int(known.sum()),
+                own=int(own.sum()),
+                late=0 if evicted is None else int(torch.isin(rows, evicted).sum()),
+                inserted=inserted,
+                evicted=replaced,
             )
         return rows
 
@@ -214,6 +230,7 @@ class _Sorted(_Map):
         return SimpleNamespace(
             first=len(ids) if first else None,
             numbers={name: getattr(module, name) for name in self._NUMBERS},
+            iteration=module._current_iter_tensor.item(),  # another number than `_current_iter` after a load_state_dict
             piece=piece,
             history=[each[piece].clone() for each in self._history()],
             buffers={name: each.clone() for name, each in self._buffers().items()} if evicted else {},
@@ -230,7 +247,7 @@ class _Sorted(_Map):
             module._init_history_buffers({"": SimpleNamespace(values=lambda: some)})
         for name, number in change.numbers.items():
             setattr(module, name, number)
-        module._current_iter_tensor.data.fill_(module._current_iter)
+        module._current_iter_tensor.data.fill_(change.iteration)
         for each, values in zip(self._history(), change.history, strict=True):
             each[change.piece] = values
         for name, values in change.buffers.items():

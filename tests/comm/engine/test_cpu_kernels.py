@@ -55,7 +55,7 @@ def train(model: Any, optimizer: Any, config: Config, rank: int, size: int) -> l
         with at_hour(step):
             optimizer.zero_grad()
             output = model(batch)
-            remapped = model.module.remapped
+            remapped = model.module.remapped[-1]
             given += [output.detach().clone(), remapped.values().clone(), remapped.lengths().clone()]
             output.square().sum().backward()
             optimizer.step()
@@ -115,7 +115,7 @@ def check_evaluation(model: Any, config: Config) -> None:
     model.train()
     assert differences(before, flat(dict(collection.named_buffers()))) == []
     ids, rows = (
-        torch.cat([kjt[name].values() for name in ("h0", "h1")]) for kjt in (batch.ids["b"], model.module.remapped)
+        torch.cat([kjt[name].values() for name in ("h0", "h1")]) for kjt in (batch.ids["b"], model.module.remapped[-1])
     )
     known = torch.isin(ids, identities)
     assert known.any()

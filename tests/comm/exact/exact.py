@@ -129,6 +129,8 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
     for path, module in model.module.named_modules():
         if hasattr(module, "_managed_collision_modules"):
             state[f"{path} maps"] = maps_of(module)
+        for number, kjt in enumerate(getattr(module, "remapped", ())):
+            state[f"{path} remapped {number}"] = None if kjt is None else [kjt.keys(), kjt.values(), kjt.lengths()]
     for name, parameter in model.module.named_parameters():
         if not name.startswith("embeddings."):
             state[f"dense {name}"] = parameter.detach()

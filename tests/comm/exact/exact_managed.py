@@ -1,4 +1,4 @@
-"""Tables behind managed collision: module `b` of a model, which maps any ids to few rows by maps that training writes.
+"""Tables behind managed collision: ids of any value are mapped to few rows, by maps that training writes.
 
 Time is what the loop says: policies read whole hours.
 """
@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 from exact_kinds import sharded_by_rows
-from exact_model import Batch, Config, Net, Table
+from exact_model import Batch, Config, Net, Table, ids_of
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.modules import hash_mc_evictions
@@ -66,53 +66,66 @@ MapOf = Callable[[Table], Any]
 
 
 class Managed(Net):
-    """maps: of the tables of module b, by name."""
+    """maps: by table; a module has maps for all of its tables, or for none. tells: it gives remapped features, too."""
 
-    def __init__(self, config: Config, maps: Mapping[str, MapOf]) -> None:
+    def __init__(self, config: Config, maps: Mapping[str, MapOf], *, tells: bool) -> None:
         super().__init__(config)
-        rows = self.embeddings["b"]
-        made = {table.name: maps[table.name](table) for table in config.modules["b"]}
-        collection = ManagedCollisionCollection(made, rows.embedding_configs())  # type: ignore[operator]
-        self.embeddings["b"] = ManagedCollisionEmbeddingCollection(
-            rows,  # type: ignore[arg-type]
-            collection,
-            return_remapped_features=True,
-            allow_in_place_embed_weight_update=True,  # of rows that a forward evicts before the backward of another one
-        )
-        self.remapped: Any = None
+        self.managed = [name for name, tables in config.modules.items() if tables[0].name in maps]
+        for name in self.managed:
+            rows = self.embeddings[name]
+            made = {table.name: maps[table.name](table) for table in config.modules[name]}
+            self.embeddings[name] = ManagedCollisionEmbeddingCollection(
+                rows,  # type: ignore[arg-type]
+                ManagedCollisionCollection(made, rows.embedding_configs()),  # type: ignore[operator]
+                return_remapped_features=tells,
+                allow_in_place_embed_weight_update=True,  # by a forward before the backward of another one
+            )
+        self.remapped: list[Any] = []  # in each forward of a module
 
     def find(self, batch: Batch) -> dict[str, Any]:
-        rows, remapped = self.embeddings["b"](batch.ids["b"])
-        self.remapped = remapped.wait()
-        return dict(self.embeddings["a"](batch.ids["a"]).items()) | dict(rows.items())
+        asked = {
+            name: self.embeddings[name](ids_of(batch, name))
+            for name in self.embeddings
+            if name not in batch.extra.get("skip", ())
+        }
+        found: dict[str, Any] = {}
+        for name, answer in asked.items():
+            if name in self.managed:
+                answer, remapped = answer
+                self.remapped.append(None if remapped is None else remapped.wait())
+            found |= dict(answer.items())
+        unused = batch.extra.get("unused", ())
+        return {name: None if name in unused else found.get(name) for name in self.config.features}
 
 
 def managed(
-    maps: Mapping[str, MapOf], initial: float | None = None, kernels: bool = True
+    maps: Mapping[str, MapOf], initial: float | None = None, *, kernels: bool = True, tells: bool = True
 ) -> Callable[[Config, int], tuple[Any, Any]]:
     """A builder of such models. initial: what new rows are filled with; None: random numbers. kernels: it can be
     trained on the CPU."""
-    return partial(_build, maps, initial, kernels)
+    return partial(_build, maps, initial, kernels, tells)
 
 
 def _build(
-    maps: Mapping[str, MapOf], initial: float | None, kernels: bool, config: Config, size: int
+    maps: Mapping[str, MapOf], initial: float | None, kernels: bool, tells: bool, config: Config, size: int
 ) -> tuple[Any, Any]:
-    net = Managed(config, maps)
-    sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
+    net = Managed(config, maps, tells=tells)
+    plain = EmbeddingCollectionSharder(use_index_dedup=config.dedup)
+    of_managed = ManagedCollisionEmbeddingCollectionSharder(ec_sharder=plain)
+    sharders = {name: of_managed if name in net.managed else plain for name in config.modules}
     modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
     model, optimizer = sharded_by_rows(config, size, net, modules)
     if kernels:
         fscomm.cpu_kernels.install(model)
     if initial is not None:
-        inner = model.module.embeddings["b"]._embedding_module
-        for table in inner._table_name_to_config.values():
-            table.init_fn = lambda rows: rows.fill_(initial)
+        for name in net.managed:
+            for table in model.module.embeddings[name]._embedding_module._table_name_to_config.values():
+                table.init_fn = lambda rows: rows.fill_(initial)
     return model, optimizer
 
 
 @contextlib.contextmanager
-def at_hour(hour: int) -> Iterator[None]:
-    clock = SimpleNamespace(time=lambda: 3600.0 * hour + 1800)
+def at_hour(hour: int | Callable[[], int]) -> Iterator[None]:
+    clock = SimpleNamespace(time=lambda: 3600.0 * (hour() if callable(hour) else hour) + 1800)
     with mock.patch.object(hash_mc_evictions, "time", clock):
         yield

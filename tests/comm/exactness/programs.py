@@ -372,10 +372,16 @@ class Different:
 
     def __init__(self) -> None:
         self._played: set[str] = set()
-        self.failed = False
+        self._failed = False
 
-    def check(self, config: Config, operations: list[Operation]) -> None:
-        """Reject a model or a list of operations that was played before."""
+    @contextlib.contextmanager
+    def check(self, config: Config, operations: list[Operation]) -> Iterator[None]:
+        """Around a program. Rejects a model or a list of operations that was played before."""
         parts = {str(config.modules), str([operation.name for operation in operations])}
-        assume(self.failed or parts.isdisjoint(self._played))
+        assume(self._failed or parts.isdisjoint(self._played))
         self._played |= parts
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise

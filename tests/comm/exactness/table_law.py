@@ -7,6 +7,7 @@ of what conflicts. Also noted: who waits for a worker inside backward without be
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 import torch
 from clocks import Clocks, Moment
+from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 
 from fscomm import comm
 from fscomm.engine import engine, trial
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
+from fscomm.exchange.id_exchange import LATE
+from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
@@ -43,14 +47,25 @@ class Access:
 
 
 @dataclass(slots=True)
+class Counts:
+    """Forwards of each module that were served, and that ran plainly with gradients; evicted rows."""
+
+    served: Counter[str] = field(default_factory=Counter)
+    plain: Counter[str] = field(default_factory=Counter)
+    evicted: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.served + other.served, self.plain + other.plain, self.evicted + other.evicted)
+
+
+@dataclass(slots=True)
 class Watch:
     device: Clocks
     accesses: dict[int, list[Access]] = field(default_factory=dict)  # by kernel
     fetched: dict[tuple[int, int, Any, int], Access] = field(default_factory=dict)  # by group: last look-up ahead
     places: dict[Any, int] = field(default_factory=dict)  # of the updates, by their work
     count: int = 0
-    served: int = 0
-    plain: int = 0
+    counts: Counts = field(default_factory=Counts)
     waits: list[str] = field(default_factory=list)
 
     def place(self) -> int:
@@ -92,6 +107,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     updated, flush = Program._note_updated, engine.Engine.flush
     run_served, run_plainly = engine.Engine._run_served, engine.Engine.run_plainly
     forward, result = engine.Engine.forward, Pending.result
+    evict = ShardedManagedCollisionEmbeddingCollection._evict
 
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
         begin = device.now()
@@ -147,11 +163,11 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
 
     def ran_served(self: Any, m: int, step: Any, *rest: Any) -> Any:
         found = run_served(self, m, step, *rest)
-        seen.served += 1
+        seen.counts.served[self.modules[m].name] += 1
         place = seen.place()
         for g in self.served.groups[m]:
             for kernel in self.served.kernels[g]:
-                for piece in (-1, 0):
+                for piece in (EXCLUSIVE, 0) if self.modules[m].maps is None else (EXCLUSIVE, 0, LATE):
                     if (access := seen.fetched.get((g, id(kernel), step.ids, piece))) is not None:
                         access.place = place
         return found
@@ -168,9 +184,19 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
             seen.waits.append("waited for a worker inside backward")
         return result(self, timeout)
 
-    def plainly(self: Any, *args: Any, **options: Any) -> Any:
-        seen.plain += torch.is_grad_enabled()
-        return run_plainly(self, *args, **options)
+    def plainly(self: Any, m: int, *args: Any, **options: Any) -> Any:
+        seen.counts.plain[self.modules[m].name] += torch.is_grad_enabled()
+        return run_plainly(self, m, *args, **options)
+
+    def evicts(self: Any, evictions: dict[str, torch.Tensor | None]) -> None:
+        begin, place = device.now(), seen.place()
+        evict(self, evictions)
+        for table, rows in evictions.items():
+            if rows is not None:
+                kernel, number = self._table_to_tbe_and_index[table]
+                found = {(number, row) for row in rows.tolist()}
+                seen.note(kernel, "eviction", found, begin, place, update=True)
+                seen.counts.evicted += len(found)
 
     patch.setattr(comm, "device_of", lambda where: device)
     for owner, name, function in (
@@ -185,6 +211,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (engine.Engine, "run_plainly", plainly),
         (engine.Engine, "forward", called),
         (Pending, "result", waited),
+        (ShardedManagedCollisionEmbeddingCollection, "_evict", evicts),
     ):
         patch.setattr(owner, name, function)
     return seen

@@ -8,9 +8,10 @@ import pytest
 from exact import Run, compare
 from exact_kinds import SERVED
 from exact_loops import LOOPS
-from exact_managed import IDS, hash_zch, managed, mch
+from exact_managed import IDS, at_hour, hash_zch, managed, mch
 from exact_model import Config, Table
-from torchrec.modules import hash_mc_evictions
+from managed_programs import managed_configs, managed_programs, play_managed
+from test_programs import Kind, all_are_exact
 from worlds import shared_world
 
 TABLES = (
@@ -21,6 +22,30 @@ CONFIG = Config(
     modules={"a": (SERVED,), "b": TABLES}, static_graph=False, even=True, steps=9, spread=0.05,
     builder=managed({"h": hash_zch, "m": mch}),
 )  # fmt: skip
+MANAGED = Kind(configs=managed_configs(), programs=managed_programs, by=play_managed)
+LENGTH = 14  # operations of a program
+LEAST_SERVED = 0.4  # of the forwards of managed modules
+LEAST_EVICTED = 10  # rows, by a program on a rank
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("size", "fixed"),
+    [(1, 1), (2, 2), *(pytest.param(size, None, marks=pytest.mark.long) for size in (1, 2, 3, 4))],
+)
+def test_random_programs_are_exact(size: int, fixed: int | None, record_property: Any) -> None:
+    count, counts = all_are_exact(size, LENGTH, fixed=fixed, kind=MANAGED)
+    served, plain = (
+        sum(number for module, number in of.items() if "a" not in module.split("."))
+        for of in (counts.served, counts.plain)
+    )
+    assert served > LEAST_SERVED * (served + plain)
+    assert counts.evicted > LEAST_EVICTED * count * size
+    record_property(
+        "summary",
+        f"{count} programs on {size} ranks: {served} of {served + plain} forwards of managed modules served, "
+        f"{counts.evicted} rows evicted",
+    )
 
 
 FOR_FLOATS = {"tables_read_by_whatever_looks_at_them", "tables_changed_by_whatever_reaches_them", "scaled_and_clipped"}
@@ -38,8 +63,7 @@ def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> An
         now.hour = 0
         LOOPS[loop](run)
 
-    clock = SimpleNamespace(time=lambda: 3600.0 * now.hour)
-    with mock.patch.object(hash_mc_evictions, "time", clock), mock.patch.object(Run, "set_rate", set_rate_and_hour):
+    with at_hour(lambda: now.hour), mock.patch.object(Run, "set_rate", set_rate_and_hour):
         return compare(rank, size, config, from_the_first_hour, **options)
 
 

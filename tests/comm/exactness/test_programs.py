@@ -10,33 +10,37 @@ The share of forwards that were served is printed at the end: running plainly wo
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from clocks import Clocks
 from device_thread import compare_in_one_thread
-from exact import compare
+from exact import Loop, compare
 from exact_configs import CONFIGS, configs
 from exact_model import Config, Table
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 from programs import SHORT, Different, Operation, operations_of, play, programs
-from table_law import watch
+from table_law import Counts, watch
 from worlds import shared_world
 
 LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
 
 Delay = Callable[[random.Random], None]
 Given = tuple[Config, list[Operation], int]  # model, what is done with it, chance
+Play = Callable[[list[Operation]], Loop]
 
 
 def at_once(_: random.Random) -> None:
     pass
 
 
-def played(rank: int, size: int, program: Given, delay: Delay = at_once) -> tuple[list[str], list[str], int, int]:
-    """What differs, what broke the law, and how many forwards were served and ran plainly.
+def played(
+    rank: int, size: int, program: Given, delay: Delay = at_once, by: Play = play
+) -> tuple[list[str], list[str], Counts]:
+    """What differs, what broke the law, and what was seen.
 
     Where `chance` is even, the host runs ahead of a device, and the thread that trains may never wait for that.
 
@@ -49,37 +53,54 @@ def played(rank: int, size: int, program: Given, delay: Delay = at_once) -> tupl
         device = Clocks(done_share=0.5, seed=chance, runs_ahead=chance % 2 == 0)
         seen = watch(patch, device, lambda: delay(delays))
         compared = compare_in_one_thread if one_thread else compare
-        found, _ = compared(rank, size, config, play(operations), "fscomm", {"timeout_s": PATIENCE_S})
+        found, _ = compared(rank, size, config, by(operations), "fscomm", {"timeout_s": PATIENCE_S})
     broken = [] if one_thread else seen.broken()  # the law is not told that a thread waits for that one
     if device.runs_ahead and threading.current_thread().name in device.stalls:
         broken.append("the thread that trains waited for the device")
-    return found, broken, seen.served, seen.plain
+    return found, broken, seen.counts
 
 
-def all_are_exact(size: int, length: int, delay: Delay = at_once, fixed: int | None = None) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Of programs. by: plays them."""
+
+    configs: st.SearchStrategy[Config]
+    programs: Callable[[int], st.SearchStrategy[list[Operation]]]
+    by: Play
+
+
+ANY_TABLES = Kind(configs=configs(), programs=programs, by=play)
+
+
+def all_are_exact(
+    size: int, length: int, delay: Delay = at_once, fixed: int | None = None, kind: Kind = ANY_TABLES
+) -> tuple[int, Counts]:
     """Plays as many programs as hypothesis is told to, no two alike; the same at every run if a seed is `fixed`.
 
-    Gives how many they were, and the share of forwards served, in words.
+    Gives how many they were, and what was seen.
     """
-    count, counts, different = 0, [0, 0], Different()
+    count, counts, different = 0, Counts(), Different()
 
     @settings(database=None, suppress_health_check=list(HealthCheck))
-    @given(config=configs(), operations=programs(length), chance=st.integers(0, 999))
+    @given(config=kind.configs, operations=kind.programs(length), chance=st.integers(0, 999))
     def each(config: Config, operations: list[Operation], chance: int) -> None:
-        nonlocal count
-        different.check(config, operations)
-        different.failed = True
-        answers = shared_world(size).run(played, (config, operations, chance), delay)
-        for rank, (found, broken, *ran) in enumerate(answers):
-            assert (found, broken) == ([], []), f"rank {rank} of {size}"
-            counts[:] = [count + more for count, more in zip(counts, ran, strict=True)]
-        different.failed = False
+        nonlocal count, counts
+        with different.check(config, operations):
+            answers = shared_world(size).run(played, (config, operations, chance), delay, kind.by)
+            for rank, (found, broken, seen) in enumerate(answers):
+                assert (found, broken) == ([], []), f"rank {rank} of {size}"
+                counts += seen
         count += 1
 
     (each if fixed is None else seed(fixed)(each))()
-    served = counts[0] / sum(counts)
-    assert served > LEAST_SERVED
-    return f"{count} programs on {size} ranks: {served:.0%} of the forwards served"
+    return count, counts
+
+
+def told(size: int, count: int, counts: Counts) -> str:
+    served = counts.served.total()
+    share = served / (served + counts.plain.total())
+    assert share > LEAST_SERVED
+    return f"{count} programs on {size} ranks: {share:.0%} of the forwards served"
 
 
 @pytest.mark.timeout(7200)
@@ -88,7 +109,7 @@ def all_are_exact(size: int, length: int, delay: Delay = at_once, fixed: int | N
     [(1, 1), (2, 2), *(pytest.param(size, None, marks=pytest.mark.long) for size in (1, 2, 3, 4))],
 )
 def test_random_programs_are_exact(size: int, fixed: int | None, record_property: Any) -> None:
-    record_property("summary", all_are_exact(size, SHORT, fixed=fixed))
+    record_property("summary", told(size, *all_are_exact(size, SHORT, fixed=fixed)))
 
 
 EVERYBODY_S = {
