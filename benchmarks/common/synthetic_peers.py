@@ -153,7 +153,12 @@ class Planner:
         self.peers = Peers(world)
         self._asked = asked
         self._layout = world.layout
-        served: Any = SimpleNamespace(layouts=[self._layout], module_of=[0], same_tables=lambda group: [group])
+        served: Any = SimpleNamespace(
+            layouts=[self._layout],
+            module_of=[0],
+            same_tables=lambda group: [group],
+            modules=[SimpleNamespace(maps=None, tells_rows=False)],
+        )
         self._exchange = IdExchange(self.peers, WireGate(), served, Host(), Recorder())
         self._number = 0
         self._before: ExchangedIds | None = None

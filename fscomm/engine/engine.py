@@ -21,7 +21,6 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
-from fscomm.engine.map_order import MapOrder
 from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
@@ -45,6 +44,7 @@ from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
 from fscomm.tables.lookups import Update, tap
+from fscomm.tables.map_order import MapOrder
 from fscomm.tables.shadow_kernels import own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext

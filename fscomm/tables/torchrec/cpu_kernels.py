@@ -48,6 +48,11 @@ def install(model: nn.Module) -> Callable[[], None]:
         return installed.pop_all().close
 
 
+def trains(module: Any) -> bool:
+    """Whether a `HashZchManagedCollisionModule` on the CPU can be trained."""
+    return _HASH in vars(module)
+
+
 def _check(name: str, module: Any) -> None:
     wrong = [option for option in ("track_id_freq", "disable_fallback") if getattr(module, f"_{option}", False)]
     if wrong:

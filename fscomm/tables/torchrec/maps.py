@@ -27,7 +27,7 @@ try:
     from torchrec.modules import hash_mc_evictions
     from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 except ImportError:  # a torchrec without MPZCH
-    hash_mc_evictions = HashZchManagedCollisionModule = None  # type: ignore[misc]
+    hash_mc_evictions = HashZchManagedCollisionModule = None
 
 
 _NO_ROWS = np.empty(0, np.int64)

@@ -21,6 +21,7 @@ from fscomm.errors import INSTEAD
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.sharding_library import MOST_CALLS
 from fscomm.tables.torchrec import codecs, structure
+from fscomm.tables.torchrec.cpu_kernels import trains
 from fscomm.tables.torchrec.maps import KINDS
 from fscomm.tables.torchrec.structure import IN_PARTS
 from fsranks.rank_context import RankContext
@@ -182,6 +183,10 @@ def _problem_of_map(each: Any) -> str | None:
         return "what it does is logged (tb_logging_frequency)"
     if each._disable_fallback:
         return "TorchRec fails where an id has no row (disable_fallback)"
+    if each._track_id_freq:
+        return "its ids are counted by fbgemm's operator for CUDA (track_id_freq)"
+    if not trains(each):
+        return "MPZCH cannot be trained on the CPU without kernels for it: enable(..., cpu_kernels=True)"
     return None
 
 

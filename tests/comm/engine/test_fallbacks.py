@@ -1,8 +1,7 @@
 """What cannot be served exactly runs plainly beside what can: same bits, and the reason stands in the report.
 
-TorchRec on CPU cannot make the SSD kernels (they ask for a CUDA device), train with hash tables of managed collision or
-with their evictions, or train tables by other optimizers than the served ones: operators are missing. Its UVM kernels
-are lookups in host memory there.
+TorchRec on CPU cannot make the SSD kernels (they ask for a CUDA device), or train tables by other optimizers than the
+served ones: operators are missing. Its UVM kernels are lookups in host memory there.
 """
 
 import re
@@ -21,13 +20,15 @@ from exact import Run, compare, lookups
 from exact_configs import CONFIGS
 from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
-from exact_model import Batch, Config, build
+from exact_managed import IDS, MapOf, hash_zch, managed, mch, subclassed
+from exact_model import Batch, Config, Table, build
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
     GlobalWeightDecayDefinition,
     WeightDecayMode,
 )
+from torchrec.modules.mc_modules import probabilistic_threshold_filter
 from worlds import shared_world
 
 import fscomm
@@ -135,7 +136,6 @@ PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
 ON_HOSTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum", sharding="host"),)}
 ASKED: list[tuple[str, Config, str]] = [
     ("uvm", CONFIG, "kernel fused_uvm_caching"),
-    ("managed", CONFIG, "ShardedManagedCollisionEmbeddingCollection"),
     ("tracked", CONFIG, "tracker"),
     ("dense_kernel", CONFIG, "kernel dense"),
     ("data_parallel", CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),
@@ -162,10 +162,48 @@ def ask(rank: int, size: int, config: Config) -> dict[str, str]:
     return dict(comm.report().fallbacks)
 
 
+def behind_maps(maps: MapOf, *, pooling: str = "", dedup: bool = False, **options: bool) -> Config:
+    table = Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS, pooling=pooling)
+    builder = managed({"m": maps}, **options)
+    return CONFIG.but(modules={"a": (SERVED,), "b": (table,)}, builder=builder, dedup=dedup)
+
+
+MANAGED = [
+    ("admitted", behind_maps(partial(hash_zch, opt_in_prob=50, percent_reserved_slots=50)), "admitted at random"),
+    ("written", behind_maps(partial(hash_zch, write_runtime_meta_dim=2)), "write_runtime_meta_dim"),
+    ("fails", behind_maps(partial(hash_zch, disable_fallback=True), kernels=False), "disable_fallback"),
+    ("counts", behind_maps(partial(hash_zch, track_id_freq=True), kernels=False), "track_id_freq"),
+    ("cannot", behind_maps(hash_zch, kernels=False), "cpu_kernels=True"),
+    ("draws", behind_maps(partial(mch, filtering=probabilistic_threshold_filter)), "threshold_filtering_func"),
+    ("dedups", behind_maps(mch, dedup=True), "with index dedup"),
+    ("pools", behind_maps(mch, pooling="sum"), "ShardedManagedCollisionEmbeddingBagCollection"),
+    ("subclass", behind_maps(subclassed), "of the kind Subclassed"),
+]
+ASKED += [(kind, config, reason) for kind, config, reason in MANAGED]
+
+
 @pytest.mark.parametrize(("kind", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
 def test_the_reason_is_reported(kind: str, config: Config, reason: str) -> None:
-    for fallbacks in shared_world(2).run(ask, config.but(builder=getattr(exact_kinds, kind, None))):
+    builder = config.builder or getattr(exact_kinds, kind, None)
+    for fallbacks in shared_world(2).run(ask, config.but(builder=builder)):
         assert reason in fallbacks["embeddings.b"]
+
+
+def ask_twice(rank: int, size: int) -> str:
+    """Calls in a step, and a tracker."""
+    model, _ = build(behind_maps(mch), size)
+    with fscomm.enable(model, calls=2) as comm:
+        pass
+    model.module.embeddings["b"]._managed_collision_collection.post_lookup_tracker_fn = print
+    with fscomm.enable(model) as also:
+        pass
+    return f"{comm.report().fallbacks} {also.report().fallbacks}"
+
+
+def test_maps_that_are_asked_twice_or_followed_are_not_served() -> None:
+    (found,) = shared_world(1).run(ask_twice)
+    assert "calls=2" in found
+    assert "a tracker follows" in found
 
 
 def of_tables_on(device: str, module: Any) -> str | None:

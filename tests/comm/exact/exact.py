@@ -128,7 +128,7 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
         state[f"{name} rate"] = float(tbe.get_learning_rate())
     for path, module in model.module.named_modules():
         if hasattr(module, "_managed_collision_modules"):
-            state[f"{path} maps"] = maps_of(module)
+            state[f"{path} maps"] = maps_of(module._managed_collision_modules)
         for number, kjt in enumerate(getattr(module, "remapped", ())):
             state[f"{path} remapped {number}"] = None if kjt is None else [kjt.keys(), kjt.values(), kjt.lengths()]
     for name, parameter in model.module.named_parameters():
@@ -140,10 +140,10 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
     return state
 
 
-def maps_of(collection: Any) -> dict[str, Any]:
-    """All that training changes in its maps, by table."""
+def maps_of(maps: Any) -> dict[str, Any]:
+    """All that training changes in maps by table."""
     found: dict[str, Any] = {}
-    for table, each in collection._managed_collision_modules.items():
+    for table, each in maps.items():
         found |= {f"{table}.{name}": tensor.clone() for name, tensor in each.named_buffers() if "history" not in name}
         if hasattr(each, "_current_history_buffer_offset"):
             found[f"{table} numbers"] = [each._current_iter, each._last_eviction_iter, each._input_history_buffer_size]

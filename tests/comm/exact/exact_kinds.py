@@ -14,11 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
-from torchrec.modules.mc_modules import LFU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 SERVED = Table(name="r", rows=40, sharding="row", features=("r0", "r1"))
@@ -88,30 +85,6 @@ class Pooled(Net):
         return super().forward(batch) + pooled.values().sum(1)
 
 
-class Managed(Net):
-    """Module b maps ids to rows by a table of its own that training writes."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        rows = self.embeddings["b"]
-        maps = {
-            table.name: MCHManagedCollisionModule(
-                zch_size=table.rows,
-                input_hash_size=table.rows,
-                device=torch.device("cpu"),
-                eviction_policy=LFU_EvictionPolicy(),
-                eviction_interval=1000,  # rows taken over by other ids are reset by an operator that CPUs lack
-            )
-            for table in config.modules["b"]
-        }
-        collection = ManagedCollisionCollection(maps, rows.embedding_configs())  # type: ignore[operator]
-        self.embeddings["b"] = ManagedCollisionEmbeddingCollection(rows, collection)  # type: ignore[arg-type]
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        rows, _ = self.embeddings["b"](batch.ids["b"])
-        return dict(self.embeddings["a"](batch.ids["a"]).items()) | dict(rows.items())
-
-
 def built(net: type[Net], config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, net(config))
 
@@ -164,18 +137,6 @@ def pooled(config: Config, size: int) -> tuple[Any, Any]:
     net = Pooled(config)
     modules = {"embeddings.a": (net.embeddings["a"], EmbeddingCollectionSharder())}
     return sharded_by_rows(config, size, net, modules | {"bag": (net.bag, EmbeddingBagCollectionSharder())})
-
-
-def managed(config: Config, size: int) -> tuple[Any, Any]:
-    net = Managed(config)
-    sharders = {"a": EmbeddingCollectionSharder(), "b": ManagedCollisionEmbeddingCollectionSharder()}
-    modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
-    model, optimizer = sharded_by_rows(config, size, net, modules)
-    for part in model.modules():
-        if isinstance(part, MCHManagedCollisionModule):  # as if it had met all ids but the last before
-            known = part._output_global_offset + torch.arange(part._zch_size)
-            part._mch_sorted_raw_ids.copy_(known)  # type: ignore[operator]
-    return model, optimizer
 
 
 def sharded_by_rows(config: Config, size: int, net: Net, modules: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:

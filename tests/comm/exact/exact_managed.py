@@ -15,10 +15,14 @@ from exact_kinds import sharded_by_rows
 from exact_model import Batch, Config, Net, Table, ids_of
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.modules import hash_mc_evictions
 from torchrec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -35,13 +39,15 @@ BUCKETS = 12  # cut into 1 to 4 ranks
 BY_COUNT = {"lfu": LFU_EvictionPolicy, "lru": LRU_EvictionPolicy, "distance lfu": DistanceLFU_EvictionPolicy}
 
 
-def mch(table: Table, policy: str = "lfu", interval: int = 2) -> Any:
+def mch(
+    table: Table, policy: str = "lfu", interval: int = 2, filtering: Any = None, kind: type = MCHManagedCollisionModule
+) -> Any:
     """Rows go to the ids that came most often, or last, every `interval` steps."""
-    return MCHManagedCollisionModule(
+    return kind(
         zch_size=table.rows,
         input_hash_size=IDS,
         device=CPU,
-        eviction_policy=BY_COUNT[policy](),
+        eviction_policy=BY_COUNT[policy](threshold_filtering_func=filtering),
         eviction_interval=interval,
     )
 
@@ -62,6 +68,11 @@ def hash_zch(table: Table, policy: str | None = "SINGLE_TTL", hours: int = 1, pr
     )
 
 
+class Subclassed(MCHManagedCollisionModule):
+    pass
+
+
+subclassed = partial(mch, kind=Subclassed)
 MapOf = Callable[[Table], Any]
 
 
@@ -74,9 +85,12 @@ class Managed(Net):
         for name in self.managed:
             rows = self.embeddings[name]
             made = {table.name: maps[table.name](table) for table in config.modules[name]}
-            self.embeddings[name] = ManagedCollisionEmbeddingCollection(
+            pooled = bool(config.modules[name][0].pooling)
+            kind = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
+            configs = rows.embedding_bag_configs() if pooled else rows.embedding_configs()  # type: ignore[operator]
+            self.embeddings[name] = kind(
                 rows,  # type: ignore[arg-type]
-                ManagedCollisionCollection(made, rows.embedding_configs()),  # type: ignore[operator]
+                ManagedCollisionCollection(made, configs),
                 return_remapped_features=tells,
                 allow_in_place_embed_weight_update=True,  # by a forward before the backward of another one
             )
@@ -111,8 +125,7 @@ def _build(
 ) -> tuple[Any, Any]:
     net = Managed(config, maps, tells=tells)
     plain = EmbeddingCollectionSharder(use_index_dedup=config.dedup)
-    of_managed = ManagedCollisionEmbeddingCollectionSharder(ec_sharder=plain)
-    sharders = {name: of_managed if name in net.managed else plain for name in config.modules}
+    sharders = {name: _sharder(net.embeddings[name], plain) for name in config.modules}
     modules = {f"embeddings.{name}": (net.embeddings[name], sharder) for name, sharder in sharders.items()}
     model, optimizer = sharded_by_rows(config, size, net, modules)
     if kernels:
@@ -122,6 +135,13 @@ def _build(
             for table in model.module.embeddings[name]._embedding_module._table_name_to_config.values():
                 table.init_fn = lambda rows: rows.fill_(initial)
     return model, optimizer
+
+
+def _sharder(module: Any, plain: EmbeddingCollectionSharder) -> Any:
+    if isinstance(module, ManagedCollisionEmbeddingBagCollection):
+        return ManagedCollisionEmbeddingBagCollectionSharder()
+    managed = isinstance(module, ManagedCollisionEmbeddingCollection)
+    return ManagedCollisionEmbeddingCollectionSharder(ec_sharder=plain) if managed else plain
 
 
 @contextlib.contextmanager

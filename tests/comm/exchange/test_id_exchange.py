@@ -68,7 +68,12 @@ class PlayedChannel:
 
 def served_by(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
     """As `ServedModules` has it, with groups of a module in any place."""
-    return SimpleNamespace(layouts=layouts, module_of=modules, same_tables=lambda group: [group])
+    return SimpleNamespace(
+        layouts=layouts,
+        module_of=modules,
+        same_tables=lambda group: [group],
+        modules=[SimpleNamespace(maps=None, tells_rows=False)] * (max(modules) + 1),
+    )
 
 
 class Ranks:

@@ -8,7 +8,7 @@ import torch
 from test_meter import Clock
 
 from fscomm.report.recorder import Recorder
-from fscomm.report.report import Collisions
+from fscomm.report.report import Collisions, Managed
 
 
 @pytest.fixture
@@ -116,6 +116,19 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     shown = str(report)
     assert "rank 2, mean of 2 steps, rows by gloo\n" in shown
     assert "a: 40.0% of 10 ids a step collide, 20.0% of 5 distinct rows" in shown
+
+
+def test_what_maps_did_is_added_by_table() -> None:
+    recorder = Recorder()
+    for step in (0, 1):
+        recorder.managed("a.t", step, Managed(ids=1000, hits=600, own=900, late=100, inserted=7, evicted=40))
+    report = recorder.report()
+    assert report.steps[1].managed["a.t"].evicted == 40
+    assert report.total.managed["a.t"].late_share == 0.1
+    assert (
+        "a.t: 60.0% of 1,000 ids a step hit, 90.0% have a row of their own; 14 free rows given, 80 taken over: 10.0% "
+        "of the ids wait for such a row in the forward"
+    ) in str(report)
 
 
 @pytest.mark.parametrize("wrong", [{"colliding": 11}, {"unique": 11}, {"unique_colliding": 5}, {"colliding": -1}])

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import differences, flat, maps_of
 from exact_kinds import SERVED
 from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch
 from exact_model import Config, Table, build
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-import fscomm
-from fscomm.tables.torchrec.maps import MapsAhead, Record, hour
+from fscomm.tables.maps import Record
+from fscomm.tables.torchrec.maps import MapsAhead
 from fscomm.tables.torchrec.own_forward import With
 
 TABLES = (
@@ -29,45 +30,22 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def state(maps: Any) -> dict[str, Any]:
-    """All that training changes, of maps by table."""
-    found: dict[str, Any] = {}
-    for table, each in maps.items():
-        found |= {f"{table}.{name}": tensor.clone() for name, tensor in each.named_buffers() if "history" not in name}
-        if hasattr(each, "_current_history_buffer_offset"):
-            found[f"{table} numbers"] = each._current_iter, each._last_eviction_iter, each._input_history_buffer_size
-            end = each._current_history_buffer_offset
-            if each._input_history_buffer_size != -1:
-                history = [each._history_accumulator, *each._history_metadata.values()]
-                found |= {f"{table} history {i}": part[:end].clone() for i, part in enumerate(history)}
-    return found
-
-
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(mine, other[name]) if isinstance(mine, torch.Tensor) else mine == other[name]
-        for name, mine in one.items()
-    )
-
-
 def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
     """Rows that got another id, and those that were free and got one."""
     maps = dict(zip("hm", KINDS[kind], strict=True))
     config = Config(modules={"a": (SERVED,), "b": TABLES}, static_graph=False, builder=managed(maps))
-    collection = build(config, size)[0].module.embeddings["b"]._managed_collision_collection
-    fscomm.cpu_kernels.install(collection)
-    own = collection._managed_collision_modules
-    ahead = MapsAhead(collection)
+    module = build(config, size)[0].module.embeddings["b"]
+    collection, ahead = module._managed_collision_collection, MapsAhead(module)
     plain = ahead.snapshot()
     ahead.renew(ahead.snapshot())
     random = np.random.default_rng(rank)
-    waiting: list[tuple[Record, dict[str, Any]]] = []
+    waiting: list[tuple[Record, Any]] = []
     evicted = inserted = 0
     for step in range(40):
         with at_hour(step // 2):
             counts = random.integers(0, 9, 3)
             ids = random.integers(0, IDS // BUCKETS, counts.sum()) * BUCKETS + rank * BUCKETS // size  # of this owner
-            record = Record(hour=hour())
+            record = Record()
             rows = ahead.remap(record, 0, ids, counts)
             expected, evictions = by_torchrec(collection, plain, ids, counts)
         assert rows.tolist() == expected
@@ -76,11 +54,11 @@ def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
             found = record.evictions[table]
             assert (found is None) == (of_table is None)
             assert found is None or torch.equal(found, of_table)
-        waiting.append((record, state(plain)))
+        waiting.append((record, flat(maps_of(plain))))
         if step == 0 or len(waiting) == 2:  # one behind
             published, then = waiting.pop(0)
             ahead.publish(published)
-            assert equal(state(own), then)
+            assert differences(then, flat(maps_of(collection._managed_collision_modules))) == []
         evicted += sum(count.evicted for count in record.counts.values())
         inserted += sum(count.inserted for count in record.counts.values())
     return evicted, inserted
