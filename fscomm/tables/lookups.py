@@ -99,13 +99,18 @@ class LookupProxy:
         if self._empty:
             return lambda *_: nothing
         hyper = read_hyper(self._target)
-        # The kernel saves its learning rate as a tensor, the only one without a dimension, and all else as numbers:
-        # what is computed again in backward changes the one and not the others.
+        # The kernel saves its learning rate as a tensor, the only one without a dimension, and all other rates as
+        # numbers: what is computed again in backward changes the one and not the others. Nor are rows those of before,
+        # where they are what ids are mapped to.
         rates = [i for i, tensor in enumerate(saved) if tensor.dim() == 0 and tensor.is_floating_point()]
+        given = {
+            name: i for name, option in options.items() for i, tensor in enumerate(saved) if _is_same(tensor, option)
+        }
 
         def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Update:
             taken = replace(hyper, learning_rate=float(came[rates[0]])) if rates else hyper
-            return lambda shadow: shadow().update(taken, gradient, *args, **options)
+            again = options | {name: came[i] for name, i in given.items()}
+            return lambda shadow: shadow().update(taken, gradient, *args, **again)
 
         return make_update
 
@@ -113,6 +118,14 @@ class LookupProxy:
         """Maybe after the block of the forward was left."""
         here = vars(self._target).get("forward") is self
         update_in_turn(self._target, read if here else None, make_update(*came))
+
+
+def _is_same(tensor: torch.Tensor, option: Any) -> bool:
+    return (
+        isinstance(option, torch.Tensor)
+        and (tensor.data_ptr(), tensor.dtype, tensor.shape) == (option.data_ptr(), option.dtype, option.shape)
+        and tensor.numel() > 0
+    )
 
 
 @contextmanager
