@@ -56,7 +56,7 @@ def problems(
             _tried[kind] = f"{_LOST}: {describe(error)}"
             continue
         try:
-            with _nothing_left():
+            with _nothing_left(), torch.random.fork_rng(devices=[]):
                 _tried[kind] = _problem(library, trial, group, timeout_s) if context.rank in ranks else None
         finally:
             if context.rank in ranks:

@@ -57,7 +57,8 @@ class Trial:
 
     Attributes:
         kind: what the kind is called.
-        make: a small module on the CPU, sharded over the ranks of a process group. The same at every call. Collective.
+        make: a small module on the CPU, sharded over the ranks of a process group. The same at every call; it sets the
+            seed of random numbers for what is done with it. Collective.
         batches: the features of each step, on this rank of the group.
         tensors: what the module's forward returned, as tensors.
     """

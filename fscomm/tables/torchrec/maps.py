@@ -21,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.report.report import Managed
 from fscomm.tables.maps import UNKNOWN, Record
+from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.own_forward import With
 
 try:
@@ -38,8 +39,8 @@ class MapsAhead:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._collection = collection = module._managed_collision_collection
-        self._own: Mapping[str, Any] = collection._managed_collision_modules
+        self._collection = module._managed_collision_collection
+        self._own = structure.maps(module)
         self._twins: dict[str, _Map] = {}
         self.timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
 

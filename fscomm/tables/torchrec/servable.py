@@ -163,8 +163,8 @@ def _problem_of_maps(module: Any, calls: int) -> str | None:
         return _TRACKED
     if structure.dedups(module) and module._return_remapped_features:
         return "TorchRec cannot give remapped features with index dedup"
-    found = collection._managed_collision_modules.items()
-    return next((f"table {name}: {why}" for name, each in found if (why := _problem_of_map(each))), None)
+    maps = structure.maps(module).items()
+    return next((f"table {name}: {why}" for name, each in maps if (why := _problem_of_map(each))), None)
 
 
 def _problem_of_map(each: Any) -> str | None:

@@ -8,7 +8,7 @@ names it. Whether all of it still means the same is seen in a trial (`throwaway.
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,12 @@ def rows_of(module: Any) -> Any:
 
 def is_managed(module: Any) -> bool:
     return rows_of(module) is not module
+
+
+def maps(module: Any) -> Mapping[str, Any]:
+    """Of the tables of this rank behind managed collision."""
+    found: Mapping[str, Any] = module._managed_collision_collection._managed_collision_modules
+    return found
 
 
 def is_pooled(module: Any) -> bool:

@@ -1,23 +1,30 @@
 """Small sharded modules that are made and thrown away: on them fscomm tries what it is about to do."""
 
+import itertools
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import LRU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.sharding_library import Trial
-from fscomm.tables.torchrec import structure
+from fscomm.tables.torchrec import cpu_kernels, structure
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
+RANKS = 2  # at most
+MANAGED_IDS = 60  # of fewer rows
 STEPS = 4
 FEATURES = ("r0", "r1", "t0", "c0")
 TABLES = {"r": ("r0", "r1"), "t": ("t0",), "c": ("c0",)}  # row-, table- and column-wise
@@ -26,30 +33,61 @@ RATE = {"lr": 0.1}
 
 def trial(module: Any) -> Trial:
     """Of what is done with `module`."""
+    if structure.is_managed(module):
+        kinds = {type(each) for each in structure.maps(module).values()}
+        return Trial(
+            kind=f"managed collision by {' and '.join(sorted(kind.__name__ for kind in kinds))}",
+            make=partial(_make_managed, kinds=kinds),
+            batches=partial(_batches, ids=MANAGED_IDS),
+            tensors=lambda output: _of_rows(output[0]),
+        )
     pooled = structure.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, pooled=pooled),
-        batches=_batches,
+        batches=partial(_batches, ids=ROWS),
         tensors=_of_bags if pooled else _of_rows,
     )
 
 
 def _make(group: Any, *, pooled: bool) -> Any:
     """The same at every call."""
+    torch.manual_seed(0)
+    last = group.size() - 1
+    ways = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
+    module = _bags() if pooled else _rows()
+    sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
+    apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
+    return _sharded(module, ways, sharder, group)
+
+
+def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
+    torch.manual_seed(0)
+    kind_of = dict(zip(TABLES, itertools.cycle(sorted(kinds, key=lambda kind: kind.__name__)), strict=False))
+    rows = _rows()
+    apply_optimizer_in_backward(RowWiseAdagrad, rows.parameters(), RATE)
+    maps = {name: _map(kind_of[name]) for name in TABLES}
+    module = ManagedCollisionEmbeddingCollection(rows, ManagedCollisionCollection(maps, rows.embedding_configs()))
+    made = _sharded(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
+    cpu_kernels.install(made)
+    return made
+
+
+def _map(kind: Any) -> Any:
+    """MCH evicts in every step. MPZCH would by the hour, and that is never over here."""
+    if kind is MCHManagedCollisionModule:
+        return kind(ROWS, structure.HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=MANAGED_IDS)
+    return kind(ROWS, structure.HOST, total_num_buckets=RANKS, max_probe=3)
+
+
+def _sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
     size = group.size()
-    ways = {"r": row_wise(), "t": table_wise(rank=size - 1), "c": column_wise(ranks=[0, size - 1])}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module = _bags() if pooled else _rows()
-        sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
-        apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-        plan = construct_module_sharding_plan(
-            module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
-        )
-        env = ShardingEnv.from_local(size, group.rank())
-        env.process_group = group  # from_process_group makes more groups, and that on some ranks of the job only
-        return sharder.shard(module, plan, env, structure.HOST)
+    plan = construct_module_sharding_plan(
+        module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
+    )
+    env = ShardingEnv.from_local(size, group.rank())
+    env.process_group = group  # from_process_group makes more groups, and that on some ranks of the job only
+    return sharder.shard(module, plan, env, structure.HOST)
 
 
 def _rows() -> EmbeddingCollection:
@@ -71,14 +109,14 @@ def _tables() -> list[dict[str, Any]]:
     ]
 
 
-def _batches(rank: int) -> list[KeyedJaggedTensor]:
+def _batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
     """Of which each has rows of the one before, and others."""
     numbers = torch.Generator().manual_seed(rank)
     made = []
     for _ in range(STEPS):
         lengths = torch.randint(0, LONGEST + 1, (len(FEATURES) * SAMPLES,), generator=numbers)
-        ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=numbers)
-        made.append(KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths, stride=SAMPLES))
+        drawn = torch.randint(0, ids, (int(lengths.sum()),), generator=numbers)
+        made.append(KeyedJaggedTensor(keys=list(FEATURES), values=drawn, lengths=lengths, stride=SAMPLES))
     return made
 
 

@@ -14,7 +14,8 @@ import torchrec
 from exact import compare, new_run
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from exact_model import build, ids_of
+from exact_managed import IDS, hash_zch, managed, mch
+from exact_model import Config, Table, build, ids_of
 from patience import PATIENCE_S
 from worlds import World, shared_world
 
@@ -24,19 +25,22 @@ from fscomm.errors import MismatchError
 from fscomm.tables.shadow_kernels import Shadow
 from fscomm.tables.torchrec import own_forward, structure
 from fscomm.tables.torchrec.binding import TorchRecBinding
+from fscomm.tables.torchrec.maps import MapsAhead
 
 ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
 CONFIG = CONFIGS["pooled mixed"].but(steps=4)  # a: bags, b: rows
 BOTH = {"embeddings.a": BAGS, "embeddings.b": ROWS}
 
 
-def with_another_library(rank: int, size: int, change: str, on_ranks: tuple[int, ...]) -> tuple[list[str], Any]:
+def with_another_library(
+    rank: int, size: int, change: str, on_ranks: tuple[int, ...], config: Config = CONFIG
+) -> tuple[list[str], Any]:
     """What differs from the plain run, and why modules run plainly, if the library had another `change`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "_tried", {})
         if rank in on_ranks:
             CHANGES[change](patch)
-        found, said = compare(rank, size, CONFIG, LOOPS["base"])
+        found, said = compare(rank, size, config, LOOPS["base"])
         return found, said["fallbacks"]
 
 
@@ -59,6 +63,15 @@ def it_raises(patch: pytest.MonkeyPatch) -> None:
         raise TypeError("compute_and_output_dist() got an unexpected argument")
 
     patch.setattr("fscomm.tables.torchrec.binding.output", output)
+
+
+def rows_are_not_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MapsAhead, "evict", lambda self, record: None)
+
+
+def maps_remap_otherwise(patch: pytest.MonkeyPatch) -> None:
+    remap = MapsAhead._remap
+    patch.setattr(MapsAhead, "_remap", lambda *args: remap(*args) // 2)
 
 
 def kernels_have_less(patch: pytest.MonkeyPatch) -> None:
@@ -87,6 +100,8 @@ CHANGES = {
         modules_have_less,
         methods_take_more,
         features_go_elsewhere,
+        rows_are_not_evicted,
+        maps_remap_otherwise,
     )
 }
 SAID = {
@@ -100,7 +115,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", SAID)
 def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
     """The training is that without fscomm all the same."""
     for found, fallbacks in shared_world(2).run(with_another_library, change, (0, 1)):
@@ -108,6 +123,21 @@ def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
         assert fallbacks.keys() == BOTH.keys()
         for name, kind in BOTH.items():
             assert SAID[change].format(kind=kind) in fallbacks[name]
+
+
+TABLES = (
+    Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
+    Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
+)
+MANAGED = Config(modules={"b": TABLES}, static_graph=False, steps=4, builder=managed({"h": hash_zch, "m": mch}))
+KIND = "managed collision by HashZchManagedCollisionModule and MCHManagedCollisionModule"
+
+
+@pytest.mark.parametrize("change", ["rows_are_not_evicted", "maps_remap_otherwise", "more_is_given"])
+def test_maps_that_work_otherwise_are_not_served(change: str) -> None:
+    for found, fallbacks in shared_world(2).run(with_another_library, change, (0, 1), MANAGED):
+        assert found == []
+        assert f"in a trial of {KIND} it" in fallbacks["embeddings.b"]
 
 
 def without_a_module(rank: int, size: int, on_ranks: tuple[int, ...]) -> tuple[list[str], Any]:
@@ -157,14 +187,14 @@ def test_one_rank_alone_fails_in_its_trial() -> None:
             assert "a trial of" in fallbacks["embeddings.a"]
 
 
-def trials(rank: int, size: int) -> tuple[list[str], list[str]]:
+def trials(rank: int, size: int, config: Config) -> tuple[list[str], list[str]]:
     """The kinds that were tried in a first block, and those in a second one."""
     made: list[str] = []
     problem = trial._problem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "_tried", {})
         patch.setattr(trial, "_problem", lambda *args: made.append(args[1].kind) or problem(*args))
-        model, _ = build(CONFIG, size)
+        model, _ = build(config, size)
         random = torch.random.get_rng_state()
         for _ in range(2):
             before = list(made)
@@ -176,8 +206,9 @@ def trials(rank: int, size: int) -> tuple[list[str], list[str]]:
 
 def test_there_is_one_trial_of_a_kind_in_a_process() -> None:
     """It draws no random numbers of the program."""
-    ((first, second),) = shared_world(1).run(trials)
-    assert (sorted(first), second) == (sorted(BOTH.values()), [])
+    for config, kinds in ((CONFIG, [BAGS, ROWS]), (MANAGED, [KIND])):
+        ((first, second),) = shared_world(1).run(trials, config)
+        assert (sorted(first), second) == (kinds, [])
 
 
 def tried_after_a_lost_rank(rank: int, size: int) -> list[str]:
