@@ -14,12 +14,17 @@ from exposure.shape import Shape
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -30,6 +35,7 @@ from torchrec.streamable import Pipelineable
 
 CPU = torch.device("cpu")
 HIDDEN = 32
+PROBES = 32
 _MATRIX = 256
 
 
@@ -156,6 +162,7 @@ class Model(nn.Module):
         self.dense = Dense(shape)
         self.features = shape.features
         self.pooled = bool(shape.pooled)
+        self.managed = bool(shape.slots)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         rows = self.look_up(batch.features) if batch.rows is None else batch.rows
@@ -163,7 +170,8 @@ class Model(nn.Module):
 
     def look_up(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
         """What the collection gives for each feature."""
-        found = self.embeddings(features).wait()
+        found = self.embeddings(features)
+        found = (found[0] if self.managed else found).wait()
         if self.pooled:
             vectors = found.to_dict()
             return [vectors[name] for name in self.features]
@@ -192,7 +200,12 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
     torch.manual_seed(0)
     config = EmbeddingBagConfig if shape.pooled else EmbeddingConfig
     tables: Any = [
-        config(name=f"t{table}", num_embeddings=rows, embedding_dim=shape.width, feature_names=[f"f{table}"])
+        config(
+            name=f"t{table}",
+            num_embeddings=shape.slots or rows,
+            embedding_dim=shape.width,
+            feature_names=[f"f{table}"],
+        )
         for table, rows in enumerate(shape.table_rows)
     ]
     collection: Any = EmbeddingBagCollection(tables) if shape.pooled else EmbeddingCollection(tables)
@@ -200,10 +213,13 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
     torch.manual_seed(1)
     apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.02})
     sharder: Any = EmbeddingBagCollectionSharder() if shape.pooled else EmbeddingCollectionSharder()
+    ranks = dist.get_world_size()
     if pec:
         sharder = PECEmbeddingCollectionSharder()
         collection = PECEmbeddingCollection(collection)
-    ranks = dist.get_world_size()
+    if shape.slots:
+        sharder = ManagedCollisionEmbeddingCollectionSharder()
+        collection = managed(collection, ranks)
     plan = construct_module_sharding_plan(
         collection,
         {f"t{table}": _sharding(kind, table, shape.width) for table, kind in enumerate(shape.sharding)},
@@ -221,9 +237,33 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
         sharders=[sharder],
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),  # which cannot add up gradients of parts
     )
+    if shape.slots:
+        import fscomm  # it costs memory, which other modes are measured without
+
+        fscomm.cpu_kernels.install(model)
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     optimizer = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.SGD(parameters, lr=0.02))
     return model, CombinedOptimizer([model.fused_optimizer, optimizer])
+
+
+def managed(collection: Any, ranks: int) -> ManagedCollisionEmbeddingCollection:
+    """Its tables behind MPZCH, which evicts ids that nobody used for an hour."""
+    maps = {
+        table.name: HashZchManagedCollisionModule(
+            zch_size=table.num_embeddings,
+            device=CPU,
+            total_num_buckets=ranks,
+            max_probe=PROBES,
+            eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
+            eviction_config=HashZchEvictionConfig(features=table.feature_names, single_ttl=1),
+        )
+        for table in collection.embedding_configs()
+    }
+    return ManagedCollisionEmbeddingCollection(
+        collection,
+        ManagedCollisionCollection(maps, collection.embedding_configs()),
+        allow_in_place_embed_weight_update=True,
+    )
 
 
 def alone(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer]:

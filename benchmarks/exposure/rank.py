@@ -1,5 +1,6 @@
 """What the ranks of `exposed.py` do when called: make models and batches, run blocks of steps, compare tables."""
 
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -7,7 +8,9 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ from exposure.modes import Trained, mode_of
 from exposure.shape import Shape
 from exposure.waits import Waits
 from network.namespaces import DEVICE
+from torchrec.modules import hash_mc_evictions
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -141,10 +145,11 @@ def block(
         if len(marks) == warm + steps + 1:
             waits.stop()
 
+    torch.manual_seed(first)  # rows that are evicted get new weights at random
     gc.collect()
     gc.freeze()  # a full collection looks through all that was ever imported: 260 ms in some step of some mode
     dist.barrier()
-    with waits:
+    with waits, at_hour(first):  # ids of the blocks before may be evicted
         stepped()
         said = mode_of(mode)(state["models"][mode], batches, stepped)
     dist.barrier()
@@ -158,6 +163,12 @@ def block(
         "cpu_s": (end[2] - start[2]) / steps,
         "said": said[warm : warm + steps],
     }
+
+
+@contextlib.contextmanager
+def at_hour(hour: int) -> Iterator[None]:
+    with mock.patch.object(hash_mc_evictions, "time", SimpleNamespace(time=lambda: 3600.0 * hour)):
+        yield
 
 
 def digests(state: dict[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ class Shape:
     """Sizes of the model. One table and one feature per entry of `sharding`: "row", "table" or "column".
 
     pooled: rows of each table, in place of `rows`, of an EmbeddingBagCollection; empty: of an EmbeddingCollection.
+    slots: rows of each table behind MPZCH, to which ids below `rows` are mapped; 0: ids are rows.
     """
 
     sharding: tuple[str, ...]
@@ -17,6 +18,7 @@ class Shape:
     ids_per_sample: int
     dense_parameters: int = 0
     pooled: tuple[int, ...] = ()
+    slots: int = 0
 
     @property
     def features(self) -> tuple[str, ...]:
