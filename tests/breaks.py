@@ -349,7 +349,7 @@ BREAKS: tuple[Break, ...] = (
         file="fscomm/tables/map_order.py",
         before="record.hour_before not in (None, self._ran_in) or ",
         after="",
-        tests=MANAGED,
+        tests=("tests/comm/engine/test_map_order.py",),
         why="an hour that begins between a batch and the next one evicts in the maps and not in their twins",
     ),
     Break(

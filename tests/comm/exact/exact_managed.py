@@ -40,12 +40,18 @@ BY_COUNT = {"lfu": LFU_EvictionPolicy, "lru": LRU_EvictionPolicy, "distance lfu"
 
 
 def mch(
-    table: Table, policy: str = "lfu", interval: int = 2, filtering: Any = None, kind: type = MCHManagedCollisionModule
+    table: Table,
+    policy: str = "lfu",
+    interval: int = 2,
+    filtering: Any = None,
+    kind: type = MCHManagedCollisionModule,
+    ids: int = IDS,
 ) -> Any:
-    """Rows go to the ids that came most often, or last, every `interval` steps."""
+    """Rows go to the ids that came most often, or last, every `interval` steps. Owners have as many of the ids below
+    `ids`."""
     return kind(
         zch_size=table.rows,
-        input_hash_size=IDS,
+        input_hash_size=ids,
         device=CPU,
         eviction_policy=BY_COUNT[policy](threshold_filtering_func=filtering),
         eviction_interval=interval,

@@ -194,7 +194,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         for table, rows in evictions.items():
             if rows is not None:
                 kernel, number = self._table_to_tbe_and_index[table]
-                found = {(number, row) for row in rows.tolist()}
+                found = {(int(number), row) for row in rows.tolist()}
                 seen.note(kernel, "eviction", found, begin, place, update=True)
                 seen.counts.evicted += len(found)
 

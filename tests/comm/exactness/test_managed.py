@@ -1,5 +1,7 @@
 """Managed collision under fscomm: bitwise the plain loop, in every loop."""
 
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -11,7 +13,8 @@ from exact_loops import LOOPS
 from exact_managed import IDS, at_hour, hash_zch, managed, mch
 from exact_model import Config, Table
 from managed_programs import managed_configs, managed_programs, play_managed
-from test_programs import Kind, all_are_exact
+from programs import WARM_UP, operations_of
+from test_programs import Kind, all_are_exact, at_once, played
 from worlds import shared_world
 
 TABLES = (
@@ -68,8 +71,47 @@ def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> An
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS.keys() - FOR_FLOATS))
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_loops(size: int, loop: str) -> None:
-    for found, said in shared_world(size).run(timed, CONFIG, loop):
-        print(said.get("fallbacks"), said.get("report", {}).get("forwards"))
+    for found, _ in shared_world(size).run(timed, CONFIG, loop):
         assert found == []
+
+
+STEPS, HIDDEN_STEPS = 14, 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_that_the_step_before_used_are_evicted(size: int, optimizer: str) -> None:
+    """In most steps, after their updates. All steps are served but those of the warm-up, and where ids are hidden."""
+    ids = 400
+    table = Table(name="m", rows=12 * size, sharding="row", features=("m0",), ids=ids)
+    config = Config(
+        modules={"b": (table,)}, optimizer=optimizer, static_graph=False, max_batch=12, max_length=8, spread=0.12,
+        seed=2, builder=managed({"m": partial(mch, policy="lru", interval=1, ids=ids)}),
+    )  # fmt: skip
+    program = operations_of("train_next " * STEPS)
+    evicted = 0
+    for found, broken, counts in shared_world(size).run(played, (config, program, 5), at_once, play_managed):
+        assert (found, broken) == ([], [])
+        assert counts.served["embeddings.b"] == STEPS - len(WARM_UP) - HIDDEN_STEPS
+        evicted += counts.evicted
+    assert evicted > 5 * STEPS
+
+
+def counted(rank: int, size: int) -> Any:
+    """Of the report of a run: what maps did, by step and in all."""
+    _, said = timed(rank, size, CONFIG, "base")
+    return said["report"]
+
+
+def test_the_report_counts_what_maps_did() -> None:
+    for table in ("embeddings.b.h", "embeddings.b.m"):
+        sums: Counter[str] = Counter()
+        for report in shared_world(2).run(counted):
+            total = report["total"]["managed"][table]
+            steps = [step["managed"] for step in report["steps"] if table in step["managed"]]
+            assert sum(step[table]["evicted"] for step in steps) == total["evicted"]
+            sums += Counter(total)
+        assert 0 < sums["hits"] < sums["own"] < sums["ids"]
+        assert min(sums["inserted"], sums["evicted"], sums["late"]) > 0
