@@ -189,7 +189,7 @@ class _Hashed(_Map):
 
     def change(self, before: None, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
         names = ("_hash_zch_identities", "_hash_zch_metadata", "_hash_zch_runtime_meta")
-        written = [name for name in names if getattr(self.module, name) is not None]
+        written = [name for name in names if getattr(self.module, name, None) is not None]
         return rows, {name: getattr(self.module, name).detach()[rows] for name in written}
 
     def filled(self, before: None, new: torch.Tensor, evictions: int) -> tuple[int, int]:

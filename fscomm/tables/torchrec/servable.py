@@ -147,10 +147,14 @@ def _problem_of_forward(module: Any) -> str | None:
 
 def _problem_of_maps(module: Any, calls: int) -> str | None:
     """Why a module behind managed collision cannot be served, whose tables can be."""
+    if why := structure.missing(module, structure.MANAGED):
+        return why
     collection = module._managed_collision_collection
+    if why := structure.missing(collection, structure.MAPS):
+        return why
     for each, (kind, methods) in zip((module, collection), OF_MANAGED.items(), strict=True):
-        if missing := [name for name in methods if not hasattr(each, name)]:
-            return f"{type(each).__name__} has no {', '.join(missing)}"
+        if why := structure.missing(each, methods):
+            return why
         if changed := [name for name in methods if getattr(type(each), name) is not getattr(kind, name)]:
             return f"{type(each).__name__} changes {', '.join(changed)} of {kind.__name__}"
         if replaced := [name for name in methods if name in vars(each)]:
@@ -170,20 +174,23 @@ def _problem_of_maps(module: Any, calls: int) -> str | None:
 def _problem_of_map(each: Any) -> str | None:
     if type(each) not in KINDS:
         return f"maps of the kind {type(each).__name__} are not known"
-    if type(each) is MCHManagedCollisionModule:
+    by_count = type(each) is MCHManagedCollisionModule
+    if why := structure.missing(each, structure.SORTED if by_count else structure.HASHED):
+        return why
+    if by_count:
         filtering = each._eviction_policy._threshold_filtering_func
         if filtering not in (None, dynamic_threshold_filter, average_threshold_filter):
             return "its function that filters ids by a threshold may draw random numbers (threshold_filtering_func)"
         return None
     if 0 < each._opt_in_prob < 100:
         return "new ids are admitted at random (opt_in_prob)"
-    if each._write_runtime_meta_dim:
+    if getattr(each, "_write_runtime_meta_dim", 0):
         return "other data of its ids are written with them (write_runtime_meta_dim)"
     if each._tb_logging_frequency:
         return "what it does is logged (tb_logging_frequency)"
     if each._disable_fallback:
         return "TorchRec fails where an id has no row (disable_fallback)"
-    if each._track_id_freq:
+    if getattr(each, "_track_id_freq", False):
         return "its ids are counted by fbgemm's operator for CUDA (track_id_freq)"
     if not trains(each):
         return "MPZCH cannot be trained on the CPU without kernels for it: enable(..., cpu_kernels=True)"

@@ -35,6 +35,44 @@ MODULE = (
     "post_odist_tracker_fn",
     "qcomm_codecs_registry",
 )
+MANAGED = (
+    "_allow_in_place_embed_weight_update",
+    "_embedding_module",
+    "_managed_collision_collection",
+    "_return_remapped_features",
+)
+MAPS = (
+    "_managed_collision_modules",
+    "_output_dists",
+    "_sharding_features",
+    "_sharding_per_table_feature_splits",
+    "_sharding_tables",
+    "_table_to_offset",
+    "post_lookup_tracker_fn",
+)
+HASHED = (
+    "_disable_fallback",
+    "_hash_zch_identities",
+    "_hash_zch_metadata",
+    "_max_probe",
+    "_opt_in_prob",
+    "_output_global_offset_tensor",
+    "_tb_logging_frequency",
+    "get_reserved_slots_per_bucket",
+    "input_mapper",
+)
+SORTED = (
+    "_current_history_buffer_offset",
+    "_current_iter",
+    "_current_iter_tensor",
+    "_eviction_policy",
+    "_init_history_buffers",
+    "_input_history_buffer_size",
+    "_last_eviction_iter",
+    "_match_indices",
+    "_mch_sorted_raw_ids",
+    "open_slots",
+)
 OF_ROWS = ("_embedding_dim", "_embedding_dim_for_sharding_type", "_sharding_type_to_sharding")
 OF_BAGS = ("_embedding_dims", "_embedding_shardings", "_sharding_types")
 SHARDING = ("_grouped_embedding_configs_per_rank", "create_input_dist", "embedding_dims", "feature_names")
@@ -159,7 +197,7 @@ def owners(module: Any, kind: str, sharding: Any) -> Any:
 def missing_of_module(module: Any, methods: Iterable[str]) -> str | None:
     """What is missing of a sharded module; methods: what its forward goes through."""
     of_kind = OF_BAGS if is_pooled(module) else OF_ROWS
-    if why := _missing(module, [*MODULE, *of_kind, *methods]):
+    if why := missing(module, [*MODULE, *of_kind, *methods]):
         return why
     for name, given in ARGUMENTS.items():
         method = getattr(module, name)
@@ -173,7 +211,7 @@ def missing_of_module(module: Any, methods: Iterable[str]) -> str | None:
 def missing_of_sharding(module: Any, kind: str, sharding: Any) -> str | None:
     """What is missing of a group, as all ranks see it. kind: its sharding type."""
     of_hosts = SHARDING_OF_HOSTS if is_pooled(module) and kind in OF_HOSTS else ()
-    if why := _missing(sharding, (*SHARDING, *of_hosts)):
+    if why := missing(sharding, (*SHARDING, *of_hosts)):
         return why
     if why := _first_missing(configs(sharding), CONFIG) or _first_missing(all_tables(sharding), TABLE):
         return why
@@ -188,7 +226,7 @@ def missing_of_sharding(module: Any, kind: str, sharding: Any) -> str | None:
 
 def missing_of_lookup(lookup: Any) -> str | None:
     """What is missing of a group on this rank."""
-    if why := _missing(lookup, LOOKUP):
+    if why := missing(lookup, LOOKUP):
         return why
     without = [embedding for embedding in lookup._emb_modules if not hasattr(embedding, "emb_module")]
     if without:
@@ -197,12 +235,13 @@ def missing_of_lookup(lookup: Any) -> str | None:
 
 
 def _first_missing(things: Iterable[Any], names: Iterable[str]) -> str | None:
-    return next((why for thing in things if (why := _missing(thing, names))), None)
+    return next((why for thing in things if (why := missing(thing, names))), None)
 
 
-def _missing(thing: Any, names: Iterable[str]) -> str | None:
-    missing = [name for name in names if not hasattr(thing, name)]
-    return f"{_called(thing)} has no {', '.join(missing)}" if missing else None
+def missing(thing: Any, names: Iterable[str]) -> str | None:
+    """Which attributes are missing."""
+    without = [name for name in names if not hasattr(thing, name)]
+    return f"{_called(thing)} has no {', '.join(without)}" if without else None
 
 
 def _called(thing: Any) -> str:

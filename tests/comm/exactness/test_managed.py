@@ -81,14 +81,18 @@ STEPS, HIDDEN_STEPS = 14, 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise"])
+@pytest.mark.parametrize("interval", [1, 2])
 @pytest.mark.parametrize("size", [1, 2])
-def test_rows_that_the_step_before_used_are_evicted(size: int, optimizer: str) -> None:
-    """In most steps, after their updates. All steps are served but those of the warm-up, and where ids are hidden."""
+def test_rows_that_the_step_before_used_are_evicted(size: int, interval: int, optimizer: str) -> None:
+    """After their updates. All steps are served but those of the warm-up, and where ids are hidden.
+
+    Every second step rows are evicted for ids of the step before, too, and are not used.
+    """
     ids = 400
     table = Table(name="m", rows=12 * size, sharding="row", features=("m0",), ids=ids)
     config = Config(
         modules={"b": (table,)}, optimizer=optimizer, static_graph=False, max_batch=12, max_length=8, spread=0.12,
-        seed=2, builder=managed({"m": partial(mch, policy="lru", interval=1, ids=ids)}),
+        seed=2, builder=managed({"m": partial(mch, policy="lru", interval=interval, ids=ids)}),
     )  # fmt: skip
     program = operations_of("train_next " * STEPS)
     evicted = 0
@@ -96,7 +100,7 @@ def test_rows_that_the_step_before_used_are_evicted(size: int, optimizer: str) -
         assert (found, broken) == ([], [])
         assert counts.served["embeddings.b"] == STEPS - len(WARM_UP) - HIDDEN_STEPS
         evicted += counts.evicted
-    assert evicted > 5 * STEPS
+    assert evicted > 3 * STEPS
 
 
 def counted(rank: int, size: int) -> Any:
