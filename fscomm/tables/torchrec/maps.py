@@ -90,19 +90,20 @@ class MapsAhead:
         ids = ids.to(where)
         kjt = KeyedJaggedTensor(keys=list(given), values=ids, lengths=lengths, stride=1)
         with torch.no_grad():
-            known, before = twin.known(ids), twin.before()
+            slots_before, before = twin.slots(ids), twin.before()
             remapping = With(self._collection, _managed_collision_modules={table: twin.module})
             rows: torch.Tensor = type(self._collection).get_lookup_value(remapping, table, kjt)[table].values()
             of_all_ranks = twin.module.evict()
-            own = twin.known(ids)
+            slots = twin.slots(ids)
             evicted = None if of_all_ranks is None else of_all_ranks - first_row
             record.evictions[table] = evicted
             record.changes[table] = twin.change(before, rows, ids, evicted=evicted is not None)
-            inserted, replaced = twin.filled(before, ids[own & ~known], 0 if evicted is None else len(evicted))
+            moved = ids[(slots >= 0) & (slots != slots_before)]
+            inserted, replaced = twin.filled(before, moved, 0 if evicted is None else len(evicted))
             record.counts[table] = Managed(
                 ids=len(ids),
-                hits=int(known.sum()),
-                own=int(own.sum()),
+                hits=int((slots_before >= 0).sum()),
+                own=int((slots >= 0).sum()),
                 late=0 if evicted is None else int(torch.isin(rows, evicted).sum()),
                 inserted=inserted,
                 evicted=replaced,
@@ -139,8 +140,8 @@ class _Map(ABC):
         self.module = module
 
     @abstractmethod
-    def known(self, ids: torch.Tensor) -> torch.Tensor:
-        """bool[N] which ids have a row of their own."""
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64[N] a number of the row that each id has for its own; -1: it has none."""
 
     @abstractmethod
     def before(self) -> Any:
@@ -151,8 +152,8 @@ class _Map(ABC):
         """What a batch changed, as far as there was a change; rows: int64[N] local ones."""
 
     @abstractmethod
-    def filled(self, before: Any, new: torch.Tensor, evictions: int) -> tuple[int, int]:
-        """How many rows got an id that were free, and how many that had another one. new: ids that got a row."""
+    def filled(self, before: Any, moved: torch.Tensor, evictions: int) -> tuple[int, int]:
+        """How many rows got an id that were free, and how many that had another one. moved: ids that got a row."""
 
     @abstractmethod
     def publish(self, change: Any) -> None:
@@ -167,7 +168,7 @@ class _Hashed(_Map):
         identities: torch.Tensor = self.module._hash_zch_identities.detach()[:, 0]
         return identities
 
-    def known(self, ids: torch.Tensor) -> torch.Tensor:
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
         module = self.module
         values, sizes, offsets = module.input_mapper(values=ids, output_offset=module._output_global_offset_tensor)
         slots, _ = torch.ops.fbgemm.zero_collision_hash(
@@ -182,7 +183,7 @@ class _Hashed(_Map):
             opt_in_prob=module._opt_in_prob,
             num_reserved_slots=module.get_reserved_slots_per_bucket(),
         )
-        return self._identities[slots] == values
+        return torch.where(self._identities[slots] == values, slots, -1)
 
     def before(self) -> None:
         return None
@@ -192,8 +193,8 @@ class _Hashed(_Map):
         written = [name for name in names if getattr(self.module, name, None) is not None]
         return rows, {name: getattr(self.module, name).detach()[rows] for name in written}
 
-    def filled(self, before: None, new: torch.Tensor, evictions: int) -> tuple[int, int]:
-        return new.unique().numel() - evictions, evictions
+    def filled(self, before: None, moved: torch.Tensor, evictions: int) -> tuple[int, int]:
+        return moved.unique().numel() - evictions, evictions
 
     def publish(self, change: Any) -> None:
         rows, values = change
@@ -215,9 +216,9 @@ class _Sorted(_Map):
             name: each for name, each in module.named_buffers() if name.startswith("_mch_") and name != "_mch_slots"
         }
 
-    def known(self, ids: torch.Tensor) -> torch.Tensor:
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
         known: torch.Tensor = self.module._match_indices(self.module._mch_sorted_raw_ids, ids)[0]
-        return known
+        return known.long() - 1
 
     def before(self) -> tuple[bool, int, int]:
         """Whether there is no history yet; where the batch begins in it; free rows."""
@@ -237,7 +238,7 @@ class _Sorted(_Map):
             buffers={name: each.clone() for name, each in self._buffers().items()} if evicted else {},
         )
 
-    def filled(self, before: tuple[bool, int, int], new: torch.Tensor, evictions: int) -> tuple[int, int]:
+    def filled(self, before: tuple[bool, int, int], moved: torch.Tensor, evictions: int) -> tuple[int, int]:
         free = before[2] - int(self.module.open_slots())
         return free, evictions - free
 

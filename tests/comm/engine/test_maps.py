@@ -13,6 +13,7 @@ from exact_model import Config, Table, build
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
+from fscomm.plan.zero_collision import FREE
 from fscomm.tables.maps import Record
 from fscomm.tables.torchrec.maps import MapsAhead
 from fscomm.tables.torchrec.own_forward import With
@@ -23,6 +24,7 @@ TABLES = (
 )
 KINDS: dict[str, tuple[Any, Any]] = {
     "ttl": (hash_zch, mch),
+    "at once": (partial(hash_zch, hours=0, probes=2), partial(mch, interval=1)),
     "lru": (partial(hash_zch, policy="LRU", probes=3), partial(mch, policy="lru", interval=1)),
     "per feature": (partial(hash_zch, policy="PER_FEATURE_TTL"), partial(mch, policy="distance lfu", interval=3)),
     "forever": (partial(hash_zch, policy=None), partial(mch, interval=1000)),
@@ -41,6 +43,7 @@ def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
     random = np.random.default_rng(rank)
     waiting: list[tuple[Record, Any]] = []
     evicted = inserted = 0
+    free = free_rows(plain)
     for step in range(40):
         with at_hour(step // 2):
             counts = random.integers(0, 9, 3)
@@ -54,6 +57,10 @@ def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
             found = record.evictions[table]
             assert (found is None) == (of_table is None)
             assert found is None or torch.equal(found, of_table)
+        before, free = free, free_rows(plain)
+        assert {table: before[table] - free[table] for table in free} == {
+            table: count.inserted for table, count in record.counts.items()
+        }
         waiting.append((record, flat(maps_of(plain))))
         if step == 0 or len(waiting) == 2:  # one behind
             published, then = waiting.pop(0)
@@ -62,6 +69,11 @@ def remapped(rank: int, size: int, kind: str) -> tuple[int, int]:
         evicted += sum(count.evicted for count in record.counts.values())
         inserted += sum(count.inserted for count in record.counts.values())
     return evicted, inserted
+
+
+def free_rows(maps: Any) -> dict[str, int]:
+    hashed, by_count = (maps[table] for table in "hm")
+    return {"h": int((hashed._hash_zch_identities == FREE).sum()), "m": int(by_count.open_slots())}
 
 
 def by_torchrec(collection: Any, maps: Any, ids: np.ndarray, counts: np.ndarray) -> tuple[list[int], dict[str, Any]]:
