@@ -6,8 +6,8 @@ embedding width, H heads.
 The forward pass of a sample does not read other samples. So the loss of a sample is the same on every rank, and a
 balanced run can be compared with an unbalanced run.
 
-Behind managed collision (MPZCH) the tables have fewer rows than there are ids. An id that comes first takes a free row
-of its own, or one whose id has expired.
+Behind managed collision (MPZCH) the tables have fewer rows than there are ids. A new id takes a free row, or one whose
+id has expired; if it finds neither, it shares a row.
 """
 
 import dataclasses
@@ -112,9 +112,7 @@ def _managed(collection: EmbeddingCollection, buckets: int) -> ManagedCollisionE
         for table in collection.embedding_configs()
     }
     return ManagedCollisionEmbeddingCollection(
-        collection,
-        ManagedCollisionCollection(maps, collection.embedding_configs()),
-        allow_in_place_embed_weight_update=True,  # fscomm resets rows of a batch while the one before is computed
+        collection, ManagedCollisionCollection(maps, collection.embedding_configs())
     )
 
 

@@ -293,7 +293,7 @@ def show_maps(outcome: Outcome, terminal: Terminal) -> None:
 
     Raises CommandFailed if no row was taken over, as then nothing was shown of evictions.
     """
-    run = next(run for run in outcome.runs if run.managed)
+    (run,) = (other for _, other in outcome.pairs if other.zch)
     tables = {name.rpartition(".table_")[2]: found for name, found in run.managed.items()}
     tables["all"] = sum(tables.values(), Managed())
     rows = [

@@ -181,7 +181,8 @@ def build(data: DemoData, seed: int, *, zch: bool = False) -> tuple[DistributedM
         # A static graph cannot add up gradients of parts.
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
-    fscomm.cpu_kernels.install(sharded)  # without them managed collision does not train on a CPU
+    if zch:
+        fscomm.cpu_kernels.install(sharded)  # TorchRec has kernels that write maps on CUDA only
     trained = ((name, each) for name, each in sharded.named_parameters() if each.requires_grad)
     dense = dict(in_backward_optimizer_filter(trained))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=2e-3))
