@@ -37,6 +37,9 @@ def demo(
     parts: Annotated[
         int, typer.Option(help="Train twice more, with each step computed in so many parts, at most 64. 1: do not.")
     ] = 1,
+    zch: Annotated[
+        bool, typer.Option("--zch", help="Train twice more, with tables behind managed collision, and evictions.")
+    ] = False,
     steps: Annotated[int, typer.Option(help="Steps of each run.")] = 14,
     ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
@@ -46,7 +49,7 @@ def demo(
 ) -> None:
     """Train a small model plainly, with FreeScale's loader, with its communication, and with both.
 
-    --parts computes steps in parts besides, and says what that brings here.
+    --parts computes steps in parts besides, and says what that brings here. --zch also trains with fewer rows than ids.
     """
     with Terminal() as terminal:
         numbers = {
@@ -94,7 +97,7 @@ def demo(
                 f"--parts {parts} cuts the samples that a rank has in a step, which are {found.batch_size} here: "
                 f"give --batch-size {parts} or more, or fewer parts"
             )
-        run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed, parts=parts)
+        run(terminal, found, folder, steps=steps, ranks=ranks, seed=seed, parts=parts, zch=zch)
 
 
 def run(
@@ -106,21 +109,29 @@ def run(
     ranks: int = 2,
     seed: int = 0,
     parts: int = 1,
+    zch: bool = False,
 ) -> "Outcome":
     """Train on processes of this machine, print what came out, and draw the picture into `folder`.
 
-    With `parts` above 1 it trains twice more, and computes each step in so many parts.
+    With `parts` above 1 it trains twice more, and computes each step in so many parts. With `zch` it trains twice more
+    with tables behind managed collision.
 
-    Raises CommandFailed if a rank fails, or if runs differ that must be equal.
+    Raises UsageError if `zch` has too few steps, and CommandFailed if a rank fails, if runs differ that must be equal,
+    or if `zch` evicts nothing.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from freescale_tools.demo.data import some_lengths
-    from freescale_tools.demo.results import draw, parts_verdict, show, verdict
+    from freescale_tools.demo.results import STEPS_PER_HOUR, draw, parts_verdict, show, show_maps, verdict
     from freescale_tools.demo.train import compare
 
     steps = min(steps, data.rows // (ranks * data.batch_size))
+    if zch and steps < 2 * STEPS_PER_HOUR:
+        raise UsageError(
+            f"--zch needs {2 * STEPS_PER_HOUR} steps, the data and --steps give {steps}: ids expire when an hour is "
+            f"over, {STEPS_PER_HOUR} steps; give more --steps or a smaller --batch-size"
+        )
     terminal.say(f"{data.name}: {data.rows:,} samples, {steps} steps of {ranks} x {data.batch_size}")
     for note in data.notes:
         terminal.say(f"  {note}")
@@ -129,7 +140,7 @@ def run(
         rdzv_endpoint="localhost:0",
     )  # fmt: skip
     try:
-        outcome: Outcome = elastic_launch(launch, compare)(data, steps, seed, parts)[0]
+        outcome: Outcome = elastic_launch(launch, compare)(data, steps, seed, parts, zch)[0]
     except ChildFailedError as error:
         raise CommandFailed(
             f"training failed on rank {error.get_first_failure()[0]}; its error stands above"
@@ -141,6 +152,8 @@ def run(
     except OSError as error:
         terminal.finding(f"cannot write {picture}: {error}")
     show(outcome, some_lengths(data), data.batch_size, terminal)
+    if zch:
+        show_maps(outcome, terminal)
     terminal.say(f"picture: {picture}")
     terminal.say(verdict(outcome))
     if parts > 1:

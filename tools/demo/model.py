@@ -5,6 +5,9 @@ embedding width, H heads.
 
 The forward pass of a sample does not read other samples. So the loss of a sample is the same on every rank, and a
 balanced run can be compared with an unbalanced run.
+
+Behind managed collision (MPZCH) the tables have fewer rows than there are ids. A new id takes a free row, or one whose
+id has expired; if it finds neither, it shares a row.
 """
 
 import dataclasses
@@ -13,12 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from freescale_tools.demo.data import HISTORY, DemoData
 from fsdata import Batch, expand
 
 GROUPS = 256
 WIDTH, HEADS, LAYERS = 64, 2, 2
+_IDS_PER_ROW = 8  # behind managed collision
+_PROBES = 8  # rows that an id may have
 
 
 def encode(batch: Batch, data: DemoData) -> Batch:
@@ -47,22 +56,28 @@ def lengths(batch: Batch, data: DemoData) -> Tensor:
 
 
 class SequenceModel(nn.Module):
-    """Encoded batch -> loss of every sample, float32 [B]; 0 for histories of less than two events."""
+    """Encoded batch -> loss of every sample, float32 [B]; 0 for histories of less than two events.
 
-    def __init__(self, data: DemoData) -> None:
+    buckets: into which the rows of a table behind managed collision are cut, a multiple of the ranks; 0: every id has
+    a row.
+    """
+
+    def __init__(self, data: DemoData, *, buckets: int = 0) -> None:
         super().__init__()
         self.data = data
-        tables = [
+        self.buckets = buckets
+        self.tables = [
             EmbeddingConfig(
                 name=f"table_{feature.name}",
-                num_embeddings=feature.rows,
+                num_embeddings=-(-feature.rows // (_IDS_PER_ROW * buckets)) * buckets if buckets else feature.rows,
                 embedding_dim=WIDTH,
                 feature_names=[feature.name],
                 init_fn=lambda weight: nn.init.normal_(weight, std=WIDTH**-0.5),
             )
             for feature in (*data.context, *data.history)
         ]
-        self.embeddings = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        collection = EmbeddingCollection(tables=self.tables, device=torch.device("meta"))
+        self.embeddings = _managed(collection, buckets) if buckets else collection
         inputs = len(data.context) * WIDTH + len(data.dense)
         self.sample = nn.Linear(inputs, WIDTH) if inputs else None
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
@@ -70,6 +85,8 @@ class SequenceModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         found = self.embeddings(batch.features)
+        if self.buckets:
+            found, _ = found  # without the features that it remapped
         events = lengths(batch, self.data)
         x = torch.stack([seen(found[field.name].values(), batch) for field in self.data.history]).sum(0)
         if self.sample is not None:
@@ -79,6 +96,24 @@ class SequenceModel(nn.Module):
             x = block(x, events)
         items = seen(batch.features[self.data.history[0].name].values(), batch)
         return next_item_loss(self.predict(x), items % GROUPS, events)
+
+
+def _managed(collection: EmbeddingCollection, buckets: int) -> ManagedCollisionEmbeddingCollection:
+    """An id expires when the hour is over in which it came last."""
+    maps = {
+        table.name: HashZchManagedCollisionModule(
+            zch_size=table.num_embeddings,
+            device=torch.device("cpu"),
+            total_num_buckets=buckets,
+            max_probe=_PROBES,
+            eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
+            eviction_config=HashZchEvictionConfig(features=table.feature_names, single_ttl=0),
+        )
+        for table in collection.embedding_configs()
+    }
+    return ManagedCollisionEmbeddingCollection(
+        collection, ManagedCollisionCollection(maps, collection.embedding_configs())
+    )
 
 
 class Block(nn.Module):

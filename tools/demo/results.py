@@ -13,7 +13,7 @@ blocked on an exchange after all ranks have begun it; late is the time before th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,13 @@ import numpy as np
 from freescale_tools.console.errors import CommandFailed
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.data import HISTORY
+from fscomm.report.report import Forwards, Managed
 from fsdata import Polynomial, pack
 from fsdata.balance.packing.plan import straggler_share
 from fsmeter.intervals import KINDS
 
 WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
+STEPS_PER_HOUR = 5  # of the clock by which ids expire: what was fetched ahead of a new hour is of no use
 GUESSED = math.log(256)
 _CLOSE = 1e-4  # of losses of the first step, whose samples are added in another order
 _POINT = 0.01  # straggler shares that differ by less are called alike
@@ -58,6 +60,9 @@ class Run:
         weights: a fingerprint of each rank's final weights.
         collisions: share of the ids whose row the step before used too; None if not counted.
         fallbacks: modules that ran without prioritized communication, and why.
+        zch: its tables are behind managed collision.
+        managed: counts of all ranks by table behind managed collision; empty if not counted.
+        forwards: of a rank in training, of all modules.
     """
 
     name: str
@@ -66,6 +71,9 @@ class Run:
     weights: tuple[str, ...] = ()
     collisions: float | None = None
     fallbacks: Mapping[str, str]
+    zch: bool = False
+    managed: Mapping[str, Managed] = field(default_factory=dict)
+    forwards: Forwards = field(default_factory=Forwards)
 
     @property
     def timed(self) -> tuple[tuple[Step, ...], ...]:
@@ -116,7 +124,8 @@ class Outcome:
     """Runs of one job, in pairs that differ only in communication, so that their results must be equal to the bit.
 
     The first pair is not balanced, the second is; in the third, if data have it, samples share histories too. With
-    `parts` above 1 there is one more at the end: the first pair with each step computed in so many parts.
+    `parts` above 1 there is one more at the end: the first pair with each step computed in so many parts. Before it
+    stands the first pair with tables behind managed collision, if asked for.
     """
 
     pairs: tuple[tuple[Run, Run], ...]
@@ -137,13 +146,16 @@ class Outcome:
 
 
 def check_same_samples(first: Run, other: Run) -> None:
-    """Raise CommandFailed unless both runs trained on the same global batches, and began with the same loss."""
+    """Raise CommandFailed unless both runs trained on the same global batches, and began with the same loss.
+
+    If the tables of one of them are behind managed collision, they have other rows, and another loss.
+    """
     for number, (one, two) in enumerate(zip(first.steps, other.steps, strict=True)):
         same = sum(rank.checksum for rank in one) == sum(rank.checksum for rank in two)
         left, right = (np.sort(np.concatenate([rank.lengths for rank in step])) for step in (one, two))
         if not same or not np.array_equal(left, right):
             raise CommandFailed(f"step {number}: {first.name} and {other.name} trained on different samples")
-    if not math.isclose(first.losses[0], other.losses[0], rel_tol=_CLOSE):
+    if first.zch == other.zch and not math.isclose(first.losses[0], other.losses[0], rel_tol=_CLOSE):
         raise CommandFailed(
             f"step 0: {first.name} has the loss {first.losses[0]}, {other.name} {other.losses[0]}: they have the same "
             f"weights and samples, so the losses should agree within a factor of 1 + {_CLOSE}"
@@ -159,7 +171,7 @@ def difference(one: Run, other: Run) -> str | None:
             losses = f"{float(one.losses[number])!r} and {float(other.losses[number])!r}"
             return f"step {number}: global losses {losses}, which differ on rank {apart[0]}"
     if one.weights != other.weights:
-        return "tables, dense weights or optimizer states at the end"
+        return "tables, maps, dense weights or optimizer states at the end"
     return None
 
 
@@ -274,6 +286,37 @@ def parts_verdict(outcome: Outcome) -> str:
         f"{told}: parts brought nothing here, as less than {_NOISE:.0%} of a step is noise. Ranks share this machine, "
         f"so links are as fast as memory; {costs}"
     )
+
+
+def show_maps(outcome: Outcome, terminal: Terminal) -> None:
+    """Print what tables behind managed collision did, in the run with prioritized communication that has them.
+
+    Raises CommandFailed if no row was taken over, as then nothing was shown of evictions.
+    """
+    (run,) = (other for _, other in outcome.pairs if other.zch)
+    tables = {name.rpartition(".table_")[2]: found for name, found in run.managed.items()}
+    tables["all"] = sum(tables.values(), Managed())
+    rows = [
+        [name, found.ids, found.inserted, found.evicted]
+        + [round(100 * share, 1) for share in (found.hit_rate, found.own_share, found.late_share)]
+        for name, found in tables.items()
+    ]
+    terminal.table(
+        f"tables behind managed collision (MPZCH), an hour every {STEPS_PER_HOUR} steps, batches mapped ahead",
+        ["table", "ids", "inserted", "evicted", "hit %", "own row %", "late %"],
+        rows,
+        notes=[
+            "inserted: free rows that got an id; evicted: rows whose id had expired, taken over by another id",
+            "hit: ids that had a row of their own before the batch; own row: that have one after it; late: whose row "
+            "another id had before it, so that it is not fetched ahead",
+        ],
+    )
+    plain = run.forwards.plain
+    terminal.say(f"{run.name}: {run.forwards.served} of {run.forwards.served + sum(plain.values())} forwards served")
+    for why, count in plain.items():
+        terminal.say(f"  plainly {count} times: {why}")
+    if not tables["all"].evicted:
+        raise CommandFailed("no row was taken over by another id, so evictions were not tried; give more --steps")
 
 
 def draw(outcome: Outcome, path: Path, *, title: str) -> None:

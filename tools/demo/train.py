@@ -9,11 +9,13 @@ import logging
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from torchrec import JaggedTensor
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules import hash_mc_evictions
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -35,8 +38,8 @@ from freescale_tools.console.ranks import join_ranks
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.data import HISTORY, DemoData
 from freescale_tools.demo.model import SequenceModel, encode, lengths, seen
-from freescale_tools.demo.results import WARMUP, Outcome, Run, Step
-from fscomm.report.report import Collisions
+from freescale_tools.demo.results import STEPS_PER_HOUR, WARMUP, Outcome, Run, Step
+from fscomm.report.report import Collisions, Forwards, Managed
 from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
 from fsmeter import BubbleMeter
 
@@ -51,11 +54,12 @@ def train(
     share: bool = False,
     serve: bool = False,
     parts: int = 1,
+    zch: bool = False,
 ) -> Run:
     """Train a fresh model and measure its steps. `serve`: with fscomm; `share`: samples share events; `parts`: in how
-    many parts each step is computed. Collective.
+    many parts each step is computed; `zch`: tables are behind managed collision. Collective.
     """
-    model, optimizer = build(data, seed)
+    model, optimizer = build(data, seed, zch=zch)
     loader = FreeScaleDataLoader(
         data.sources,
         data.schema(share=share),
@@ -66,13 +70,19 @@ def train(
         adapt=partial(encode, data=data),
     )
     done: list[Step] = []
-    with loader, fscomm.enable(model, parts=parts) if serve else nullcontext() as comm, BubbleMeter(model) as meter:
+    with (
+        loader,
+        played_clock() as clock,
+        fscomm.enable(model, parts=parts) if serve else nullcontext() as comm,
+        BubbleMeter(model) as meter,
+    ):
         given: Iterable[Any] = loader
         if comm:
             given = comm.lookahead(loader)
         elif parts > 1:
             given = (PlainStep(batch, model, parts) for batch in loader)
-        for step in meter.watch(islice(given, steps)):
+        for number, step in enumerate(meter.watch(islice(given, steps))):
+            clock.hour = number // STEPS_PER_HOUR
             batch = step.batch if parts > 1 else step
             began = time.thread_time_ns()
             optimizer.zero_grad()
@@ -98,7 +108,16 @@ def train(
         report = comm.report() if comm else None
     if dist.get_rank() == 0:
         Terminal().say(f"{name}: trained {len(done)} steps")
-    return _gather(name, done, meter, report, weights(model, optimizer))
+    return _gather(name, done, meter, report, weights(model, optimizer), zch=zch)
+
+
+@contextmanager
+def played_clock() -> Iterator[SimpleNamespace]:
+    """The clock by which ids expire: `hour` is what the loop says, so that every run has the same hour in a step."""
+    clock = SimpleNamespace(hour=0)
+    clock.time = lambda: 3_600.0 * clock.hour
+    with mock.patch.object(hash_mc_evictions, "time", clock):
+        yield clock
 
 
 class PlainStep:
@@ -141,15 +160,16 @@ class PlainStep:
         torch.autograd.backward(list(whole.values()), gradients)
 
 
-def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def build(data: DemoData, seed: int, *, zch: bool = False) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model and its optimizer: tables are sharded by rows and updated in the backward pass. Collective."""
     torch.manual_seed(seed)
-    model = SequenceModel(data)
-    apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings.parameters(), {"lr": 0.05})
     ranks = dist.get_world_size()
+    model = SequenceModel(data, buckets=ranks if zch else 0)
+    rows = [each for each in model.embeddings.parameters() if each.requires_grad]  # and not the ids that have them
+    apply_optimizer_in_backward(RowWiseAdagrad, rows, {"lr": 0.05})
     plan = construct_module_sharding_plan(
         model.embeddings,
-        {table.name: row_wise() for table in model.embeddings.embedding_configs()},
+        {table.name: row_wise() for table in model.tables},
         local_size=ranks,
         world_size=ranks,
         device_type="cpu",
@@ -161,13 +181,16 @@ def build(data: DemoData, seed: int) -> tuple[DistributedModelParallel, Combined
         # A static graph cannot add up gradients of parts.
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
-    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    if zch:
+        fscomm.cpu_kernels.install(sharded)  # TorchRec has kernels that write maps on CUDA only
+    trained = ((name, each) for name, each in sharded.named_parameters() if each.requires_grad)
+    dense = dict(in_backward_optimizer_filter(trained))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=2e-3))
     return sharded, CombinedOptimizer([("tables", sharded.fused_optimizer), ("dense", adam)])
 
 
 def weights(model: torch.nn.Module, optimizer: Any) -> str:
-    """SHA-256 of the bytes of this rank's tables, dense weights and optimizer states."""
+    """SHA-256 of the bytes of this rank's tables, maps of managed collision, dense weights and optimizer states."""
     digest = sha256()
     for leaf in tree_leaves((dict(model.state_dict()), dict(optimizer.state_dict()))):
         parts = [shard.tensor for shard in leaf.local_shards()] if isinstance(leaf, ShardedTensor) else [leaf]
@@ -177,24 +200,31 @@ def weights(model: torch.nn.Module, optimizer: Any) -> str:
     return digest.hexdigest()
 
 
-def _gather(name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Report | None, digest: str) -> Run:
+def _gather(
+    name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Report | None, digest: str, *, zch: bool
+) -> Run:
     """The run with the measurements of all ranks, on every rank. Collective."""
     counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (done, digest, sum(counted, Collisions())))
+    managed = report.total.managed if report else {}
+    dist.all_gather_object(ranks, (done, digest, sum(counted, Collisions()), managed))
     return Run(
         name=name,
-        steps=tuple(zip(*(steps for steps, _, _ in ranks), strict=True)),
+        steps=tuple(zip(*(steps for steps, *_ in ranks), strict=True)),
         seconds=meter.report(skip=WARMUP if len(done) > WARMUP else 0).mean(),
-        weights=tuple(digest for _, digest, _ in ranks),
-        collisions=sum((collisions for _, _, collisions in ranks), Collisions()).rate if report else None,
+        weights=tuple(digest for _, digest, *_ in ranks),
+        collisions=sum((collisions for _, _, collisions, _ in ranks), Collisions()).rate if report else None,
         fallbacks=dict(report.fallbacks) if report else {},
+        managed={table: sum((of_rank[table] for *_, of_rank in ranks), Managed()) for table in managed},
+        zch=zch,
+        forwards=sum(report.forwards.values(), Forwards()) if report else Forwards(),
     )
 
 
-def compare(data: DemoData, steps: int, seed: int, parts: int = 1) -> Outcome | None:
+def compare(data: DemoData, steps: int, seed: int, parts: int = 1, zch: bool = False) -> Outcome | None:
     """What one rank that torch's launcher started does: train four times, or six where samples can share histories.
-    With `parts` above 1 it trains twice more, and computes each step in so many parts.
+    With `parts` above 1 it trains twice more, and computes each step in so many parts; with `zch` twice more, with
+    tables behind managed collision.
 
     Runs that are compared follow each other, so that a machine that slows down affects both. Returns the outcome on
     rank 0.
@@ -202,6 +232,7 @@ def compare(data: DemoData, steps: int, seed: int, parts: int = 1) -> Outcome | 
     for name in ("torchrec", "torch.fx"):  # notices that do not help users of the demo
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
+    warnings.filterwarnings("ignore", "To copy construct from a tensor")  # of MPZCH
     torch.set_num_threads(1)
     join_ranks("gloo", timeout_s=1_800)
     try:
@@ -221,6 +252,9 @@ def compare(data: DemoData, steps: int, seed: int, parts: int = 1) -> Outcome | 
                 options: Any = {"balance": Balance(cost=cost), "share": share}
                 alone = train(data, one, steps, seed, **options)
                 pairs.append((alone, train(data, both, steps, seed, **options, serve=True)))
+        if zch:
+            alone = train(data, "plain, zch", steps, seed, zch=True)
+            pairs.append((alone, train(data, "prioritized, zch", steps, seed, serve=True, zch=True)))
         return Outcome(pairs=(*pairs, *in_parts), cost=cost, parts=parts) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()

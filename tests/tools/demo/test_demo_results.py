@@ -18,8 +18,10 @@ from freescale_tools.demo.results import (
     difference,
     parts_verdict,
     show,
+    show_maps,
     verdict,
 )
+from fscomm.report.report import Forwards, Managed
 from fsdata import Polynomial
 from fsmeter.intervals import KINDS
 
@@ -138,3 +140,27 @@ def test_what_is_shown_has_planned_shares_and_fails_where_a_bit_differs(capsys):
     with pytest.raises(CommandFailed, match="changed the results"):
         show(outcome(60, 100, 1.6, weights=("a", "c")), lengths, 1, Terminal())
     assert "balanced and both equal to the bit: NO, tables" in capsys.readouterr().out
+
+
+def test_maps_are_shown_and_fail_where_nothing_was_evicted(capsys):
+    alone = run_of("plain", (step(), step()))
+    one = Managed(ids=100, hits=50, own=80, late=25, inserted=6, evicted=3)
+    tables = {"embeddings.table_items": one, "embeddings.table_users": Managed(ids=100)}
+    served = replace(alone, zch=True, managed=tables, forwards=Forwards(served=7, plain={"new hour": 2, "first": 1}))
+    show_maps(Outcome(pairs=((alone, served),), cost=COST), Terminal())
+    shown = capsys.readouterr().out
+    assert [line.split() for line in re.sub("[│┃]", " ", shown).splitlines() if "all" in line.split()[:1]] == [
+        ["all", "200", "6", "3", "25", "40", "12.5"]
+    ]
+    assert "7 of 10 forwards served" in shown
+    assert "plainly 2 times: new hour" in shown
+    still = replace(served, managed={"embeddings.table_items": replace(one, evicted=0)})
+    with pytest.raises(CommandFailed, match="no row was taken over"):
+        show_maps(Outcome(pairs=((alone, still),), cost=COST), Terminal())
+
+
+def test_other_tables_may_begin_with_another_loss():
+    first, other = run_of("a", (step(), step())), run_of("b", (step(loss=6.5), step()))
+    check_same_samples(first, replace(other, zch=True))
+    with pytest.raises(CommandFailed, match="trained on different samples"):
+        check_same_samples(first, replace(run_of("c", (step(checksum=8), step())), zch=True))

@@ -16,23 +16,28 @@ from freescale_tools.cli import app
 from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.discover import discover
 from freescale_tools.demo.results import check_same_samples, difference
-from freescale_tools.demo.train import train, weights
+from freescale_tools.demo.train import build, train, weights
 from freescale_tools.write.synth import presets as synth
+from fscomm.report.report import Managed
 from fscomm.tables.group_tables import Tables
+from fscomm.tables.torchrec.maps import MapsAhead
 from fsdata import Balance
 
 
 def test_the_command_trains_on_two_ranks(tmp_path):
     """On requests of users with no event, with one and with more."""
     data, out = request_folder(tmp_path), tmp_path / "out"
-    done = CliRunner().invoke(app, ["demo", "--data", str(data), "--steps", "4", "--parts", "2", "--folder", str(out)])
+    options = ["--steps", "10", "--batch-size", "4", "--parts", "2", "--zch", "--folder", str(out)]
+    done = CliRunner().invoke(app, ["demo", "--data", str(data), *options])
     assert done.exit_code == 0, done.output
     pairs = (
         *("plain and prioritized", "balanced and both", "shared and shared, both"),
+        "plain, zch and prioritized, zch",
         "plain, 2 parts and prioritized, 2 parts",
     )
     for pair in pairs:
         assert f"{pair} equal to the bit: yes" in done.stdout
+    assert re.search(r"^prioritized, zch: \d of 10 forwards served$", done.stdout, re.MULTILINE)
     *_, balanced, in_parts = done.stdout.splitlines()
     assert re.match(r"balanced steps took \d+% (less|more) time here: unbalanced", balanced)
     assert re.match(r"prioritized steps had \d+ ms exposed in 2 parts", in_parts)
@@ -89,11 +94,13 @@ def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
         (["--parts", "0"], "--parts must be at least 1, got 0"),
         (["--parts", "65"], "--parts must be at most 64, got 65"),
         (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, or fewer parts"),
+        (["--zch", "--steps", "9"], "--zch needs 10 steps, the data and --steps give 9"),
+        (["--zch", "--batch-size", "16"], "--zch needs 10 steps, the data and --steps give 3"),
     ],
     ids=" ".join,
 )
-def test_parts_that_no_step_has_are_refused(tmp_path, given, told):
-    done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), *given])
+def test_parts_that_no_step_has_and_hours_that_no_run_has_are_refused(tmp_path, given, told):
+    done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), "--batch-size", "4", *given])
     assert (done.exit_code, told in done.stderr) == (2, True), done.output
 
 
@@ -136,3 +143,36 @@ def test_the_fingerprint_sees_weights_and_optimizer_states():
 
     assert printed() == printed()
     assert len({printed(), printed(lr=0.25), printed(momentum=0.0)}) == 3
+
+
+NOTICE_OF_TORCHREC = pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+
+
+@NOTICE_OF_TORCHREC
+@pytest.mark.parametrize("state", ["_hash_zch_identities", "_hash_zch_metadata"])
+def test_the_fingerprint_sees_the_maps(one_rank, tmp_path, state):
+    model, optimizer = build(discover(request_folder(tmp_path)), 0, zch=True)
+    before = weights(model, optimizer)
+    (of_items,) = (each for name, each in model.state_dict().items() if name.endswith(f"table_item_ids.{state}"))
+    of_items.local_shards()[0].tensor[3] += 1
+    assert weights(model, optimizer) != before
+
+
+def managed_twins(rank, world_size, folder, drop_maps):
+    """The job behind managed collision without and with fscomm: (where they differ, the run with fscomm)."""
+    data = discover(folder, max_length=20, batch_size=4)
+    plain = train(data, "plain", 10, 0, zch=True)
+    with mock.patch.object(MapsAhead, "publish", return_value=None) if drop_maps else nullcontext():
+        served = train(data, "served", 10, 0, serve=True, zch=True)
+    return difference(plain, served), served
+
+
+@NOTICE_OF_TORCHREC
+@pytest.mark.parametrize("drop_maps", [False, True], ids=["whole", "broken"])
+def test_managed_collision_changes_no_bit_and_a_lost_map_would_be_noticed(tmp_path, drop_maps):
+    for where, served in shared_world(2).run(managed_twins, request_folder(tmp_path), drop_maps):
+        assert (where is not None) == drop_maps
+        assert served.forwards.served >= 4  # of 10, of which the first and those of a new hour run plainly
+        found = sum(served.managed.values(), Managed())
+        assert found.evicted > 0
+        assert 0 < found.late_share < found.own_share < 1
