@@ -360,11 +360,11 @@ BREAKS: tuple[Break, ...] = (
         why="rows are reset while the step before still uses them, by the ids worker",
     ),
     Break(
-        file="fscomm/engine/program.py",
-        before="        return rows if self._served.modules[m].maps is None else kept(rows, step.number)",
-        after="        return rows",
+        file="fscomm/exchange/id_exchange.py",
+        before="                classes[new.evicted] = LATE",
+        after="                classes[new.evicted[:-1]] = LATE",
         tests=MANAGED,
-        why="rows are said to be fetched ahead that the forward evicts: only the law finds it, so far",
+        why="one of the rows that a forward evicts is fetched ahead of it, with the weights of the old id",
     ),
     Break(
         file="fscomm/tables/torchrec/cpu_kernels.py",

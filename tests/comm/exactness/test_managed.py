@@ -79,6 +79,27 @@ def test_loops(size: int, loop: str) -> None:
         assert found == []
 
 
+ONCE_WRONG = {
+    "a forward is computed again in backward, which maps ids anew": "next recomputed backward next recomputed:1 backward",
+    "a state is loaded, and the count of steps in it is another one": "train_on:3 load train_on:3 load:1 train_on:3",
+    "an hour begins where twins are made anew": "load:5 new_loop train_next hour train_on:2 hour train_on:2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chance", [1, 2], ids=["threads", "streams"])
+@pytest.mark.parametrize("program", ONCE_WRONG.values(), ids=ONCE_WRONG)
+def test_chosen_programs(program: str, chance: int) -> None:
+    """Smallest cases of what went wrong once."""
+    tables = [Table(name=name, rows=12, sharding="row", features=(name,), ids=IDS) for name in "bcd"]
+    maps = {"b": partial(mch, interval=2), "c": partial(mch, interval=1), "d": partial(hash_zch, probes=1)}
+    modules = {table.name: (table,) for table in tables}
+    config = Config(modules=modules, static_graph=False, max_batch=8, spread=0.02, builder=managed(maps))
+    for found, broken, _ in shared_world(1).run(
+        played, (config, operations_of(program), chance), at_once, play_managed
+    ):
+        assert (found, broken) == ([], [])
+
+
 STEPS, HIDDEN_STEPS = 14, 2
 
 
