@@ -80,7 +80,7 @@ def test_loops(size: int, loop: str) -> None:
 
 
 ONCE_WRONG = {
-    "a forward is computed again in backward, which maps ids anew": "next recomputed backward next recomputed:1 backward",
+    "ids are mapped anew, by a forward that is computed again": "next recomputed backward next recomputed:1 backward",
     "a state is loaded, and the count of steps in it is another one": "train_on:3 load train_on:3 load:1 train_on:3",
     "an hour begins where twins are made anew": "load:5 new_loop train_next hour train_on:2 hour train_on:2",
 }  # fmt: skip
