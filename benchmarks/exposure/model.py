@@ -35,7 +35,7 @@ from torchrec.streamable import Pipelineable
 
 CPU = torch.device("cpu")
 HIDDEN = 32
-PROBES = 32
+PROBES, HOURS = 32, 12
 _MATRIX = 256
 
 
@@ -247,7 +247,7 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
 
 
 def managed(collection: Any, ranks: int) -> ManagedCollisionEmbeddingCollection:
-    """Its tables behind MPZCH, which evicts ids that nobody used for an hour."""
+    """Its tables behind MPZCH, which evicts ids that nobody used for a block: an hour is a step there."""
     maps = {
         table.name: HashZchManagedCollisionModule(
             zch_size=table.num_embeddings,
@@ -255,7 +255,7 @@ def managed(collection: Any, ranks: int) -> ManagedCollisionEmbeddingCollection:
             total_num_buckets=ranks,
             max_probe=PROBES,
             eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-            eviction_config=HashZchEvictionConfig(features=table.feature_names, single_ttl=1),
+            eviction_config=HashZchEvictionConfig(features=table.feature_names, single_ttl=HOURS),
         )
         for table in collection.embedding_configs()
     }
