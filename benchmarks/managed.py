@@ -1,6 +1,6 @@
 """Managed collision: what mapping ids one batch ahead costs, and what communication of a step is still exposed.
 
-    python benchmarks/managed.py [--slots 0.97] [--rounds 4] [--steps 5] [--only maps]
+    python benchmarks/managed.py [--slots 1.2] [--rounds 4] [--steps 5] [--only maps]
 
 1. Maps of one rank: ids remapped by their twin, and published, against TorchRec's own remapping of the same ids.
 2. Exposed time on links of 200 Mbit, as `exposed.py` measures it: tables behind MPZCH, of which ids are evicted that
@@ -41,7 +41,7 @@ from fscomm.tables.torchrec import cpu_kernels
 from fscomm.tables.torchrec.maps import MapsAhead
 
 SLOTS, IDS, KNOWN, INTERVAL, ROUNDS = 300_000, 20_000, 250_000, 5, 25
-LEAST_SLOTS = 0.97
+SLOTS_PER_ID = 1.2
 
 
 def hashed() -> Any:
@@ -171,7 +171,7 @@ def exposed(slots: float, rounds: int, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slots", type=float, default=LEAST_SLOTS, help="for each id (default: %(default)s)")
+    parser.add_argument("--slots", type=float, default=SLOTS_PER_ID, help="for each id (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--only", choices=("maps", "exposed"))
