@@ -143,9 +143,11 @@ class Engine(Listener):
         if self.held is not None:
             self.turns.end()
             self._note_idle(self.held)
-        for m, order in self.maps.items():
-            if resumed or (self.held is not None and not self.held.modules[m].used):
+        for order in self.maps.values():
+            if resumed:
                 order.leave()
+            if self.held is not None:
+                order.go_on()
         if resumed:
             self._times.begin_loop()
             self._idle = [0] * len(self.modules)
@@ -293,6 +295,7 @@ class Engine(Listener):
         if step is not None and agreed.served:
             self._count(m, features, call, None)
             return self._run_served(m, step, features, agreed)
+        self._executor.wire_gate.settle()
         why = decision.why or WARM_UP
         if step is not None and decision.mode.served:
             others = name_ranks([rank for rank, mode in enumerate(modes) if not mode.served])
@@ -450,37 +453,38 @@ class Engine(Listener):
 
     def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:
         step, before = self.held, self.forwarded
-        modes = self._executor.control_words.exchange(
+        return self._executor.control_words.exchange(
             self.modules[m].name,
             m,
             step=step.number if step is not None else -1,
             passes=before.modules[m].backwards if before is not None else 0,
             mode=mode,
         )
-        self._executor.wire_gate.settle()
-        return modes
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, fetched = self.served.groups[m], step.modules[m].fetched
-        late = self._evict(m, step) if m in self.maps else False
+        groups, fetched, gate = self.served.groups[m], step.modules[m].fetched, self._executor.wire_gate
+        late = m in self.maps and any(step.ids.ahead(g).fetch[LATE].most for g in groups)  # on any rank
+        with gate.closed() if late else nullcontext():
+            gate.settle()
+            if m in self.maps:
+                self._evict(m, step)
+            if late:
+                self._program.fetch_late(step, m)
+                with self._recorder.wait("evicted rows", step=step.number):
+                    fetched[LATE].done.result()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
-        if late:
-            self._program.fetch_late(step, m)
-            with self._recorder.wait("evicted rows", step=step.number):
-                fetched[LATE].done.result()
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
         return self.run_part(m, step, features, 0)
 
-    def _evict(self, m: int, step: Step) -> bool:
-        """The maps of module m, and rows with another id, become what its own forward would make of them. Whether some
-        of these rows are looked up in the step, on any rank."""
+    def _evict(self, m: int, step: Step) -> None:
+        """The maps of module m, and rows with another id, become what its own forward would make of them."""
         record = step.ids.records[m]
         assert record is not None
         self.maps[m].bring_up_to_date(record)
@@ -491,7 +495,6 @@ class Engine(Listener):
                 self.maps[m].maps.evict(record)
             finally:
                 self._evicting = None
-        return any(step.ids.ahead(g).fetch[LATE].most for g in self.served.groups[m])
 
     def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
         """With the rows that this part needs; those of the parts before are here."""

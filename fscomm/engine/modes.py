@@ -9,6 +9,8 @@ from fscomm.engine.step import Step
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.operations import EXCLUSIVE
 
+IRREGULAR = "an id lies outside its table, or maps give it two rows"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -85,7 +87,7 @@ def decide(
         (module.features is None, Decision(mode=Mode.PLAIN)),
         (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
         (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
-        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why="an id lies outside its table")),
+        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=IRREGULAR)),
         (stale is not None, Decision(mode=Mode.STALE, why=stale)),
         (EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),
         (0 not in module.fetched, Decision(mode=Mode.FETCH)),

@@ -257,7 +257,7 @@ class IdExchange:
             if module.maps is not None and m in maps:
                 module.maps.renew(maps[m])
                 met = module.maps.remap_again(met) if met is not None else None
-            records.append(Record(hour_before=met.hour if met is not None else None) if module.maps else None)
+            records.append(Record(hour_before=met.hour if met and met.asked else None) if module.maps else None)
         return records
 
     def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Record | None]) -> Mapped:

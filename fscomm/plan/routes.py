@@ -205,6 +205,7 @@ class Served:
         counts: int64[W, F] occurrences.
         rows: all distinct rows that are asked for, or evicted.
         numbers: int32[U] which of `rows` each distinct row of a pair is. evicted: int32 which were evicted.
+        two_rows: some id is mapped to several rows.
         asking: bool[U, H] which ranks of the requester's host ask for a row; None unless rows go in two levels.
     """
 
@@ -213,6 +214,7 @@ class Served:
     rows: OwnerRows
     numbers: np.ndarray
     evicted: np.ndarray
+    two_rows: bool = False
     asking: np.ndarray | None = None
 
     @property
@@ -222,8 +224,8 @@ class Served:
 
     @property
     def irregular(self) -> bool:
-        """An id lies outside its table."""
-        return self.rows.irregular
+        """An id lies outside its table, or is mapped to two rows of it: what ids are told apart by is the id."""
+        return self.rows.irregular or self.two_rows
 
     @property
     def parts(self) -> int:
@@ -285,12 +287,20 @@ class RowPlan:
         if mapped is not None:
             found = replace(found, ids=mapped.rows)
         asked, units = take(found.ids, found.positions), len(found.positions)
+        two_rows = mapped is not None and not np.array_equal(asked[found.slots], found.ids)
         if mapped is not None:
             asked = np.concatenate([asked, *mapped.evicted])
             by_table = np.vstack([by_table, [len(of_table) for of_table in mapped.evicted]])
         rows = OwnerRows(asked, by_table, np.array(self.layout.rows, np.int64))
         counts = numbers if parts == 1 else numbers.reshape(world_size, -1, parts).sum(2)
-        return Served(wire=found, counts=counts, rows=rows, numbers=rows.numbers[:units], evicted=rows.numbers[units:])
+        return Served(
+            wire=found,
+            counts=counts,
+            rows=rows,
+            numbers=rows.numbers[:units],
+            evicted=rows.numbers[units:],
+            two_rows=two_rows,
+        )
 
     def shared(self, served: Served, rows: np.ndarray, *, back: bool) -> Shared:
         """rows: uint8[R] their classes. back: of the gradients after the step, not of the rows before it."""

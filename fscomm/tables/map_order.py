@@ -26,6 +26,7 @@ class MapOrder:
         self._announced = 0  # the chain of the twins
         self._of_step: dict[int, int] = {}
         self._ran_in = UNKNOWN  # the hour of the last forward
+        self._met = False  # the maps have met the batch that the user holds
         self._versions = maps.versions()
 
     def announce(self, step: int) -> Mapping[str, Any] | None:
@@ -40,7 +41,9 @@ class MapOrder:
         """Why what was done with the batch of `step` does not fit the maps now, or None."""
         self._notice()
         if self._of_step.get(step) != self._now:
-            return "its maps are not those with which its ids were mapped ahead"
+            return (
+                "its maps are not those with which its ids were mapped ahead: another batch came, or they were changed"
+            )
         if record.hour_before not in (None, self._ran_in) or record.hour != self.maps.hour():
             self.leave()
             return _ANOTHER_HOUR
@@ -54,22 +57,31 @@ class MapOrder:
         self._now += 1
         self._versions = self.maps.versions()
 
+    def go_on(self) -> None:
+        """The user leaves a batch. The twins have met it."""
+        if not self._met:
+            self.leave()
+        self._met = False
+
     def bring_up_to_date(self, record: Record) -> None:
         """A forward runs with what was mapped ahead: see `Maps.publish`."""
         self.maps.publish(record)
-        self._ran_in, self._versions = record.hour, self.maps.versions()
+        self._met, self._ran_in, self._versions = True, record.hour, self.maps.versions()
 
     @contextlib.contextmanager
     def own_forward(self, *, as_announced: bool) -> Iterator[None]:
         """Around the module's own forward, which changes the maps in training mode."""
-        writes, self._ran_in, fits = self.maps.writes, self.maps.hour(), False
+        if not self.maps.writes:
+            yield
+            return
+        hour, fits = self.maps.hour(), False
         try:
             yield
-            fits = as_announced and self._announced == self._now and self.maps.hour() == self._ran_in
+            fits = as_announced and self._announced == self._now and self.maps.hour() == hour
         finally:
-            if writes and not fits:
+            if not fits:
                 self.leave()
-            self._versions = self.maps.versions()
+            self._met, self._ran_in, self._versions = fits, hour, self.maps.versions()
 
     def _notice(self) -> None:
         """Whether somebody has written to the maps."""

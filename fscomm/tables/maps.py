@@ -39,23 +39,17 @@ class Record:
 
 
 class Maps(Protocol):
-    """Of one module. `renew`, `remap` and `remap_again` are called by the ids worker, all else by the training thread.
-
-    Attributes:
-        timed: what is evicted depends on the hour.
-    """
-
-    timed: bool
+    """Of one module. `renew`, `remap` and `remap_again` are called by the ids worker, all else by the training thread."""
 
     @property
     def writes(self) -> bool:
         """Whether a forward changes the maps now: whether the module is in training mode."""
 
     def hour(self) -> int:
-        """As policies of eviction read it."""
+        """As policies of eviction read it; 0 if they read none."""
 
-    def versions(self) -> list[int]:
-        """Numbers that change when somebody writes to the module's maps in place."""
+    def versions(self) -> list[object]:
+        """What changes when somebody writes to the module's maps in place, or sets one of them otherwise."""
 
     def snapshot(self) -> Mapping[str, Any]:
         """Copies of the module's maps as they are now."""

@@ -111,6 +111,8 @@ def zero_collision_hash(
     del unused
     if input.dtype != identities.dtype:
         raise TypeError(f"ids are {input.dtype}, but a table of MPZCH has ids of {identities.dtype}: convert them")
+    if outside := input[(offsets < 0) | (offsets + local_sizes > len(identities))].tolist():
+        raise ValueError(f"the id {outside[0]} belongs to a bucket of another rank: ids must not be negative")
     evicts = metadata is not None  # never where it only reads
     slots, outcomes = torch.empty_like(input), torch.empty(len(input), dtype=torch.uint8)
     in_reserve = max(num_reserved_slots, 0) if eviction_policy != _LRU else 0  # CUDA's LRU kernel knows of none
@@ -130,6 +132,9 @@ def zero_collision_hash(
         slots.numpy(),
         outcomes.numpy(),
     )
+    for written in (identities, metadata) if not readonly else ():
+        if written is not None:
+            torch.autograd.graph.increment_version(written)
     return slots, slots[outcomes == EVICTED].unique() if evicts else None
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torchrec.distributed.types import LazyAwaitable, NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.own_forward import output_of_rows
+from fscomm.tables.torchrec.own_forward import Keep, output_of_rows
 from fscomm.tables.torchrec.structure import HOST
 
 
@@ -60,13 +59,6 @@ class ManagedBinding(TorchRecBinding):
                 TorchRecBinding.around_wait(self, each, guard)
 
 
-class _Keep(nn.Module):
-    """In the place of the all-to-all of an input dist: hands back the KJT that would have been sent."""
-
-    def forward(self, features: Any) -> Any:
-        return features
-
-
 def _on_host(dist: Any) -> Any:
     """A copy of an input dist, in host memory. It sends nothing."""
     copied = copy.copy(dist)
@@ -74,5 +66,5 @@ def _on_host(dist: Any) -> Any:
         setattr(copied, name, dict(vars(dist)[name]))
     for name, buffer in copied._buffers.items():
         copied._buffers[name] = buffer.to(HOST)
-    copied._dist = _Keep()
+    copied._dist = Keep()
     return copied

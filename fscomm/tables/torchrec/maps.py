@@ -31,6 +31,13 @@ except ImportError:  # a torchrec without MPZCH
     hash_mc_evictions = HashZchManagedCollisionModule = None
 
 
+_SETTINGS = (
+    "_current_history_buffer_offset",
+    "_current_iter",
+    "_eviction_interval",
+    "_eviction_policy_name",
+    "_last_eviction_iter",
+)
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -42,17 +49,21 @@ class MapsAhead:
         self._collection = module._managed_collision_collection
         self._own = structure.maps(module)
         self._twins: dict[str, _Map] = {}
-        self.timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
 
     @property
     def writes(self) -> bool:
         return any(each.training for each in self._own.values())
 
     def hour(self) -> int:
-        return int(hash_mc_evictions.time.time() / 3600) if self.timed else 0
+        timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
+        return int(hash_mc_evictions.time.time() / 3600) if timed else 0
 
-    def versions(self) -> list[int]:
-        return [each._version for own in self._own.values() for each in (*own.parameters(), *own.buffers())]
+    def versions(self) -> list[object]:
+        found: list[object] = []
+        for own in self._own.values():
+            found += [each._version for each in (*own.parameters(), *own.buffers())]
+            found += [own.training, *(getattr(own, name, None) for name in _SETTINGS)]
+        return found
 
     def snapshot(self) -> dict[str, Any]:
         return {table: copy.deepcopy(own) for table, own in self._own.items()}

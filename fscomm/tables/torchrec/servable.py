@@ -12,6 +12,9 @@ from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCo
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
     MCHManagedCollisionModule,
     average_threshold_filter,
     dynamic_threshold_filter,
@@ -37,6 +40,7 @@ SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, it
     EmbOptimType.LAMB,
     EmbOptimType.PARTIAL_ROWWISE_LAMB,
 )
+POLICIES = (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
 _TRACKED = "a tracker follows its lookups"
 _METHODS = (
     "forward",
@@ -178,12 +182,14 @@ def _problem_of_map(each: Any) -> str | None:
     if why := structure.missing(each, structure.SORTED if by_count else structure.HASHED):
         return why
     if by_count:
+        if type(each._eviction_policy) not in POLICIES:
+            return f"its eviction policy {type(each._eviction_policy).__name__} is not one of TorchRec's"
         filtering = each._eviction_policy._threshold_filtering_func
         if filtering not in (None, dynamic_threshold_filter, average_threshold_filter):
             return "its function that filters ids by a threshold may draw random numbers (threshold_filtering_func)"
         return None
-    if 0 < each._opt_in_prob < 100:
-        return "new ids are admitted at random (opt_in_prob)"
+    if each._opt_in_prob not in (-1, 100):
+        return "new ids are admitted at random, or never (opt_in_prob)"
     if getattr(each, "_write_runtime_meta_dim", 0):
         return "other data of its ids are written with them (write_runtime_meta_dim)"
     if each._tb_logging_frequency:

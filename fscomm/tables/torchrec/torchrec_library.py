@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -15,6 +14,7 @@ from fscomm.tables.torchrec.binding import TorchRecBinding, asked
 from fscomm.tables.torchrec.codecs import codecs
 from fscomm.tables.torchrec.managed import ManagedBinding
 from fscomm.tables.torchrec.maps import MapsAhead
+from fscomm.tables.torchrec.own_forward import Keep
 from fscomm.tables.torchrec.servable import problems
 from fscomm.tables.torchrec.structure import parts, sharded_modules
 from fscomm.tables.torchrec.throwaway import trial
@@ -130,12 +130,5 @@ def _pooling(module: Any, kind: str, sharding: Any, dim: int) -> Pooling:
 def _input_dist(sharding: Any) -> Any:
     """In host memory, where plans are made. It sends nothing."""
     dist = sharding.create_input_dist(device=structure.HOST)
-    dist._dist = _Keep()
+    dist._dist = Keep()
     return dist
-
-
-class _Keep(nn.Module):
-    """In the place of the all-to-all of an input dist: hands back the KJT that would have been sent."""
-
-    def forward(self, features: Any) -> Any:
-        return features

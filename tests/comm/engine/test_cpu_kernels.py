@@ -208,6 +208,18 @@ def test_new_ids_are_admitted_at_random() -> None:
 
 
 @NOTICE_OF_TORCHREC
+def test_ids_of_another_rank_are_refused_and_writes_are_seen() -> None:
+    module = hash_zch(TABLES[0])
+    fscomm.cpu_kernels.install(module)
+    before = module._hash_zch_identities._version
+    with at_hour(0):
+        module(of_features(h0=torch.arange(3)))
+        assert module._hash_zch_identities._version > before
+        with pytest.raises(ValueError, match="the id -1 belongs to a bucket of another rank"):
+            module(of_features(h0=torch.tensor([5, -1])))
+
+
+@NOTICE_OF_TORCHREC
 def test_ids_of_another_type_are_refused() -> None:
     module = hash_zch(TABLES[0])
     fscomm.cpu_kernels.install(module)

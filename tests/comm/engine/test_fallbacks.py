@@ -170,6 +170,12 @@ def behind_maps(maps: MapOf, *, pooling: str = "", dedup: bool = False, **option
 
 MANAGED = [
     ("admitted", behind_maps(partial(hash_zch, opt_in_prob=50, percent_reserved_slots=50)), "admitted at random"),
+    (
+        "never admitted",
+        behind_maps(partial(hash_zch, opt_in_prob=0, percent_reserved_slots=50)),
+        "or never (opt_in_prob)",
+    ),
+    ("own policy", behind_maps(partial(mch, policy="own")), "OwnPolicy is not one of TorchRec's"),
     ("written", behind_maps(partial(hash_zch, write_runtime_meta_dim=2)), "write_runtime_meta_dim"),
     ("fails", behind_maps(partial(hash_zch, disable_fallback=True), kernels=False), "disable_fallback"),
     ("counts", behind_maps(partial(hash_zch, track_id_freq=True), kernels=False), "track_id_freq"),

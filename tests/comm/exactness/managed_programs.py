@@ -37,6 +37,22 @@ class ManagedPlayer(Player):
             self.run.record(f"{self._count} inspected", self.run.model(batch))
         self.run.model.train()
 
+    def inspect_instead(self, n: int) -> None:
+        """The next batch is evaluated, with or without gradients, and not trained on."""
+        self.next()
+        if self.batch is not None:
+            self.inspect(2 * n + 1)
+
+    def change_mode(self, n: int) -> None:
+        """Of one map of each module: it only reads for a step, or evicts at other steps from now on."""
+        for module in self.run.model.module.modules():
+            for each in list(getattr(module, "_managed_collision_modules", {}).values())[:1]:
+                each.train(n % 3 != 0)
+                if hasattr(each, "_eviction_interval"):
+                    each._eviction_interval = 1 + n % 4
+        self.train_next(0)
+        self.run.model.train()
+
     def change_maps(self, n: int) -> None:
         """By hand, on all ranks or on one: what was met or counted seems older, or rarer."""
         if n % 2 or n // 2 % self.run.size == self.run.rank:
@@ -61,7 +77,9 @@ def play_managed(operations: list[Operation]) -> Loop:
     return loop
 
 
-MORE = ["hour"] * 8 + ["inspect"] * 2 + ["change_maps"] * 2 + ["train_on"] * 60
+MORE = (
+    ["hour"] * 8 + ["inspect"] * 2 + ["inspect_instead"] * 3 + ["change_maps"] * 2 + ["change_mode"] + ["train_on"] * 60
+)
 
 
 def managed_programs(length: int) -> st.SearchStrategy[list[Operation]]:

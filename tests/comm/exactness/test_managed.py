@@ -82,6 +82,8 @@ def test_loops(size: int, loop: str) -> None:
 ONCE_WRONG = {
     "ids are mapped anew, by a forward that is computed again": "next recomputed backward next recomputed:1 backward",
     "a state is loaded, and the count of steps in it is another one": "train_on:3 load train_on:3 load:1 train_on:3",
+    "a batch is evaluated with gradients, and not trained on": "train_on:3 inspect_instead train_on hour inspect_instead",
+    "one of the maps only reads": "train_on:3 change_mode train_on:3 change_mode:3 train_on:3",
     "an hour begins where twins are made anew": "load:5 new_loop train_next hour train_on:2 hour train_on:2",
 }  # fmt: skip
 
@@ -98,6 +100,17 @@ def test_chosen_programs(program: str, chance: int) -> None:
         played, (config, operations_of(program), chance), at_once, play_managed
     ):
         assert (found, broken) == ([], [])
+
+
+def test_an_id_that_is_mapped_to_two_rows() -> None:
+    """A feature that only reads asks for it before another feature brings it in. Such steps run plainly."""
+    table = Table(name="h", rows=24, sharding="row", features=("h0_readonly", "h1"), ids=IDS)
+    maps = managed({"h": partial(hash_zch, enable_per_feature_lookups=True)})
+    config = Config(modules={"b": (table,)}, static_graph=False, max_batch=8, spread=0.02, builder=maps, steps=9)
+    for size in (1, 2):
+        for found, said in shared_world(size).run(timed, config, "base"):
+            assert found == []
+            assert "two rows" in str(said["report"]["forwards"]["embeddings.b"]["plain"])
 
 
 STEPS, HIDDEN_STEPS = 14, 2
