@@ -463,21 +463,21 @@ class Engine(Listener):
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, fetched, gate = self.served.groups[m], step.modules[m].fetched, self._executor.wire_gate
+        groups, fetched = self.served.groups[m], step.modules[m].fetched
         late = m in self.maps and any(step.ids.ahead(g).fetch[LATE].most for g in groups)  # on any rank
-        with gate.closed() if late else nullcontext():
-            gate.settle()
-            if m in self.maps:
-                self._evict(m, step)
+        if m in self.maps:
+            self._evict(m, step)
             if late:
                 self._program.fetch_late(step, m)
-                with self._recorder.wait("evicted rows", step=step.number):
-                    fetched[LATE].done.result()
+        self._executor.wire_gate.settle()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
+        if late:
+            with self._recorder.wait("evicted rows", step=step.number):
+                fetched[LATE].done.result()
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)

@@ -88,15 +88,6 @@ class WireGate:
             if expecting:
                 self._quiet_until = self._clock() + self._grace_s
 
-    @contextlib.contextmanager
-    def closed(self) -> Iterator[None]:
-        """Inside, a collision exchange is about to come."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
     def settle(self) -> None:
         """No control word is expected: exclusive exchanges may go as soon as no collision exchange runs."""
         with self._change():

@@ -39,7 +39,7 @@ class Record:
 
 
 class Maps(Protocol):
-    """Of one module. `renew`, `remap` and `remap_again` are called by the ids worker, all else by the training thread."""
+    """Of one module. `renew`, `remap` and `remap_again` are for the ids worker, all else for the training thread."""
 
     @property
     def writes(self) -> bool:

@@ -215,8 +215,22 @@ def test_ids_of_another_rank_are_refused_and_writes_are_seen() -> None:
     with at_hour(0):
         module(of_features(h0=torch.arange(3)))
         assert module._hash_zch_identities._version > before
-        with pytest.raises(ValueError, match="the id -1 belongs to a bucket of another rank"):
-            module(of_features(h0=torch.tensor([5, -1])))
+    with pytest.raises(ValueError, match="the id -1 belongs to a bucket of another rank"):
+        zero_collision_hash(
+            input=torch.tensor([5, -1]),
+            identities=torch.full((12, 1), FREE),
+            max_probe=1,
+            readonly=True,
+            local_sizes=torch.tensor([2, 2]),
+            offsets=torch.tensor([0, 22]),
+            metadata=None,
+            input_metadata=None,
+            eviction_threshold=0,
+            eviction_policy=0,
+            num_reserved_slots=-1,
+            opt_in_prob=-1,
+            opt_in_rands=None,
+        )
 
 
 @NOTICE_OF_TORCHREC

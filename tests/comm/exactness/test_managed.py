@@ -82,7 +82,7 @@ def test_loops(size: int, loop: str) -> None:
 ONCE_WRONG = {
     "ids are mapped anew, by a forward that is computed again": "next recomputed backward next recomputed:1 backward",
     "a state is loaded, and the count of steps in it is another one": "train_on:3 load train_on:3 load:1 train_on:3",
-    "a batch is evaluated with gradients, and not trained on": "train_on:3 inspect_instead train_on hour inspect_instead",
+    "a batch is evaluated instead of trained on": "train_on:3 inspect_instead train_on hour inspect_instead",
     "one of the maps only reads": "train_on:3 change_mode train_on:3 change_mode:3 train_on:3",
     "an hour begins where twins are made anew": "load:5 new_loop train_next hour train_on:2 hour train_on:2",
 }  # fmt: skip
