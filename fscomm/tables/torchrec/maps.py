@@ -31,13 +31,8 @@ except ImportError:  # a torchrec without MPZCH
     hash_mc_evictions = HashZchManagedCollisionModule = None
 
 
-_SETTINGS = (
-    "_current_history_buffer_offset",
-    "_current_iter",
-    "_eviction_interval",
-    "_eviction_policy_name",
-    "_last_eviction_iter",
-)
+_NUMBERS = ("_current_iter", "_last_eviction_iter", "_current_history_buffer_offset")  # of MCH, beside its buffers
+_SETTINGS = (*_NUMBERS, "_eviction_interval", "_eviction_policy_name")
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -216,8 +211,6 @@ class _Hashed(_Map):
 class _Sorted(_Map):
     """Of MCH. A batch is noted in a history, from which all buffers are made anew every few steps."""
 
-    _NUMBERS = ("_current_iter", "_last_eviction_iter", "_current_history_buffer_offset")
-
     def _history(self) -> list[torch.Tensor]:
         return [self.module._history_accumulator, *self.module._history_metadata.values()]
 
@@ -242,7 +235,7 @@ class _Sorted(_Map):
         piece = slice(start, start if evicted else module._current_history_buffer_offset)
         return SimpleNamespace(
             first=len(ids) if first else None,
-            numbers={name: getattr(module, name) for name in self._NUMBERS},
+            numbers={name: getattr(module, name) for name in _NUMBERS},
             iteration=module._current_iter_tensor.item(),  # another number than `_current_iter` after a load_state_dict
             piece=piece,
             history=[each[piece].clone() for each in self._history()],
