@@ -176,8 +176,8 @@ BREAKS: tuple[Break, ...] = (
     # fscomm
     Break(
         file="fscomm/engine/program.py",
-        before="dict.fromkeys(modules, exclusive(step.number, step.follows))",
-        after="dict.fromkeys(modules, exclusive(step.number, step.number - 1))",
+        before="self._kept(m, step, exclusive(step.number, step.follows))",
+        after="self._kept(m, step, exclusive(step.number, step.number - 1))",
         tests=("tests/comm/engine/test_tables.py", "tests/comm/exactness/test_programs.py"),
         why="the first step of a second loop may look rows up before the last step of the first loop has updated them",
     ),
