@@ -193,9 +193,11 @@ class Backward:
         successor = self._loop.step_to_come(step.next)
         to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
         awaited = successor if to_fetch else self._loop.forwarded
-        self._program.update(
-            step, gradients, sent, successor, to_fetch, expecting=lambda: self._loop.forwarded is not awaited
-        )
+
+        def expecting() -> bool:
+            return self._loop.forwarded is not awaited or (awaited is not None and awaited.fetches_late)
+
+        self._program.update(step, gradients, sent, successor, to_fetch, expecting=expecting)
 
     def _to_fetch(self, m: int, step: Step, successor: Step | None) -> list[int]:
         """The calls of module m whose collision rows `successor` needs now that all calls of `step` had a backward."""

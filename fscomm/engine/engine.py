@@ -291,6 +291,7 @@ class Engine(Listener):
         agreed = max(modes)
         if step is not None and call.training and not call.inside_backward:  # backward may come back to it
             step.modules[m].used = step.open = True
+            step.fetches_late = agreed.served and self._fetches_late(m, step)
             self.forwarded = step
         if step is not None and agreed.served:
             self._count(m, features, call, None)
@@ -463,12 +464,12 @@ class Engine(Listener):
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, fetched = self.served.groups[m], step.modules[m].fetched
-        late = m in self.maps and any(step.ids.ahead(g).fetch[LATE].most for g in groups)  # on any rank
+        groups, fetched, late = self.served.groups[m], step.modules[m].fetched, self._fetches_late(m, step)
         if m in self.maps:
-            self._evict(m, step)
-            if late:
-                self._program.fetch_late(step, m)
+            self._evict(m, step, late)
+        if late:
+            self._program.fetch_late(step, m)
+            step.fetches_late = False
         self._executor.wire_gate.settle()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
@@ -483,13 +484,19 @@ class Engine(Listener):
         step.hypers.update(hypers)
         return self.run_part(m, step, features, 0)
 
-    def _evict(self, m: int, step: Step) -> None:
+    def _fetches_late(self, m: int, step: Step) -> bool:
+        """Whether a forward of module m, with rows fetched ahead, gives ids a row that it evicts, on any rank."""
+        return m in self.maps and any(step.ids.ahead(g).fetch[LATE].most for g in self.served.groups[m])
+
+    def _evict(self, m: int, step: Step, late: bool) -> None:
         """The maps of module m, and rows with another id, become what its own forward would make of them."""
         record = step.ids.records[m]
         assert record is not None
         self.maps[m].bring_up_to_date(record)
-        if any(rows is not None for rows in record.evictions.values()):
+        own = any(rows is not None for rows in record.evictions.values())
+        if own or late:  # of another rank: its rows are not to wait for what this one sends then
             self._program.await_evicted(step, m)
+        if own:
             self._evicting = threading.get_ident()
             try:
                 self.maps[m].maps.evict(record)

@@ -65,13 +65,14 @@ class Program:
 
     def fetch_late(self, step: Step, m: int) -> None:
         """The rows of module m that the forward of `step` has just evicted."""
-        operation = self._fetch(step, {m: evicted(step.number)}, LATE)
+        operation = self._fetch(step, {m: evicted(step.number)}, LATE, Class.EVICTED)
         (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
         self._note_fetched(step, operation, done)
 
     def await_evicted(self, step: Step, m: int) -> None:
         """Block until the rows that the forward of `step` is about to evict have all updates so far."""
-        self._await(self._order[m].before(evicted(step.number)))
+        for update in self._order[m].before(evicted(step.number)):
+            update.result()  # they need no hurry: all ranks are in this forward, and hold nothing back that these need
 
     def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
         """The collision gradients of a part that is not the last one."""
@@ -146,9 +147,7 @@ class Program:
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
-        self._await(self._order[m].pending())
-
-    def _await(self, pending: Sequence[Pending[None]]) -> None:
+        pending = self._order[m].pending()
         if not all(update.done() for update in pending):
             self._executor.hurry()
         for update in pending:
@@ -166,10 +165,10 @@ class Program:
         """Those of `rows` that may be fetched before the forward of `step`."""
         return rows if self._served.modules[m].maps is None else kept(rows, step.number)
 
-    def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int) -> Operation:
+    def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int, of_class: Class | None = None) -> Operation:
         return Operation(
             kind=Kind.FETCH,
-            of_class=_class_of(piece),
+            of_class=of_class or _class_of(piece),
             rows=rows,
             groups=[g for m in rows for g in self._served.groups[m]],
             after=[each for m in rows for each in self._order[m].before(rows[m])],

@@ -71,6 +71,7 @@ class Step:
         planned: the ids of the batch after it; `back` in them is the way of this step's gradients.
         next: number of the step of the same loop after it, as soon as that is announced.
         open: its forward ran, and no backward pass has reached it yet.
+        fetches_late: a forward that runs is about to fetch rows that it evicts.
         hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
         parts: [k] what the user computes one after the other; empty in a block without parts.
         returning: by `ServedModules.sent_with`, in steps with parts.
@@ -83,6 +84,7 @@ class Step:
     planned: Pending[ExchangedIds] | None = None
     next: int | None = None
     open: bool = False
+    fetches_late: bool = False
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
     parts: Sequence[Any] = ()
     returning: dict[int, Returning] = field(default_factory=dict)

@@ -16,7 +16,7 @@ steps that they all lie *within*, and by the steps that they are *without*, beca
 | collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | collision worker |
 | collision bags of n are fetched | forward of n, or earlier (below) | within n | collision worker |
 | rows that the forward of n evicts are made new | forward of n | within n and `Evicted` of n | the calling thread |
-| these rows are fetched | forward of n | within n and `Evicted` of n | collision worker |
+| these rows are fetched | forward of n | within n and `Evicted` of n | evicted worker |
 | collision gradients of n update | each backward pass through n | within n and n+1 | collision worker |
 | exclusive gradients of n update | each backward pass through n | within n, without n+1 | exclusive worker |
 | the module's own forward reads | that forward, in training or not | any | the calling thread |

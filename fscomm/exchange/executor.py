@@ -82,10 +82,12 @@ class Executor(ABC):
             self._signals = Signals(control.gloo, control.rank, control.world_size)
             opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: the ranks need not compare them.
-            collision, rows, gradients = (
-                keep(open_transport(transport, context, device, timeout_s=timeout_s)) for _ in range(3)
-            )
-            self._all: tuple[AnyGroup | Transport, ...] = (control, ids, collision, rows, gradients)
+            classes = [Class.COLLISION, Class.EXCLUSIVE]
+            if any(module.maps is not None for module in served.modules):
+                classes.append(Class.EVICTED)
+            of_rows = {each: keep(open_transport(transport, context, device, timeout_s=timeout_s)) for each in classes}
+            gradients = keep(open_transport(transport, context, device, timeout_s=timeout_s))
+            self._all: tuple[AnyGroup | Transport, ...] = (control, ids, *of_rows.values(), gradients)
             self.wire_gate = WireGate(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes, awaited=self._awaited)
             self.control_words = ControlWords(control, recorder)
             self.peers = LostPeers([module.process_group for module in served.modules], device.where, control)
@@ -102,15 +104,12 @@ class Executor(ABC):
                     of_class,
                     served.layouts,
                     served.tables(),
-                    of_rows=of_rows,
-                    of_gradients=of_gradients,
+                    of_rows=of_rows[of_class],
+                    of_gradients=gradients if of_class is Class.EXCLUSIVE else of_rows[of_class],
                     wire=self._wire(of_class),
                     recorder=recorder,
                 )
-                for of_class, of_rows, of_gradients in (
-                    (Class.COLLISION, collision, collision),
-                    (Class.EXCLUSIVE, rows, gradients),
-                )
+                for of_class in classes
             }
             self._plain = served.tables()
             opened.pop_all()
@@ -121,9 +120,10 @@ class Executor(ABC):
 
     @abstractmethod
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        """The same of collision operations, one after the other: nothing exclusive begins on any rank meanwhile.
+        """The same of collision operations, or of evicted rows, one after the other: nothing exclusive begins on any
+        rank meanwhile.
 
-        expecting: whether a control word will follow soon.
+        expecting: whether a control word will follow soon, or rows that a forward evicts.
         """
 
     @abstractmethod
@@ -221,10 +221,14 @@ class Threads(Executor):
     for them.
     """
 
-    WORKERS: ClassVar = {"ids": True, "collision": False, "exclusive": True, "plain": False}
+    WORKERS: ClassVar = {"ids": True, "collision": False, "evicted": False, "exclusive": True, "plain": False}
 
-    _held_up: Pending[Any] | None = None  # the last collision operations that had to wait for another worker
     _exclusive = 0  # operations that were submitted
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # By class, the last operations that had to wait for another worker.
+        self._held_up: dict[Class, Pending[Any]] = {}
 
     def submit(self, operation: Operation) -> Pending[None]:
         work = partial(self._run, operation)
@@ -243,25 +247,26 @@ class Threads(Executor):
         """
         self.wire_gate.let_go(self._awaited())
         after = [each for operation in operations for each in operation.after]
-        worker = self._workers[Class.COLLISION.value]
-        if all(each.done() for each in after) and (self._held_up is None or self._held_up.done()):
+        of_class = operations[-1].of_class
+        worker, held_up = self._workers[of_class.value], self._held_up.get(of_class)
+        if all(each.done() for each in after) and (held_up is None or held_up.done()):
             self.wire_gate.enter()
         else:
-            self._held_up = worker.submit(partial(self._enter_after, after))
+            self._held_up[of_class] = worker.submit(partial(self._enter_after, after))
         done = [self.submit(operation) for operation in operations]
-        worker.submit(partial(self._leave, done[-1], expecting))
+        worker.submit(partial(self._leave, done[-1], of_class, expecting))
         return done
 
     def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
         worker = self._workers[Class.COLLISION.value]
         after = [each for operation in operations for each in operation.after]
-        self._held_up = worker.submit(partial(self._enter_after, after, quiet=True))
+        self._held_up[Class.COLLISION] = worker.submit(partial(self._enter_after, after, quiet=True))
         done = [self.submit(operation) for operation in operations]
-        worker.submit(partial(self._leave, done[-1], lambda: False))
+        worker.submit(partial(self._leave, done[-1], Class.COLLISION, lambda: False))
         return done
 
     def _wire(self, of_class: Class) -> Wire:
-        return OpenWire() if of_class is Class.COLLISION else self.wire_gate
+        return self.wire_gate if of_class is Class.EXCLUSIVE else OpenWire()
 
     def _awaited(self) -> int:
         """All that were submitted are let go: a rank that left out a backward pass has other numbers than this one."""
@@ -280,9 +285,9 @@ class Threads(Executor):
             self._rows[Class.COLLISION].meet()  # exclusive rows go on until the last rank has come
         self.wire_gate.enter()
 
-    def _leave(self, last: Pending[None], expecting: Callable[[], bool]) -> None:
+    def _leave(self, last: Pending[None], of_class: Class, expecting: Callable[[], bool]) -> None:
         self._device.wait(last.mark, self._limit_s)
-        self._rows[Class.COLLISION].meet()
+        self._rows[of_class].meet()
         self.wire_gate.leave(expecting=expecting())
 
 

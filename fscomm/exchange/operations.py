@@ -2,7 +2,7 @@
 
 | operation | what | class |
 |---|---|---|
-| fetch | owners look rows of a coming step up, and send them to the ranks that asked for them | collision, exclusive |
+| fetch | owners look rows of a step up, and send them to the ranks that asked for them | collision, evicted, exclusive |
 | send back | requesters send gradients to the owners | collision, exclusive |
 | update | owners apply gradients that came, or that TorchRec brought (plain) | collision, exclusive, plain |
 
@@ -32,6 +32,8 @@ class Class(Enum):
     """Which rows an operation is about, and so how urgent it is."""
 
     COLLISION = "collision"
+    EVICTED = "evicted"
+    """Rows that a forward has just made new."""
     EXCLUSIVE = "exclusive"
     PLAIN = "plain"
     """Rows of a module that runs plainly."""
