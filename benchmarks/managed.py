@@ -159,10 +159,11 @@ def exposed(slots: float, rounds: int, steps: int) -> None:
     print("behind MPZCH", file=sys.stderr)
     share = counts(add(replace(usual, name="behind MPZCH", shape=shape)))
     collision = share["colliding"] + share["late"]
-    add(replace(usual, name=f"plain collection, {collision:.1%} collide", collision=collision))
+    add(replace(usual, name=f"plain collection, {100 * collision:.1f} % collide", collision=collision))
+    hits, own, colliding, late = (f"{100 * share[what]:.1f} %" for what in ("hits", "own", "colliding", "late"))
     notes.append(
-        f"Behind MPZCH: {slots:g} slots for each id, {share['hits']:.1%} of the ids hit, {share['own']:.1%} have a row "
-        f"of their own, {share['colliding']:.1%} collide, {share['late']:.2%} have a row that the step evicted."
+        f"Behind MPZCH: {slots:g} slots for each id; {hits} of the ids hit, {own} have a row of their own, {colliding} "
+        f"collide, {late} have a row that the step evicted."
     )
     notes.append(f"Exposed behind MPZCH / plain collection: {rows[0][2] / rows[1][2]:.2f}, at most 1.3.")
     columns = ["tables", "plain loop ms", "fscomm ms", "rounds", "blocked ms"]

@@ -59,6 +59,25 @@ def exposed_besides() -> None:
     ], record_, record("exposed_collisions"))  # fmt: skip
 
 
+def managed() -> None:
+    found = record("managed")
+    rows = [[row["tables"], *(f"{row[mode]:.0f}" for mode in ("plain loop ms", "fscomm ms"))] for row in found.rows]
+    table(["tables", "plain loop", "fscomm"], rows)
+    (shares,) = found.note(r"(Behind MPZCH: .*)$")
+    say(shares, found)
+
+
+def maps() -> None:
+    """What mapping costs."""
+    found = record("managed_maps")
+    rows = []
+    for row in found.rows:
+        ns = [f"{1e3 * row[what]:.0f}" for what in ("TorchRec us/id", "twin us/id", "publish us/id")]
+        rows.append([row["maps"], *ns, f"{row['twin / TorchRec']:.2f}"])
+    columns = ["ns per id", "TorchRec's own mapping", "of the batch ahead", "published in the forward", "ahead / own"]
+    table(columns, rows, found)
+
+
 def parts() -> None:
     found = record("exposed_parts")
     modes = list(dict.fromkeys(row["mode"] for row in found.rows))
