@@ -2,7 +2,7 @@
 
 | operation | what | class |
 |---|---|---|
-| fetch | owners look rows of a step up, and send them to the ranks that asked for them | collision, evicted, exclusive |
+| fetch | owners look rows of a step up and send them to the ranks that asked for them | collision, evicted, exclusive |
 | send back | requesters send gradients to the owners | collision, exclusive |
 | update | owners apply gradients that came, or that TorchRec brought (plain) | collision, exclusive, plain |
 

@@ -62,21 +62,7 @@ def _check(name: str, module: Any) -> None:
 def _compile() -> None:
     """Not in the first step, when other ranks wait."""
     ids = torch.empty(0, dtype=torch.int64)
-    zero_collision_hash(
-        input=ids,
-        identities=ids.view(0, 1),
-        max_probe=1,
-        readonly=False,
-        local_sizes=ids,
-        offsets=ids,
-        metadata=None,
-        input_metadata=None,
-        eviction_threshold=0,
-        eviction_policy=0,
-        num_reserved_slots=-1,
-        opt_in_prob=-1,
-        opt_in_rands=None,
-    )
+    zero_collision_hash(input=ids, identities=ids.view(0, 1), max_probe=1, local_sizes=ids, offsets=ids)
 
 
 def _set(installed: contextlib.ExitStack, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
@@ -90,16 +76,16 @@ def zero_collision_hash(
     input: torch.Tensor,
     identities: torch.Tensor,
     max_probe: int,
-    readonly: bool,
     local_sizes: torch.Tensor,
     offsets: torch.Tensor,
-    metadata: torch.Tensor | None,
-    input_metadata: torch.Tensor | None,
-    eviction_threshold: int,
-    eviction_policy: int,
-    num_reserved_slots: int,
-    opt_in_prob: int,
-    opt_in_rands: torch.Tensor | None,
+    readonly: bool = False,
+    metadata: torch.Tensor | None = None,
+    input_metadata: torch.Tensor | None = None,
+    eviction_threshold: int = -1,
+    eviction_policy: int = 0,
+    num_reserved_slots: int = -1,
+    opt_in_prob: int = -1,
+    opt_in_rands: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The slot int64[N] of each id, and the slots of which an id was evicted, in order; None if none can be.

@@ -220,16 +220,8 @@ def test_ids_of_another_rank_are_refused_and_writes_are_seen() -> None:
             input=torch.tensor([5, -1]),
             identities=torch.full((12, 1), FREE),
             max_probe=1,
-            readonly=True,
             local_sizes=torch.tensor([2, 2]),
             offsets=torch.tensor([0, 22]),
-            metadata=None,
-            input_metadata=None,
-            eviction_threshold=0,
-            eviction_policy=0,
-            num_reserved_slots=-1,
-            opt_in_prob=-1,
-            opt_in_rands=None,
         )
 
 
