@@ -70,9 +70,12 @@ class Program:
         self._note_fetched(step, operation, done)
 
     def await_evicted(self, step: Step, m: int) -> None:
-        """Block until the rows that the forward of `step` is about to evict have all updates so far."""
+        """Block until the rows that the forward of `step` is about to evict have all updates so far.
+
+        No hurry: a rank that is further on waits for the same updates before it holds anything back.
+        """
         for update in self._order[m].before(evicted(step.number)):
-            update.result()  # they need no hurry: all ranks are in this forward, and hold nothing back that these need
+            update.result()
 
     def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
         """The collision gradients of a part that is not the last one."""

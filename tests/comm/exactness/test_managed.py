@@ -1,6 +1,8 @@
 """Managed collision under fscomm: bitwise the plain loop, in every loop."""
 
+import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +10,24 @@ from unittest import mock
 
 import pytest
 import torch
-from exact import Loop, Run, compare
+from exact import Loop, Run, compare, new_run
 from exact_kinds import SERVED
 from exact_loops import LOOPS
 from exact_managed import IDS, at_hour, hash_zch, managed, mch
 from exact_model import Config, Table
 from managed_programs import managed_configs, managed_programs, play_managed
+from patience import PATIENCE_S
 from programs import WARM_UP, Operation, operations_of
-from test_programs import Kind, all_are_exact, at_once, played
+from test_programs import Kind as KindOfPrograms
+from test_programs import all_are_exact, at_once, played
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
+
+from fscomm.engine.program import Program
+from fscomm.engine.step import Step
+from fscomm.exchange.operations import Class, Kind
+from fscomm.exchange.operations import Operation as FetchOrUpdate
+from fscomm.exchange.rows import RowExchange
 
 TABLES = (
     Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
@@ -27,7 +37,7 @@ CONFIG = Config(
     modules={"a": (SERVED,), "b": TABLES}, static_graph=False, even=True, steps=9, spread=0.05,
     builder=managed({"h": hash_zch, "m": mch}),
 )  # fmt: skip
-MANAGED = Kind(configs=managed_configs(), programs=managed_programs, by=play_managed)
+MANAGED = KindOfPrograms(configs=managed_configs(), programs=managed_programs, by=play_managed)
 LENGTH = 14  # operations of a program
 LEAST_SERVED = 0.4  # of the forwards of managed modules
 LEAST_EVICTED = 10  # rows, by a program on a rank
@@ -175,6 +185,59 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
         assert counts.served["embeddings.b"] == STEPS - 1
         evicted += counts.evicted
     assert evicted >= RIVALS * (STEPS // 2 - 1)
+
+
+def beside(rank: int, size: int) -> tuple[list[Class], list[tuple[bool, bool]]]:
+    """What ends when rows are evicted while a collision operation and an exclusive one run; and of every step, whether
+    its evicted rows were expected before they were fetched, and after that."""
+    run = new_run(rank, size, CONFIG.but(steps=24), "fscomm")
+    now, update, fetch_late = SimpleNamespace(hour=0), Program.update, Program.fetch_late
+    expected: list[tuple[bool, bool]] = []
+    last: list[Callable[[], bool]] = []
+
+    def updating(self: Program, *args: Any, expecting: Callable[[], bool]) -> None:
+        last[:] = [expecting]
+        update(self, *args, expecting=expecting)
+
+    def fetching(self: Program, step: Step, m: int) -> None:
+        before = [expecting() for expecting in last]
+        fetch_late(self, step, m)
+        step.fetches_late = False  # as `Engine` does next
+        expected.extend(zip(before, [expecting() for expecting in last], strict=True))
+
+    with at_hour(lambda: now.hour), pytest.MonkeyPatch.context() as patch, run.enable() as comm:
+        patch.setattr(Program, "update", updating)
+        patch.setattr(Program, "fetch_late", fetching)
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            now.hour = step // 4
+            run.train(step, batch)
+        comm.flush()
+        executor = comm._engine._executor
+        may_end, ended = threading.Event(), []
+
+        def running(self: RowExchange, operation: FetchOrUpdate) -> None:
+            if operation.of_class is Class.COLLISION:
+                assert may_end.wait(PATIENCE_S)
+            if operation.of_class is Class.EXCLUSIVE:
+                executor.wire_gate.wait()
+            ended.append(operation.of_class)
+
+        patch.setattr(RowExchange, "run", running)
+        by_class = {each: FetchOrUpdate(kind=Kind.FETCH, of_class=each) for each in Class}
+        done = executor.submit_urgent([by_class[Class.COLLISION]], expecting=lambda: False)
+        done.append(executor.submit(by_class[Class.EXCLUSIVE]))
+        executor.submit_urgent([by_class[Class.EVICTED]], expecting=lambda: False)[0].result(PATIENCE_S)
+        may_end.set()
+        for each in done:
+            each.result(PATIENCE_S)
+    return ended, expected
+
+
+def test_evicted_rows_wait_for_no_collision_rows_and_nothing_exclusive_begins_before_them() -> None:
+    for ended, expected in shared_world(2).run(beside):
+        assert ended == [Class.EVICTED, Class.COLLISION, Class.EXCLUSIVE]
+        assert len(expected) > 1
+        assert set(expected) == {(True, False)}
 
 
 def counted(rank: int, size: int) -> Any:
