@@ -3,7 +3,7 @@
 No two threads may issue to one transport, and all are made in the same order on every rank by the thread that makes the
 engine. Exclusive rows and gradients have one each: a rank that leaves out a backward pass sends rows while others send
 gradients, and gloo ends a process that gets another size than it expects, before the next control word can say what is
-wrong.
+wrong. Rows that a forward evicts have one where there is managed collision: they wait for no collision rows.
 
 On the host there is one worker for each class of operations, and what a worker has done is done.
 

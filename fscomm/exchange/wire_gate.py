@@ -2,8 +2,9 @@
 
 Separate process groups give no priority on the wire, as all connections share it. So exclusive exchanges are held
 back before they are issued: no exclusive chunk starts while a collision exchange runs, nor in the short time after it
-in which the next step's first control word is expected. An issued exchange cannot be called back. So exclusive rows go
-in chunks, and few bytes of them are under way at a time: a collision exchange waits for those at most.
+in which the next step's first control word is expected, or the rows that its forward evicts. An issued exchange cannot
+be called back. So exclusive rows go in chunks, and few bytes of them are under way at a time: a collision exchange
+waits for those at most.
 
 What somebody waits for is never held back. A collision exchange may wait for a rank that waits for the very work which
 that exchange holds back: one rank reads its tables between two backward passes, say, and another one goes on to the
