@@ -6,6 +6,7 @@ from typing import Any
 
 from figures.records import listed, percent, record, table
 
+KINDS = ("EmbeddingCollection", "EmbeddingBagCollection", "MCH", "MPZCH")
 _WIDE = 100  # signs of a reason
 
 
@@ -13,7 +14,8 @@ def tried() -> None:
     """A row of the table for each row of `make matrix`."""
     table(
         [
-            *("row", "torch", "fbgemm", "torchrec", "Python", "`EmbeddingCollection`", "`EmbeddingBagCollection`"),
+            *("row", "torch", "fbgemm", "torchrec", "Python"),
+            *(f"`{kind}`" if "Collection" in kind else kind for kind in KINDS),
             *("ids served in programs", "tests that pass", "tried on"),
         ],
         [_cells(row) for row in record("matrix").rows],
@@ -25,8 +27,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     day = datetime.datetime.fromisoformat(row["date"])
     date = f"{day.day} {day:%B %Y}"
     if row["problem"]:
-        return [*asked, "not installable", "not installable", "", "", date]
-    kinds = [row["served"][kind].partition(":")[0] for kind in ("EmbeddingCollection", "EmbeddingBagCollection")]
+        return [*asked, *["not installable"] * len(KINDS), "", "", date]
+    kinds = [row["served"].get(kind, "").partition(":")[0] for kind in KINDS]
     shares = [share for check in row["checks"].values() for share in check["ids"]]
     passed = sum(check["passed"] for check in row["checks"].values())
     tests = passed + sum(len(check["failed"]) for check in row["checks"].values())

@@ -62,6 +62,14 @@ ROWS = (
 # What other versions may break, each in a run of pytest of its own: one that dies takes no other along.
 CHECKS: dict[str, tuple[str, ...]] = {
     "exactness": ("tests/comm/exactness/test_exact.py", "-m", "not long"),
+    "managed collision": (
+        *(
+            "tests/comm/engine/test_map_order.py",
+            "tests/comm/engine/test_maps.py",
+            "tests/comm/engine/test_cpu_kernels.py",
+        ),
+        *("tests/comm/exactness/test_managed.py", "-m", "not long"),
+    ),
     "programs": ("tests/programs",),
     "pipelines": ("tests/comm/loop", "-m", "not long"),
     "transports": ("tests/comm/transports", "-m", "not long"),

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -14,17 +15,26 @@ import conftest  # noqa: F401  every folder of tests can be imported from
 from exact import compare
 from exact_configs import CONFIGS
 from exact_loops import base
+from exact_managed import IDS, hash_zch, managed, mch
+from exact_model import Config, Table
 from worlds import World, WorldError
 
-KINDS = {"EmbeddingCollection": "several", "EmbeddingBagCollection": "pooled mixed"}  # -> what is trained
+TABLE = Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS)
+BEHIND_MAPS = Config(modules={"b": (TABLE,)}, static_graph=False, even=True, builder=managed({"m": mch}))
+KINDS = {  # -> what is trained
+    "EmbeddingCollection": CONFIGS["several"],
+    "EmbeddingBagCollection": CONFIGS["pooled mixed"],
+    "MCH": BEHIND_MAPS,
+    "MPZCH": BEHIND_MAPS.but(builder=managed({"m": partial(hash_zch, policy=None)})),
+}
 PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "numpy", "numba", "pyarrow", "polars")
 
 
-def served(config: str) -> str:
+def served(config: Config) -> str:
     """ "served", or how the modules of a configuration run instead, and why."""
     try:
         with World(2) as world:
-            (found, said), *_ = world.run(compare, CONFIGS[config], base)
+            (found, said), *_ = world.run(compare, config, base)
     except WorldError as error:
         return f"fails: {str(error).strip().splitlines()[-1]}"
     if found:

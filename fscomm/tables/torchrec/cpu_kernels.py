@@ -8,6 +8,7 @@ can, under other optimizers than row-wise Adagrad.
 """
 
 import contextlib
+import importlib.metadata
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,11 +35,12 @@ def install(model: nn.Module) -> Callable[[], None]:
     CUDA, where all ids of a call probe at once, it does not, if two of them want the same slot.
 
     Raises:
-        ValueError: a table counts its ids (`track_id_freq`), or has no row for ids without a slot (`disable_fallback`).
+        ValueError: a table counts its ids (`track_id_freq`), or has no row for ids without a slot (`disable_fallback`),
+            or this TorchRec calls fbgemm's operator so that no other one can be put in its place.
     """
     with contextlib.ExitStack() as installed:
         for name, module in model.named_modules():
-            if hasattr(module, _HASH) and module.device.type == "cpu":
+            if hasattr(module, "_hash_zch_identities") and module.device.type == "cpu":
                 _check(name, module)
                 _compile()
                 _set(installed, module, _HASH, zero_collision_hash)
@@ -55,6 +57,9 @@ def trains(module: Any) -> bool:
 
 def _check(name: str, module: Any) -> None:
     wrong = [option for option in ("track_id_freq", "disable_fallback") if getattr(module, f"_{option}", False)]
+    if not hasattr(module, _HASH):
+        version = importlib.metadata.version("torchrec")
+        raise ValueError(f"{name} cannot train on the CPU with torchrec {version}: use 1.7 or newer, or a GPU")
     if wrong:
         raise ValueError(f"{name} cannot train on the CPU with {wrong[0]}: make the module without it, or use a GPU")
 

@@ -58,6 +58,7 @@ HASHED = (
     "_opt_in_prob",
     "_output_global_offset_tensor",
     "_tb_logging_frequency",
+    "_zero_collision_hash",
     "get_reserved_slots_per_bucket",
     "input_mapper",
 )

@@ -7,16 +7,18 @@ import pytest
 import torch
 from exact import differences, flat
 from exact_kinds import SERVED
-from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch
+from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch, needs_mpzch
 from exact_model import Config, Table, batches, build
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec import JaggedTensor
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from worlds import shared_world
 
 import fscomm
 from fscomm.plan.zero_collision import FREE, assign_slots
 from fscomm.tables.torchrec.cpu_kernels import zero_collision_hash
 
+pytestmark = needs_mpzch
 TABLES = (
     Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
     Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
@@ -178,6 +180,13 @@ def test_kernels_are_taken_away_by_who_brought_them() -> None:
     remove()
     remove()
     assert module._zero_collision_hash is not zero_collision_hash
+
+
+@NOTICE_OF_TORCHREC
+def test_a_torchrec_that_takes_no_other_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(HashZchManagedCollisionModule, "_zero_collision_hash")
+    with pytest.raises(ValueError, match=r"cannot train on the CPU with torchrec [\d.]+: use 1\.7 or newer"):
+        fscomm.cpu_kernels.install(hash_zch(TABLES[0]))
 
 
 def of_features(**ids: torch.Tensor) -> dict[str, JaggedTensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from exact import differences, flat, maps_of
 from exact_kinds import SERVED
-from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch
+from exact_managed import BUCKETS, IDS, at_hour, hash_zch, managed, mch, needs_mpzch
 from exact_model import Config, Table, build
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
@@ -18,6 +18,7 @@ from fscomm.tables.maps import Record
 from fscomm.tables.torchrec.maps import MapsAhead
 from fscomm.tables.torchrec.own_forward import With
 
+pytestmark = needs_mpzch
 TABLES = (
     Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
     Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from exact_kinds import sharded_by_rows
 from exact_model import Batch, Config, Net, Table, ids_of
@@ -83,6 +84,11 @@ def hash_zch(table: Table, policy: str | None = "SINGLE_TTL", hours: int = 1, pr
         eviction_config=None if name is None else HashZchEvictionConfig(features=list(table.features), **given),
         **options,
     )
+
+
+needs_mpzch = pytest.mark.skipif(
+    not hasattr(HashZchManagedCollisionModule, "_zero_collision_hash"), reason="MPZCH cannot be trained on the CPU"
+)
 
 
 class Subclassed(MCHManagedCollisionModule):

@@ -13,7 +13,7 @@ import torch
 from exact import Loop, Run, compare, new_run
 from exact_kinds import SERVED
 from exact_loops import LOOPS
-from exact_managed import IDS, at_hour, hash_zch, managed, mch
+from exact_managed import IDS, at_hour, hash_zch, managed, mch, needs_mpzch
 from exact_model import Config, Table
 from managed_programs import managed_configs, managed_programs, play_managed
 from patience import PATIENCE_S
@@ -29,6 +29,7 @@ from fscomm.exchange.operations import Class, Kind
 from fscomm.exchange.operations import Operation as FetchOrUpdate
 from fscomm.exchange.rows import RowExchange
 
+pytestmark = needs_mpzch
 TABLES = (
     Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
     Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
