@@ -59,7 +59,7 @@ def _check(name: str, module: Any) -> None:
     wrong = [option for option in ("track_id_freq", "disable_fallback") if getattr(module, f"_{option}", False)]
     if not hasattr(module, _HASH):
         version = importlib.metadata.version("torchrec")
-        raise ValueError(f"{name} cannot train on the CPU with torchrec {version}: use 1.7 or newer, or a GPU")
+        raise ValueError(f"MPZCH cannot train on the CPU with torchrec {version} ({name}): use 1.7 or newer, or a GPU")
     if wrong:
         raise ValueError(f"{name} cannot train on the CPU with {wrong[0]}: make the module without it, or use a GPU")
 
