@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from demo_folders import request_folder
+from exact_managed import needs_mpzch
 from typer.testing import CliRunner
 from worlds import shared_world
 
@@ -24,6 +25,7 @@ from fscomm.tables.torchrec.maps import MapsAhead
 from fsdata import Balance
 
 
+@needs_mpzch
 def test_the_command_trains_on_two_ranks(tmp_path):
     """On requests of users with no event, with one and with more."""
     data, out = request_folder(tmp_path), tmp_path / "out"
@@ -149,6 +151,7 @@ NOTICE_OF_TORCHREC = pytest.mark.filterwarnings("ignore:To copy construct from a
 
 
 @NOTICE_OF_TORCHREC
+@needs_mpzch
 @pytest.mark.parametrize("state", ["_hash_zch_identities", "_hash_zch_metadata"])
 def test_the_fingerprint_sees_the_maps(one_rank, tmp_path, state):
     model, optimizer = build(discover(request_folder(tmp_path)), 0, zch=True)
@@ -168,6 +171,7 @@ def managed_twins(rank, world_size, folder, drop_maps):
 
 
 @NOTICE_OF_TORCHREC
+@needs_mpzch
 @pytest.mark.parametrize("drop_maps", [False, True], ids=["whole", "broken"])
 def test_managed_collision_changes_no_bit_and_a_lost_map_would_be_noticed(tmp_path, drop_maps):
     for where, served in shared_world(2).run(managed_twins, request_folder(tmp_path), drop_maps):
