@@ -332,8 +332,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/program.py",
-        before="in self._order[m].before(evicted(step.number)):",
-        after="in self._order[m].before(evicted(step.number))[:0]:",
+        before="        updates = self._order[m].before(evicted(step.number))",
+        after="        updates = self._order[m].before(evicted(step.number))[:0]",
         tests=MANAGED,
         why="an update of a row lands after its id was evicted and it was reset",
     ),

@@ -74,7 +74,7 @@ def maps() -> None:
     for row in found.rows:
         ns = [f"{1e3 * row[what]:.0f}" for what in ("TorchRec us/id", "twin us/id", "publish us/id")]
         rows.append([row["maps"], *ns, f"{row['twin / TorchRec']:.2f}"])
-    columns = ["ns per id", "TorchRec's own mapping", "of the batch ahead", "published in the forward", "ahead / own"]
+    columns = ["maps", "TorchRec's own mapping", "of the batch ahead", "published in the forward", "ahead / own"]
     table(columns, rows, found)
 
 

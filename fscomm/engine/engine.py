@@ -465,10 +465,12 @@ class Engine(Listener):
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
         groups, fetched, late = self.served.groups[m], step.modules[m].fetched, self._fetches_late(m, step)
-        if m in self.maps:
-            self._evict(m, step, late)
-        if late:
-            self._program.fetch_late(step, m)
+        try:
+            if m in self.maps:
+                self._evict(m, step, late)
+            if late:
+                self._program.fetch_late(step, m)
+        finally:
             step.fetches_late = False
         self._executor.wire_gate.settle()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
@@ -494,8 +496,8 @@ class Engine(Listener):
         assert record is not None
         self.maps[m].bring_up_to_date(record)
         own = any(rows is not None for rows in record.evictions.values())
-        if own or late:  # of another rank: its rows are not to wait for what this one sends then
-            self._program.await_evicted(step, m)
+        if own or late:
+            self._program.await_evicted(step, m, on_all_ranks=late)
         if own:
             self._evicting = threading.get_ident()
             try:

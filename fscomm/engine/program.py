@@ -69,13 +69,18 @@ class Program:
         (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
         self._note_fetched(step, operation, done)
 
-    def await_evicted(self, step: Step, m: int) -> None:
+    def await_evicted(self, step: Step, m: int, *, on_all_ranks: bool) -> None:
         """Block until the rows that the forward of `step` is about to evict have all updates so far.
 
-        No hurry: a rank that is further on waits for the same updates before it holds anything back.
+        on_all_ranks: all ranks do so. Then nobody is further on, and holds back what another one waits for.
         """
-        for update in self._order[m].before(evicted(step.number)):
-            update.result()
+        updates = self._order[m].before(evicted(step.number))
+        if on_all_ranks:
+            self._executor.let_go(updates)
+            for update in updates:
+                update.result()
+        else:
+            self._await(updates)
 
     def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
         """The collision gradients of a part that is not the last one."""
@@ -150,7 +155,9 @@ class Program:
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
-        pending = self._order[m].pending()
+        self._await(self._order[m].pending())
+
+    def _await(self, pending: Sequence[Pending[None]]) -> None:
         if not all(update.done() for update in pending):
             self._executor.hurry()
         for update in pending:

@@ -160,6 +160,10 @@ class Executor(ABC):
     def hurry(self) -> None:
         """A thread of the user is about to wait for all that was submitted: no rank holds it back. Does not block."""
 
+    @abstractmethod
+    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
+        """All ranks are about to wait for this: it is held back no longer. Does not block."""
+
     def check(self) -> None:
         """Raise the first error of a worker."""
         if self._error is not None:
@@ -231,15 +235,20 @@ class Threads(Executor):
         self._held_up: dict[Class, Pending[Any]] = {}
 
     def submit(self, operation: Operation) -> Pending[None]:
-        work = partial(self._run, operation)
-        if operation.of_class is Class.EXCLUSIVE:
-            self._exclusive += 1
-            work = partial(self._run_exclusive, self._exclusive, operation)
-        return self._workers[operation.of_class.value].submit(work)
+        worker = self._workers[operation.of_class.value]
+        if operation.of_class is not Class.EXCLUSIVE:
+            return worker.submit(partial(self._run, operation))
+        self._exclusive += 1
+        done = worker.submit(partial(self._run_exclusive, self._exclusive, operation))
+        done.number = self._exclusive
+        return done
 
     def hurry(self) -> None:
         self.wire_gate.let_go(self._exclusive)
         self._signals.send(self._exclusive)
+
+    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
+        self.wire_gate.let_go(max((each.number for each in awaited), default=0))
 
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
         """The wire is kept at once if neither they nor earlier work of the worker have to wait for another worker,
@@ -292,31 +301,37 @@ class Threads(Executor):
 
 
 class Streams(Executor):
-    """On a GPU: a stream for each class; that of the collision class has priority. No wire gate holds anything back."""
+    """On a GPU: a stream for each class; those that a forward waits for have priority. No wire gate holds anything
+    back.
+    """
 
     WORKERS: ClassVar = {"ids": True, "issue": False, "watch": True}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._streams = {
-            of_class: self._device.stream(priority=_URGENT if of_class is Class.COLLISION else 0) for of_class in Class
+            of_class: self._device.stream(priority=_URGENT if of_class in (Class.COLLISION, Class.EVICTED) else 0)
+            for of_class in Class
         }
-        self._urgent: Pending[None] | None = None  # the last collision operation
+        self._urgent: dict[Class, Pending[None]] = {}  # by class, the last operation of `submit_urgent`
 
     def submit(self, operation: Operation) -> Pending[None]:
-        if operation.of_class is Class.EXCLUSIVE and self._urgent is not None:
-            operation = replace(operation, after=[*operation.after, self._urgent])
+        if operation.of_class is Class.EXCLUSIVE:
+            operation = replace(operation, after=[*operation.after, *self._urgent.values()])
         return self._workers["issue"].submit(partial(self._run, operation), stream=self._streams[operation.of_class])
 
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
         done = [self.submit(operation) for operation in operations]
-        self._urgent = done[-1]
+        self._urgent[operations[-1].of_class] = done[-1]
         return done
 
     def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
         return self.submit_urgent(operations, expecting=lambda: False)
 
     def hurry(self) -> None:
+        pass
+
+    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
         pass
 
     def _wire(self, of_class: Class) -> Wire:

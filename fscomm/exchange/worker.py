@@ -21,7 +21,12 @@ NICENESS = 10  # added for a worker in the background; 5 gives way too little, 1
 
 
 class Pending(Future[T]):
-    """The result of submitted work. After `result`, what its caller issues to the device runs behind that work."""
+    """The result of submitted work. After `result`, what its caller issues to the device runs behind that work.
+
+    number: of an exclusive operation, from 1 on in the order in which they were submitted; else 0.
+    """
+
+    number = 0
 
     def __init__(self, device: Device) -> None:
         super().__init__()

@@ -67,11 +67,14 @@ class Issuing:
 
 def test_on_streams_exclusive_operations_are_behind_the_collision_operations_before_them() -> None:
     worker = Issuing()
-    streams: Any = SimpleNamespace(_workers={"issue": worker}, _streams=dict.fromkeys(Class), _run=print, _urgent=None)
+    streams: Any = SimpleNamespace(_workers={"issue": worker}, _streams=dict.fromkeys(Class), _run=print, _urgent={})
     streams.submit = lambda operation: Streams.submit(streams, operation)
     of = {each: Operation(kind=Kind.FETCH, of_class=each) for each in Class}
     streams.submit(of[Class.EXCLUSIVE])
     *_, urgent = Streams.submit_urgent(streams, [of[Class.COLLISION]] * 2, expecting=lambda: True)
     for of_class in (Class.EXCLUSIVE, Class.COLLISION, Class.PLAIN):
         streams.submit(of[of_class])
-    assert [list(each.after) for each in worker.issued] == [[], [], [], [urgent], [], []]
+    (late,) = Streams.submit_urgent(streams, [of[Class.EVICTED]], expecting=lambda: True)
+    streams.submit(of[Class.EXCLUSIVE])
+    after = [list(each.after) for each in worker.issued]
+    assert after == [[], [], [], [urgent], [], [], [], [urgent, late]]

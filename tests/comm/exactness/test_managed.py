@@ -25,9 +25,11 @@ from worlds import shared_world
 
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
-from fscomm.exchange.operations import Class, Kind
+from fscomm.exchange.handed_over import Gradients
+from fscomm.exchange.operations import EXCLUSIVE, Class, Kind
 from fscomm.exchange.operations import Operation as FetchOrUpdate
 from fscomm.exchange.rows import RowExchange
+from fscomm.exchange.wire_gate import WireGate
 
 pytestmark = needs_mpzch
 TABLES = (
@@ -192,23 +194,29 @@ def beside(rank: int, size: int) -> tuple[list[Class], list[tuple[bool, bool]]]:
     """What ends when rows are evicted while a collision operation and an exclusive one run; and of every step, whether
     its evicted rows were expected before they were fetched, and after that."""
     run = new_run(rank, size, CONFIG.but(steps=24), "fscomm")
-    now, update, fetch_late = SimpleNamespace(hour=0), Program.update, Program.fetch_late
+    now, update, fetch_late, settle = SimpleNamespace(hour=0), Program.update, Program.fetch_late, WireGate.settle
     expected: list[tuple[bool, bool]] = []
     last: list[Callable[[], bool]] = []
+    before: list[bool] = []
 
     def updating(self: Program, *args: Any, expecting: Callable[[], bool]) -> None:
         last[:] = [expecting]
         update(self, *args, expecting=expecting)
 
     def fetching(self: Program, step: Step, m: int) -> None:
-        before = [expecting() for expecting in last]
         fetch_late(self, step, m)
-        step.fetches_late = False  # as `Engine` does next
-        expected.extend(zip(before, [expecting() for expecting in last], strict=True))
+        before.extend(expecting() for expecting in last)
+
+    def settling(self: WireGate) -> None:
+        """Follows in a forward."""
+        expected.extend((each, expecting()) for each, expecting in zip(before, last, strict=False))
+        before.clear()
+        settle(self)
 
     with at_hour(lambda: now.hour), pytest.MonkeyPatch.context() as patch, run.enable() as comm:
         patch.setattr(Program, "update", updating)
         patch.setattr(Program, "fetch_late", fetching)
+        patch.setattr(WireGate, "settle", settling)
         for step, batch in enumerate(comm.lookahead(run.loader())):
             now.hour = step // 4
             run.train(step, batch)
@@ -239,6 +247,47 @@ def test_evicted_rows_wait_for_no_collision_rows_and_nothing_exclusive_begins_be
         assert ended == [Class.EVICTED, Class.COLLISION, Class.EXCLUSIVE]
         assert len(expected) > 1
         assert set(expected) == {(True, False)}
+
+
+def one_evicts(run: Run) -> None:
+    """Only rank 0 does, and waits for exclusive gradients, with which the other one is late: it has begun to fetch the
+    collision rows of the same forward, as the step before had no backward pass."""
+    maps = run.model.module.embeddings["b"]._managed_collision_collection._managed_collision_modules
+    maps["m"]._eviction_interval = 1000 if run.rank else 1
+    send_back, fetch_collision, fetched = RowExchange.send_back, Program.fetch_collision, threading.Event()
+
+    def sending(self: RowExchange, gradients: Gradients, ids: Any, groups: Any, piece: int) -> None:
+        if run.rank and piece == EXCLUSIVE and gradients.number == WITHOUT_BACKWARD - 1:
+            assert fetched.wait(PATIENCE_S)
+        send_back(self, gradients, ids, groups, piece)
+
+    def fetching(self: Program, step: Step, m: int) -> None:
+        fetch_collision(self, step, m)
+        if step.number == WITHOUT_BACKWARD + 1:
+            fetched.set()
+
+    with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
+        patch.setattr(RowExchange, "send_back", sending)
+        patch.setattr(Program, "fetch_collision", fetching)
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            if step == WITHOUT_BACKWARD:
+                run.set_rate(step)
+                run.loss(step, batch)
+            else:
+                run.train(step, batch)
+
+
+WITHOUT_BACKWARD = 4
+
+
+def test_one_rank_evicts_and_waits_for_what_another_one_holds_back() -> None:
+    maps = managed({"m": partial(mch, interval=1, ids=8)})
+    table = Table(name="m", rows=24, sharding="row", features=("m0",), ids=8)  # soon all ids have a row, and keep it
+    config = Config(modules={"b": (table,)}, static_graph=False, even=True, steps=8, builder=maps)
+    options = {"timeout_s": PATIENCE_S}
+    for found, said in shared_world(2).run(partial(compare, options=options), config, one_evicts):
+        assert found == []
+        assert said["report"]["forwards"]["embeddings.b"]["served"] > 4
 
 
 def counted(rank: int, size: int) -> Any:
