@@ -190,9 +190,8 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
     assert evicted >= RIVALS * (STEPS // 2 - 1)
 
 
-def beside(rank: int, size: int) -> tuple[list[Class], list[tuple[bool, bool]]]:
-    """What ends when rows are evicted while a collision operation and an exclusive one run; and of every step, whether
-    its evicted rows were expected before they were fetched, and after that."""
+def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
+    """Of every step, whether its evicted rows were expected before they were fetched, and after that."""
     run = new_run(rank, size, CONFIG.but(steps=24), "fscomm")
     now, update, fetch_late, settle = SimpleNamespace(hour=0), Program.update, Program.fetch_late, WireGate.settle
     expected: list[tuple[bool, bool]] = []
@@ -220,9 +219,20 @@ def beside(rank: int, size: int) -> tuple[list[Class], list[tuple[bool, bool]]]:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             now.hour = step // 4
             run.train(step, batch)
-        comm.flush()
+    return expected
+
+
+def test_evicted_rows_are_expected_until_they_are_fetched() -> None:
+    for expected in shared_world(2).run(expectations):
+        assert len(expected) > 1
+        assert set(expected) == {(True, False)}
+
+
+def beside(rank: int, size: int) -> list[Class]:
+    """What ends, one after the other, when rows are evicted while a collision operation and an exclusive one run."""
+    may_end, ended = threading.Event(), []
+    with new_run(rank, size, CONFIG, "fscomm").enable() as comm, pytest.MonkeyPatch.context() as patch:
         executor = comm._engine._executor
-        may_end, ended = threading.Event(), []
 
         def running(self: RowExchange, operation: FetchOrUpdate) -> None:
             if operation.of_class is Class.COLLISION:
@@ -239,14 +249,11 @@ def beside(rank: int, size: int) -> tuple[list[Class], list[tuple[bool, bool]]]:
         may_end.set()
         for each in done:
             each.result(PATIENCE_S)
-    return ended, expected
+    return ended
 
 
-def test_evicted_rows_wait_for_no_collision_rows_and_nothing_exclusive_begins_before_them() -> None:
-    for ended, expected in shared_world(2).run(beside):
-        assert ended == [Class.EVICTED, Class.COLLISION, Class.EXCLUSIVE]
-        assert len(expected) > 1
-        assert set(expected) == {(True, False)}
+def test_evicted_rows_wait_for_no_collision_rows_and_exclusive_ones_for_both() -> None:
+    assert shared_world(2).run(beside) == [[Class.EVICTED, Class.COLLISION, Class.EXCLUSIVE]] * 2
 
 
 def one_evicts(run: Run) -> None:
