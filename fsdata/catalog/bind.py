@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.key_types import differences as hash_differences
+from fsdata.catalog.key_types import folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import Partitions
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field
@@ -76,7 +78,7 @@ def bind(
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
     """
     folders = catalog.files.folders
-    values = partition_values([folder.partitions for folder in folders])
+    values = partition_values(source, [folder.partitions for folder in folders])
     read = _names_read(source, wanted)
     texts = [schema.to_string(show_field_metadata=False, show_schema_metadata=False) for schema in catalog.schemas]
     kinds: list[FileKind] = []
@@ -103,7 +105,8 @@ def bind(
     kind_of = kind_of_place[place_of]
     found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
     earlier = len(before)
-    found += [(n - earlier, fault) for n, fault in _differences([*before, *kinds]) if n >= earlier]
+    differences = [*_differences([*before, *kinds]), *_hash_differences(source, [*before, *kinds])]
+    found += [(n - earlier, fault) for n, fault in differences if n >= earlier]
     if found:
         problems: dict[tuple[str, str], set[int]] = defaultdict(set)
         for number, problem in found:
@@ -111,7 +114,7 @@ def bind(
         lines = list(_lines(problems, catalog, kind_of))
         if notes is not None:
             notes += [Fault(kind="mismatch", label=label, field=name, what=line) for name, line in lines]
-        needed = {"filter", *(field.name for field in wanted if field.only_read)}
+        needed = {"filter", "split", *(field.name for field in wanted if field.only_read)}
         if notes is None or any(name in needed for name, _ in lines):
             raise SchemaError(_message([line for _, line in lines], label, catalog, kinds[0]))
         kinds = [_without(kind, wanted, {name for at, (name, _) in found if at == n}) for n, kind in enumerate(kinds)]
@@ -151,29 +154,26 @@ def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
     return columns.union(*(expression.columns for expression in expressions))
 
 
-def partition_values(folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:
-    """A partition is a column of int64 if all its values in all folders are, else of strings; nulls have its type.
-    Values of tables have the type that the table says."""
-    texts: dict[str, list[str]] = defaultdict(list)
-    for partitions in folders:
-        for name, text in partitions.items():
-            if isinstance(text, str):
-                texts[name].append(text)
-    strings = {name for name, found in texts.items() if not all(_is_int64(text) for text in found)}
+def partition_values(source: ParquetSource, folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:
+    """The values of `key=value` folders, of the types of `folder_columns`; nulls have these types, too.
+
+    Raises:
+        SchemaError: a value that is not of the declared type.
+    """
+    types = folder_columns(source, folders)
 
     def scalar(name: str, text: str | pa.Scalar | None) -> pa.Scalar:
         if isinstance(text, pa.Scalar):
             return text
-        if name in strings:
-            return pa.scalar(text, pa.string())
-        return pa.scalar(None if text is None else int(text), pa.int64())
+        try:
+            return pa.scalar(text, pa.string()).cast(types[name])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            declared = f"types={{{name!r}: '{types[name]}'}}"
+            raise SchemaError(
+                f"the folder {name}={text} is not of the type that {declared} declares: {error}"
+            ) from error
 
     return [{name: scalar(name, text) for name, text in partitions.items()} for partitions in folders]
-
-
-def _is_int64(text: str) -> bool:
-    digits = text[1:] if text[:1] == "-" else text
-    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
 
 
 def _in_both(partitions: Partitions, schema: pa.Schema, source: ParquetSource) -> tuple[str, ...]:
@@ -236,6 +236,10 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
         raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
     if found:
         arrow_type = schema.field(found[0]).type
+        if column in source.declared and expressions.is_cast(arrow_type, source.declared[column]):
+            declared = expression_type(source.expression_of(field.name), schema, partitions)
+            _check_type(field, declared, f"column {column!r}, of the type declared by types={{...}},", default)
+            return Binding(field, "expression", None, declared, default, policy)
         _check_type(field, arrow_type, f"column {column!r}", default)
         return Binding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
@@ -324,6 +328,24 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
                 what = f"is {binding.type} in some files and {reference.type} in the first: {reason}"
                 found.append((number, (binding.field.name, what)))
     return found
+
+
+def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
+    """(kind, (what hashes a column, what is wrong)): columns under a hash that have two types."""
+    first: dict[tuple[str, str], str] = {}
+    found = []
+    for number, kind in enumerate(kinds):
+        types = column_types(kind)
+        mine = hashed_types(source, types)
+        found += [(number, each) for each in hash_differences(mine, first)]
+        first = {**mine, **first}
+    return found
+
+
+def column_types(kind: FileKind) -> dict[str, pa.DataType]:
+    """Column -> its type in files of this kind, keys of folders included."""
+    of_folders = {name: value.type for name, value in kind.partitions.items()}
+    return of_folders | {column.name: column.type for column in kind.schema}
 
 
 def difference(one: Binding, other: Binding) -> str | None:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.key_types import text_by_hash
 from fsdata.sources.source import ParquetSource
 
 _MOST_NAMED = 10_000
@@ -20,7 +21,8 @@ def fingerprint(
         version: of a table that the files are those of.
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
-    items = {"arguments": _hash(_arguments(source))}
+    folders = [folder.partitions for folder in catalog.files.folders]
+    items = {"arguments": _hash([*_arguments(source), *(f"text {name}" for name in text_by_hash(source, folders))])}
     if source.follow is None:
         sizes = catalog.size.tolist()
         rows = int(catalog.rows.sum())
@@ -48,6 +50,7 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield computed[name].form if name in computed else str(column)
     yield from (f"default {name} {value!r}" for name, value in sorted(source.defaults.items()))
     yield from (f"nulls {name} {policy}" for name, policy in sorted(source.nulls.items()))
+    yield from (f"type {name} {kind}" for name, kind in sorted(source.declared.items()))
     condition = source.condition
     if condition is not None and condition.polars is not None:
         yield "filter"

@@ -36,7 +36,7 @@ def pruned(files: FileList, source: ParquetSource) -> list[int]:
     """
     if source.condition is None:
         return []
-    values = partition_values([folder.partitions for folder in files.folders])
+    values = partition_values(source, [folder.partitions for folder in files.folders])
     mentioned = {column for column in source.columns.values() if isinstance(column, str)}
     mentioned |= {name for expression in source.computed.values() for name in expression.columns}
     keep = np.ones(len(files.folders), bool)
@@ -90,7 +90,9 @@ def _within(
 
     columns = {}
     for name in condition.columns:
-        if name not in catalog.bounds or len(schema.get_all_field_indices(name)) != 1:
+        indices = schema.get_all_field_indices(name)
+        cast = len(indices) == 1 and condition.types.get(name, schema.field(name).type) != schema.field(name).type
+        if name not in catalog.bounds or len(indices) != 1 or cast:  # a cast can change what is least: "10" < "9"
             return np.ones(int(groups.sum()), bool)
         low, high = as_columns(catalog.bounds[name][:, groups], schema.field(name).type)
         columns[f"low {name}"], columns[f"high {name}"] = pl.from_arrow(low), pl.from_arrow(high)

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
+from fsdata.catalog.bind import column_types
+from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
+from fsdata.catalog.key_types import HashedTypes, between, folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
@@ -96,6 +99,11 @@ class OpenSource:
             source, self._files.catalog, [side.fingerprint for side in joined], self._files.version
         )
 
+    @property
+    def hashed_types(self) -> HashedTypes:
+        """See `fsdata.catalog.key_types`; all files agree."""
+        return _hashed_types(self._files)
+
     def parts(self) -> dict[str, str]:
         """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
         return parts(self._files.catalog)
@@ -132,6 +140,8 @@ class OpenSource:
         for side in sides:
             if isinstance(side, HistoryTable) and not side.join.by_position:
                 _check_units(files, side)
+            if source.events is None:
+                _check_hashed_keys(files, side, self.label)
         return files, sides
 
     @property
@@ -344,17 +354,43 @@ def open_source(
 
 def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple[str, OpenSource, str]]:
     """(field, a source, what is wrong) of fields that have another form in this source than in one before it: labels
-    that are a list in one and a number in the other, and passthrough fields that are text in one only."""
+    that are a list in one and a number in the other, passthrough fields that are text in one only, and hashes of two
+    types."""
     for number, source in enumerate(sources):
         for name in sorted(source.texts ^ sources[0].texts):
             text, integer = (source, sources[0]) if name in source.texts else (sources[0], source)
             what = f"text in {text.label} and an integer in {integer.label}"
-            yield name, source, f"passthrough {name!r} is {what}: bring one of them to the other's type"
+            todo = "bring one of them to the other's type with a polars expression"
+            yield name, source, f"passthrough {name!r} is {what}: {todo}"
         for name in (each for each in schema.labels if each not in source.default_labels):
             first = next(of for of in sources[: number + 1] if name not in of.default_labels)
             if (name in source.list_labels) != (name in first.list_labels):
                 what = f"is a list in one of {first.label} and {source.label} and a scalar in the other"
-                yield name, source, f"label {name!r} {what}: map one of them"
+                yield name, source, f"label {name!r} {what}: map one of them with a polars expression"
+        for name, here, there in between(source.hashed_types, sources[0].hashed_types):
+            what = f"its column {here} in {source.label} and {there} in {sources[0].label}"
+            todo = "a hash tells types apart. Declare one type with types={...} in both sources"
+            yield name, source, f"{name} is a hash, and {what}: {todo}"
+
+
+def _hashed_types(files: SourceFiles | EventRows) -> HashedTypes:
+    return hashed_types(files.source, column_types(files.kinds[0]))
+
+
+def _check_hashed_keys(
+    files: SourceFiles | EventRows, side: SideTable | HistoryTable | LookupTable, label: str
+) -> None:
+    """Keys that both tables hash are hashes of one type."""
+    catalog = side.files if isinstance(side.files, Catalog) else side.files.catalog
+    types = {column.name: column.type for column in catalog.schemas[int(catalog.schema_of[0])]}
+    types |= folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
+    for use, here, there in between(_hashed_types(files), hashed_types(side.source, types)):
+        if use == side.join.on:
+            raise SchemaError(
+                f"{label}: the key {use!r} is a hash, and its column {here} in the rows and {there} in "
+                f"{side.source.label}: a hash tells types apart, so that no key would match. Declare one type with "
+                "types={...} in both sources"
+            )
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:

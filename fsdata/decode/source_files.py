@@ -316,7 +316,11 @@ class SourceFiles:
                     replace(kind, bindings=bindings),
                     layout,
                     condition=condition,
-                    expressions=self.source.computed,
+                    expressions={
+                        each.field.name: self.source.expression_of(each.field.name)
+                        for each in bindings
+                        if each.origin == "expression"
+                    },
                     map=None if order_only else self.source.map,
                 )
             )

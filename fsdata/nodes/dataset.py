@@ -109,7 +109,7 @@ class Dataset:
     ) -> None:
         self.sources = sources
         for _, _, what in other_forms(sources, schema):
-            raise SchemaError(f"{what} with a polars expression")
+            raise SchemaError(what)
         as_of = [set(source.histories.groups) for source in sources]
         self.layout = layout_of(
             schema,

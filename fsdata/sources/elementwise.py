@@ -9,6 +9,7 @@ test holds the forms; where a new polars fails it, this file translates, so that
 import io
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -75,8 +76,23 @@ _COLLECTIONS = {"Boolean.IsIn": 1, "Sql.IsIn": 1, "Replace": 2, "ReplaceStrict":
 }
 
 
-def check(document: str) -> tuple[str, tuple[str, ...]]:
-    """(form, columns that are read) of an expression, from its JSON.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What an expression reads.
+
+    Attributes:
+        form: the expression in a form that is the same for every version of polars.
+        columns: every column that it reads, once.
+        hashed: those whose type decides what a hash gives: columns under a `hash`, without a `cast` between them.
+    """
+
+    form: str
+    columns: tuple[str, ...]
+    hashed: tuple[str, ...]
+
+
+def check(document: str) -> Checked:
+    """Check an expression, written as JSON by polars.
 
     Raises:
         SchemaError: something in it is not on the list, or it is too large.
@@ -93,7 +109,54 @@ def check(document: str) -> tuple[str, tuple[str, ...]]:
         raise SchemaError(
             f"this version of polars writes it in a way that is not known here ({error!r}): take an older polars"
         ) from error
-    return text, tuple(dict.fromkeys(walk.columns))
+    return Checked(text, tuple(dict.fromkeys(walk.columns)), tuple(dict.fromkeys(walk.hashed)))
+
+
+def with_nulls(document: str) -> str | None:
+    """The expression, as JSON, in which the hash of a null is null; None where nothing is hashed.
+
+    polars hashes a null to a number. The number looks like any other id, so that no null policy would see the null. A
+    struct that the expression makes of several values is null here where one of them is, as in `cross`.
+
+    Raises:
+        SchemaError: it is nested too deeply.
+    """
+    tree = json.loads(document)
+    try:
+        changed = _with_nulls(tree)
+        return None if changed == tree else json.dumps(changed, ensure_ascii=False)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _with_nulls(node: Any) -> Any:
+    if isinstance(node, list):
+        return node if all(isinstance(each, int) for each in node) else [_with_nulls(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    node = {name: _with_nulls(each) for name, each in node.items()}
+    function = node.get("Function")
+    if not isinstance(function, dict) or _name(function["function"])[0] != "Hash":
+        return node
+    known = [_call("Boolean", "IsNotNull", each) for each in _hashed_values(function["input"][0])]
+    predicate = known[0]
+    for each in known[1:]:
+        predicate = {"BinaryExpr": {"left": predicate, "op": "And", "right": each}}
+    return {"Ternary": {"predicate": predicate, "truthy": node, "falsy": {"Literal": {"Scalar": {"Null": "Null"}}}}}
+
+
+def _hashed_values(node: Any) -> list[Any]:
+    """The values of which a hash is made: those in a struct, or the one."""
+    while isinstance(node, dict) and "Alias" in node:
+        node = node["Alias"][0]
+    function = node.get("Function") if isinstance(node, dict) else None
+    if function is None or function["function"] != "AsStruct":
+        return [node]
+    return [value for each in function["input"] for value in _hashed_values(each)]
+
+
+def _call(space: str, name: str, node: Any) -> Any:
+    return {"Function": {"input": [node], "function": {space: name}}}
 
 
 def _too_deep() -> SchemaError:
@@ -103,6 +166,8 @@ def _too_deep() -> SchemaError:
 class _Walk:
     def __init__(self) -> None:
         self.columns: list[str] = []
+        self.hashed: list[str] = []
+        self._under_hash = False
         self._nodes = 0
         self._depth = 0
 
@@ -115,7 +180,7 @@ class _Walk:
             raise _too_deep()
         self._depth += 1
         if node == "Element" and in_list:
-            form: Any = ["element"]
+            form: Any = self._element()
         elif isinstance(node, dict) and len(node) == 1:
             ((kind, value),) = node.items()
             form = self._of_kind(kind, value, in_list)
@@ -136,14 +201,11 @@ class _Walk:
         if kind == "Ternary":
             return ["if", *self._all((value["predicate"], value["truthy"], value["falsy"]), in_list)]
         if kind == "Cast":
-            return ["cast", self.node(value["expr"], in_list=in_list), _type(value["dtype"]), value["options"]]
+            return ["cast", self._below(value["expr"], in_list, False), _type(value["dtype"]), value["options"]]
         if kind == "Function":
             return self._function(value["input"], value["function"], in_list)
         if kind == "Eval":
-            if "Cumulative" in value["variant"]:
-                raise _refused("cumulative_eval")
-            inner = self.node(value["evaluation"], in_list=True)
-            return ["each", self.node(value["expr"], in_list=in_list), inner, _options(value["variant"])]
+            return self._eval(value, in_list)
         if in_list and kind == "Agg":
             return self._aggregate(value)
         if in_list and kind in _IN_LIST_NODES:
@@ -154,6 +216,24 @@ class _Walk:
             raise SchemaError("it names several columns at once: name each column, and give one output")
         raise _refused("a Python function" if kind == "AnonymousFunction" else _named(kind, value))
 
+    def _below(self, node: Any, in_list: bool, hashed: bool) -> Any:
+        """The form of one node, below a hash or below a cast."""
+        before, self._under_hash = self._under_hash, hashed
+        form = self.node(node, in_list=in_list)
+        self._under_hash = before
+        return form
+
+    def _eval(self, value: Any, in_list: bool) -> Any:
+        if "Cumulative" in value["variant"]:
+            raise _refused("cumulative_eval")
+        before, found = self._under_hash, self.hashed
+        self.hashed = []  # where the elements are hashed, the walk of the inner expression puts "" here
+        inner = self.node(value["evaluation"], in_list=True)
+        self.hashed, self._under_hash = found, before or bool(self.hashed)
+        outer = self.node(value["expr"], in_list=in_list)
+        self._under_hash = before
+        return ["each", outer, inner, _options(value["variant"])]
+
     def _all(self, nodes: Iterable[Any], in_list: bool) -> list[Any]:
         return [self.node(node, in_list=in_list) for node in nodes]
 
@@ -161,9 +241,16 @@ class _Walk:
         if in_list:
             if name != "":
                 raise SchemaError(f"column {name!r} is used inside a list")
-            return ["element"]
+            return self._element()
         self.columns.append(name)
+        if self._under_hash:
+            self.hashed.append(name)
         return ["column", name]
+
+    def _element(self) -> Any:
+        if self._under_hash:
+            self.hashed.append("")
+        return ["element"]
 
     def _function(self, inputs: list[Any], function: Any, in_list: bool) -> Any:
         name, options = _name(function)
@@ -188,7 +275,7 @@ class _Walk:
                     constant[-1].sort(key=lambda each: (each is None, each))
                 form.append(constant)
             else:
-                form.append(self.node(node, in_list=in_list))
+                form.append(self._below(node, in_list, self._under_hash or name == "Hash"))
         return [*form, _options(options)]
 
     def _aggregate(self, value: Any) -> Any:

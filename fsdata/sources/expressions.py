@@ -3,9 +3,10 @@
 Polars is imported on first use: a source without expressions does not pay for it.
 """
 
+import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsdata.errors import DataError, SchemaError
-from fsdata.sources.elementwise import check
+from fsdata.sources.elementwise import check, with_nulls
 from fsdata.sources.hash_split import HashSplit
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Expression:
         split: of a condition, what has to hold, too.
         cross: the result is a hash of these values, see `cross`; `polars` is not there then.
         listed: the result is a list of one value in every row.
+        hashed: the columns whose type decides what a hash in it gives, see `elementwise.Checked`.
+        types: column -> the type that it is cast to before, see `ParquetSource(types=...)`.
     """
 
     polars: "pl.Expr | None"
@@ -39,6 +42,8 @@ class Expression:
     split: HashSplit | None = None
     cross: "Cross | None" = None
     listed: bool = False
+    hashed: tuple[str, ...] = ()
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +79,18 @@ def cross(*values: "str | pl.Expr", buckets: int, seed: int = 0) -> Expression:
     found = tuple(checked(pl.col(each) if isinstance(each, str) else each, "cross(...)") for each in values)
     columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
     form = f"xxhash64 seed {seed} modulo {buckets} of {', '.join(each.form for each in found)}"
-    return Expression(None, form, columns, cross=Cross(found, buckets, seed))
+    hashed = tuple(dict.fromkeys(name for each in found for name in each.hashed))
+    return Expression(None, form, columns, cross=Cross(found, buckets, seed), hashed=hashed)
 
 
-def checked(value: Any, where: str) -> Expression:
+def checked(value: Any, where: str, *, condition: bool = False) -> Expression:
     """The expression, if it works row by row.
 
     A file is decoded in small batches, so an expression that looks at other rows (a mean, a shift, a rank) would
     depend on where batches end.
+
+    condition: it chooses rows, exactly as polars does. Where it makes a field, the hash of a null is null, so that the
+    null policy of the field decides.
 
     Raises:
         SchemaError: it is not a polars expression, or not known to work row by row.
@@ -99,17 +108,32 @@ def checked(value: Any, where: str) -> Expression:
             f"{where}: polars cannot write the expression down, so it cannot be checked: {error}"
         ) from error
     try:
-        form, columns = check(document)
+        found = check(document)
+        changed = None if condition else with_nulls(document)
     except SchemaError as error:
         raise SchemaError(f"{where}: this expression cannot be used: {error}") from error
-    if not columns:
+    if not found.columns:
         raise SchemaError(f"{where} must read at least one column; for a constant use defaults")
-    return Expression(value, form, columns)
+    made = value if changed is None else _read_back(changed, where)
+    return Expression(made, found.form, found.columns, hashed=found.hashed)
+
+
+def _read_back(document: str, where: str) -> "pl.Expr":
+    import polars as pl
+
+    made = pl.Expr.deserialize(io.StringIO(document), format="json")
+    if json.loads(made.meta.serialize(format="json")) != json.loads(document):
+        # polars reads some float constants from JSON with another last bit (seen in 1.33 and 2.1).
+        raise SchemaError(
+            f"{where}: this expression cannot be used: polars changes a constant of it while the hash of nulls is "
+            "replaced by null. Take constants with fewer digits, or integers"
+        )
+    return made
 
 
 def checked_condition(value: Any, where: str) -> Expression:
     """As `checked`, of what is true or false."""
-    found = checked(value, where)
+    found = checked(value, where, condition=True)
     if found.cross is not None:
         raise SchemaError(f"{where} takes a condition, which is true or false, and cross(...) gives ids")
     return found
@@ -119,24 +143,27 @@ def with_split(condition: Expression | None, split: HashSplit | None) -> Express
     """The condition that both must hold."""
     if split is None:
         return condition
-    polars, form, columns = (condition.polars, condition.form, condition.columns) if condition else (None, "", ())
-    return Expression(polars, form, tuple(dict.fromkeys((*columns, split.column))), split)
+    found = condition or Expression(None, "", ())
+    return replace(found, columns=tuple(dict.fromkeys((*found.columns, split.column))), split=split)
 
 
 def conjuncts(condition: Expression) -> list[Expression]:
     """The conditions of which all must be true: the sides of every `and` at the top, and the split."""
     if condition.split is not None:
-        split = Expression(None, "", (condition.split.column,), condition.split)
+        split = replace(condition, polars=None, form="", columns=(condition.split.column,))
         if condition.polars is None:
             return [split]
         columns = tuple(condition.polars.meta.root_names())
-        return [*conjuncts(Expression(condition.polars, "", columns)), split]
+        return [*conjuncts(replace(condition, form="", columns=columns, split=None)), split]
     assert condition.polars is not None
     document = json.loads(condition.polars.meta.serialize(format="json"))
     root = document.get("BinaryExpr") if isinstance(document, dict) else None
     if root is None or root["op"] not in ("And", "LogicalAnd"):
         return [condition]
-    sides = [Expression(side, "", tuple(side.meta.root_names())) for side in condition.polars.meta.pop()]
+    sides = [
+        replace(condition, polars=side, form="", columns=tuple(side.meta.root_names()))
+        for side in condition.polars.meta.pop()
+    ]
     return [each for side in sides for each in conjuncts(side)]
 
 
@@ -148,13 +175,60 @@ def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
     return checked(pl.col(column).list.eval(one) if is_list else one, f"hash of {column!r}")
 
 
+def of_column(name: str) -> Expression:
+    """The values of a column as they are, once they have the type that is declared for it."""
+    import polars as pl
+
+    return Expression(pl.col(name), name, (name,))
+
+
+def declared_type(column: str, name: Any) -> pa.DataType:
+    """The Arrow type that `ParquetSource(types={column: name})` says.
+
+    Raises:
+        SchemaError: it is none, or one that no key has.
+    """
+    try:
+        found = pa.type_for_alias(name)
+    except (ValueError, TypeError, AttributeError):  # AttributeError: pyarrow calls a method of what it takes for text
+        found = None
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_floating, pa.types.is_boolean, pa.types.is_date)
+    if found is None or not (pa.types.is_timestamp(found) or any(test(found) for test in kinds)):
+        raise SchemaError(
+            f"types={{{column!r}: ...}} is the Arrow name of one type of numbers, text or times, such as 'string', "
+            f"'int64' or 'timestamp[us]', got {name!r}"
+        )
+    return found
+
+
+def is_cast(kind: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether values of this type change where the type is declared."""
+    found = _plain_type(kind)
+    return bool(found != _with_items(found, declared))
+
+
+def as_declared(column: str, array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The values of a column, of lists their elements, as this type.
+
+    Raises:
+        SchemaError: there is no such cast. DataError: a value that the type does not have.
+    """
+    array = _without_dictionaries(array)
+    try:
+        return array.cast(_with_items(array.type, kind))
+    except pa.ArrowNotImplementedError as error:
+        raise SchemaError(f"types={{{column!r}: '{kind}'}}: the column is {array.type}: {error}") from error
+    except pa.ArrowInvalid as error:
+        raise DataError(f"types={{{column!r}: '{kind}'}}: a value cannot be cast from {array.type}: {error}") from error
+
+
 def output_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """The Arrow type of the expression's result, found by running it on no rows.
 
     Raises:
         SchemaError: the expression does not fit the columns' types; the message is polars' own.
     """
-    return _run(expression, _frame(schema.empty_table())).type
+    return _run(expression, _frame(schema.empty_table(), expression.types)).type
 
 
 def evaluate(
@@ -166,7 +240,8 @@ def evaluate(
         SchemaError: polars rejects the expression.
         DataError: an expression gave another number of values than there are rows, or another type than without rows.
     """
-    frame = _frame(rows)
+    types_of = {name: kind for each in expressions for name, kind in each.types.items()}  # one source, so they agree
+    frame = _frame(rows, types_of)
     results = []
     for expression, expected in zip(expressions, types, strict=True):
         array = _run(expression, frame)
@@ -182,13 +257,17 @@ def evaluate(
     return results
 
 
-def _frame(rows: pa.Table | pa.RecordBatch) -> "pl.DataFrame":
+def _frame(rows: pa.Table | pa.RecordBatch, types: Mapping[str, pa.DataType]) -> "pl.DataFrame":
     """The columns as polars sees them, without dictionaries: their numbers differ from batch to batch and rank to rank,
-    and polars hashes those."""
+    and polars hashes those. types: column -> the type that is declared for it."""
     import polars as pl
 
-    arrays = [_without_dictionaries(column) for column in rows.columns]
-    frame = pl.from_arrow(pa.Table.from_arrays(arrays, rows.schema.names))
+    arrays = [
+        as_declared(name, column, types[name]) if name in types else _without_dictionaries(column)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
+    names = rows.schema.names
+    frame = pl.from_arrow(pa.Table.from_arrays(arrays, names))
     assert isinstance(frame, pl.DataFrame)
     return frame
 
@@ -249,8 +328,16 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if not _is_list(kind):
         return kind
     item = _plain_type(kind.value_type)
-    if item == kind.value_type:
-        return kind
+    return kind if item == kind.value_type else _list_of(kind, item)
+
+
+def _with_items(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
+    """The type, of lists with innermost elements of the type `item`."""
+    return _list_of(kind, _with_items(kind.value_type, item)) if _is_list(kind) else item
+
+
+def _list_of(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
+    """A list of the same kind, of other elements."""
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(item, kind.list_size)
     return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -64,6 +64,11 @@ class ParquetSource:
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
+        types: column of the files, or key of a folder -> the type that its values have before anything else is made of
+            them (`filter`, `split`, expressions, keys): `"string"`, `"int64"` or another type of numbers or times by
+            its Arrow name; of lists, the type of their elements. Hashes tell types apart, so a key that is hashed has
+            one type over all files, folders and sources; give it here where they differ. Values are cast exactly. A
+            value that cannot be cast is a DataError. Keys of folders under a hash are `"string"` unless named here.
         defaults: field -> number for a missing column and for nulls under the policy `default`; for a passthrough field
             of text it is a string. In lists it stands for null elements; a list that is null or missing becomes
             defaults, as many as its group's other lists have elements (none if the whole group is null).
@@ -104,6 +109,7 @@ class ParquetSource:
     table: str | None = None
     events: "Events | None" = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: "Sequence[Joined]" = ()
@@ -126,8 +132,10 @@ class ParquetSource:
         set_field(self, "paths", _paths(self.paths, self.catalog, self.table, self.events))
         if self.table is not None and self.filesystem is not None:
             raise SchemaError("a table is read by its own library: ParquetSource(table=...) takes no filesystem")
-        for option in ("columns", "defaults", "nulls"):
+        for option in ("columns", "types", "defaults", "nulls"):
             set_field(self, option, mapping_of(option, getattr(self, option)))
+        for name, kind in self.types.items():
+            expressions.declared_type(name, kind)
         set_field(self, "join", _joins(self.join))
         columns = {
             name: column if isinstance(column, str) else expressions.checked(column, f"columns={{{name!r}: ...}}")
@@ -183,8 +191,33 @@ class ParquetSource:
     def computed(self) -> dict[str, expressions.Expression]:
         """The fields that are made by expressions."""
         return {
-            name: cast(expressions.Expression, each) for name, each in self.columns.items() if type(each) is not str
+            name: replace(cast(expressions.Expression, each), types=self.declared)
+            for name, each in self.columns.items()
+            if type(each) is not str
         }
+
+    def expression_of(self, name: str) -> expressions.Expression:
+        """The expression of a field: the given one, or the cast of its column to the declared type."""
+        column = self.columns.get(name, name)
+        return (
+            replace(expressions.of_column(column), types=self.declared)
+            if isinstance(column, str)
+            else self.computed[name]
+        )
+
+    @property
+    def declared(self) -> "dict[str, pa.DataType]":
+        """`types` as Arrow types."""
+        return {name: expressions.declared_type(name, kind) for name, kind in self.types.items()}
+
+    @property
+    def hashed(self) -> frozenset[str]:
+        """The columns whose type decides what a hash gives, that of `split` included."""
+        condition = self.condition
+        found = {name for each in self.computed.values() for name in each.hashed}
+        if condition is not None:
+            found |= {*condition.hashed, *([] if condition.split is None else [condition.split.column])}
+        return frozenset(found)
 
     @property
     def uses_pages(self) -> bool:
@@ -198,7 +231,8 @@ class ParquetSource:
     def condition(self) -> expressions.Expression | None:
         """`filter` as it was checked, and `split`."""
         given = cast("expressions.Expression | None", self.filter)
-        return expressions.with_split(given, checked_split(self.split, self.keep, self.salt))
+        found = expressions.with_split(given, checked_split(self.split, self.keep, self.salt))
+        return None if found is None else replace(found, types=self.declared)
 
     @property
     def path_list(self) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field
-from fsdata.sources.expressions import Expression
 from fsdata.sources.joins import POSITION
 from fsdata.sources.source import Events, ParquetSource
 
@@ -236,14 +235,13 @@ def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field], names: Se
     lists = [field.name for field in wanted if field.shape == "list"]
     if not lists:
         return source
-    import polars as pl
 
     columns = dict(source.columns)
     for name in lists:
         given = columns.get(name, name)
         if isinstance(given, str) and given not in names:
             continue
-        made = Expression(pl.col(given), given, (given,)) if isinstance(given, str) else source.computed[name]
+        made = source.expression_of(name)
         columns[name] = replace(made, listed=True)
     return replace(source, columns=columns)
 

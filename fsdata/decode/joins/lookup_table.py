@@ -38,6 +38,7 @@ class LookupTable:
 
     Attributes:
         tables: field -> what its values are found by, see `fsdata.kernels.lookups`. floats: fields that are float32.
+        files: of the table.
     """
 
     join: Lookup
@@ -47,6 +48,7 @@ class LookupTable:
     shared: SharedArrays
     tables: Mapping[str, np.ndarray]
     floats: frozenset[str]
+    files: Catalog
 
     @property
     def source(self) -> ParquetSource:
@@ -94,7 +96,7 @@ def load_lookup(
     finally:
         files.close()
     floats = frozenset(field.name for field in fields if field.number == "value")
-    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats)
+    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats, files.catalog)
 
 
 def _number(catalog: Catalog, column: object) -> str:

@@ -90,10 +90,13 @@ def test_keys_of_folders(tmp_path):
     for day in range(8):
         (tmp_path / f"day={day}").mkdir()
         pl.DataFrame({"row": [day]}).write_parquet(tmp_path / f"day={day}" / "a.parquet")
-    days = np.flatnonzero(HashSplit("day", 0, 0.5, "").holds(pa.array(range(8)))).tolist()
-    with FreeScaleDataLoader(ParquetSource(tmp_path, split="day", keep=(0, 0.5)), SCHEMA, batch_size=8) as loader:
-        assert [row for batch in loader for row in batch.features["row"].values().tolist()] == days
-        assert loader.describe()[0]["pruned_files"] == 8 - len(days)
+    half = HashSplit("day", 0, 0.5, "")
+    for types, values in (({}, pa.array(map(str, range(8)))), ({"day": "int64"}, pa.array(range(8)))):
+        days = np.flatnonzero(half.holds(values)).tolist()
+        source = ParquetSource(tmp_path, split="day", keep=(0, 0.5), types=types)
+        with FreeScaleDataLoader(source, SCHEMA, batch_size=8) as loader:
+            assert [row for batch in loader for row in batch.features["row"].values().tolist()] == days
+            assert loader.describe()[0]["pruned_files"] == 8 - len(days)
 
 
 def test_states_know_the_part(folder):

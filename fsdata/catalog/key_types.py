@@ -1,0 +1,126 @@
+"""One type per key: a hash tells types apart, so that one id of two types would be two ids.
+
+polars hashes -7 as int32, as int64 and as text to three numbers. `split` hashes all widths of integers alike, and
+texts in another way. So the columns under a hash have one type over all files of a source and all sources of a loader,
+that of the files or the one declared by `ParquetSource(types=...)`. The value of a `key=value` folder has no type of
+its own: it is text under a hash and for `split`, so that it does not depend on which other folders are read beside it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from fsdata.catalog.arrow_types import is_list, is_text, plain
+from fsdata.catalog.listing.file_list import Partitions
+from fsdata.sources.source import ParquetSource
+
+HashedTypes = Mapping[tuple[str, str], str]
+"""(what hashes it: a field, `filter` or `split`; column) -> the type that decides what the hash gives."""
+
+
+def hashed_types(source: ParquetSource, types: Mapping[str, pa.DataType]) -> dict[tuple[str, str], str]:
+    """types: column -> its type in some files, columns of folders included; columns that are missing are left out."""
+    found = {}
+    uses = [(name, made.hashed) for name, made in source.computed.items()]
+    condition = source.condition
+    if condition is not None:
+        uses.append(("filter", condition.hashed))
+        uses.append(("split", () if condition.split is None else (condition.split.column,)))
+    for use, columns in uses:
+        for column in columns:
+            kind = source.declared.get(column) or types.get(column)
+            if kind is not None and not pa.types.is_null(kind):
+                found[use, column] = _of_split(kind) if use == "split" else _of_hash(kind)
+    return found
+
+
+def differences(one: HashedTypes, others: HashedTypes) -> Iterator[tuple[str, str]]:
+    """(what hashes it, what is wrong) of columns that have another type in `one` than in `others`."""
+    for (use, column), kind in one.items():
+        other = others.get((use, column), kind)
+        if kind != other:
+            yield use, f"{column!r} is {kind} in some files and {other} in the first: {advice(column, kind, other)}"
+
+
+def by_use(types: HashedTypes) -> dict[str, list[tuple[str, str]]]:
+    """What hashes columns -> (column, type) of each, in the order of the expression; without filters, which hash the
+    rows of one source only."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for (use, column), kind in types.items():
+        if use == "split":
+            found[f"split={column!r}"] = [(column, kind)]
+        elif use != "filter":
+            found.setdefault(use, []).append((column, kind))
+    return found
+
+
+def between(one: HashedTypes, other: HashedTypes) -> Iterator[tuple[str, str, str]]:
+    """(what hashes it, type in one, type in the other) of what two tables hash and whose types differ."""
+    there = by_use(other)
+    for use, columns in by_use(one).items():
+        for (column, kind), (other_column, other_kind) in zip(columns, there.get(use, ()), strict=False):
+            if kind != other_kind:
+                yield use, f"{column!r} is {kind}", f"{other_column!r} is {other_kind}"
+
+
+def advice(column: str, *kinds: str) -> str:
+    """What follows from two types of a hashed column, and what to do."""
+    declared = "string" if "text" in kinds else "int64"
+    return (
+        "a hash tells types apart, so that one value would be two ids, or in two parts of a split. Declare one type, "
+        f"that of the values that were hashed until now: types={{{column!r}: {declared!r}}}"
+    )
+
+
+def folder_columns(source: ParquetSource, folders: Iterable[Partitions]) -> dict[str, pa.DataType]:
+    """The type of every `key=value` folder: the declared one, else text where the source hashes it, else int64 if all
+    values in all folders are integers, else text. Values of tables have the type that the table says."""
+    texts: dict[str, list[str]] = {}
+    for partitions in folders:
+        for name, text in partitions.items():
+            if isinstance(text, str):
+                texts.setdefault(name, []).append(text)
+            elif text is None:
+                texts.setdefault(name, [])
+    return {name: _folder_type(source, name, found) for name, found in texts.items()}
+
+
+def text_by_hash(source: ParquetSource, folders: Sequence[Partitions]) -> list[str]:
+    """Keys of folders that are text only because the source hashes them: their values are integers."""
+    found = folder_columns(source, folders)
+    return sorted(
+        name
+        for name in found
+        if name in source.hashed and name not in source.declared and _all_int64(_texts(folders, name))
+    )
+
+
+def _folder_type(source: ParquetSource, name: str, texts: Sequence[str]) -> pa.DataType:
+    if name in source.declared:
+        return source.declared[name]
+    return pa.int64() if name not in source.hashed and _all_int64(texts) else pa.string()
+
+
+def _texts(folders: Iterable[Partitions], name: str) -> list[str]:
+    return [text for partitions in folders if isinstance(text := partitions.get(name), str)]
+
+
+def _all_int64(texts: Iterable[str]) -> bool:
+    return all(_is_int64(text) for text in texts)
+
+
+def _is_int64(text: str) -> bool:
+    digits = text[1:] if text[:1] == "-" else text
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
+
+
+def _of_hash(kind: pa.DataType) -> str:
+    inner = plain(kind)
+    while is_list(inner):
+        inner = plain(inner.value_type)
+    return "text" if is_text(inner) else str(inner)
+
+
+def _of_split(kind: pa.DataType) -> str:
+    inner = plain(kind)
+    return "text" if is_text(inner) else "integer" if pa.types.is_integer(inner) else str(inner)
