@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.key_types import differences as hash_differences
 from fsdata.catalog.key_types import folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import Partitions
@@ -234,8 +236,8 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
     found = schema.get_all_field_indices(column)
     if len(found) > 1:
         raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
-    if found:
-        arrow_type = schema.field(found[0]).type
+    arrow_type = None if column in partitions else type_at(schema, column)
+    if arrow_type is not None:
         if column in source.declared and expressions.is_cast(arrow_type, source.declared[column]):
             declared = expression_type(source.expression_of(field.name), schema, partitions)
             _check_type(field, declared, f"column {column!r}, of the type declared by types={{...}},", default)
@@ -304,12 +306,10 @@ def expression_type(
     """Run an expression on no rows of the columns it names."""
     fields = []
     for name in expression.columns:
-        if name in schema.names:
-            fields.append(schema.field(name))
-        elif name in partitions:
-            fields.append(pa.field(name, partitions[name].type))
-        else:
+        kind = partitions[name].type if name in partitions else type_at(schema, name)
+        if kind is None:
             raise SchemaError(f"the expression's column {name!r} is missing")
+        fields.append(pa.field(name, kind))
     return expressions.output_type(expression, pa.schema(fields))
 
 
@@ -335,17 +335,15 @@ def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[
     first: dict[tuple[str, str], str] = {}
     found = []
     for number, kind in enumerate(kinds):
-        types = column_types(kind)
-        mine = hashed_types(source, types)
+        mine = hashed_types(source, partial(column_type, kind))
         found += [(number, each) for each in hash_differences(mine, first)]
         first = {**mine, **first}
     return found
 
 
-def column_types(kind: FileKind) -> dict[str, pa.DataType]:
-    """Column -> its type in files of this kind, keys of folders included."""
-    of_folders = {name: value.type for name, value in kind.partitions.items()}
-    return of_folders | {column.name: column.type for column in kind.schema}
+def column_type(kind: FileKind, name: str) -> pa.DataType | None:
+    """The type of a column in files of this kind, or of the key of a folder; None where it is missing."""
+    return kind.partitions[name].type if name in kind.partitions else type_at(kind.schema, name)
 
 
 def difference(one: Binding, other: Binding) -> str | None:

@@ -6,7 +6,7 @@ that of the files or the one declared by `ParquetSource(types=...)`. The value o
 its own: it is text under a hash and for `split`, so that it does not depend on which other folders are read beside it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -18,8 +18,8 @@ HashedTypes = Mapping[tuple[str, str], str]
 """(what hashes it: a field, `filter` or `split`; column) -> the type that decides what the hash gives."""
 
 
-def hashed_types(source: ParquetSource, types: Mapping[str, pa.DataType]) -> dict[tuple[str, str], str]:
-    """types: column -> its type in some files, columns of folders included; columns that are missing are left out."""
+def hashed_types(source: ParquetSource, type_of: Callable[[str], pa.DataType | None]) -> dict[tuple[str, str], str]:
+    """type_of: the type of a column in some files, keys of folders included; None where it is missing."""
     found = {}
     uses = [(name, made.hashed) for name, made in source.computed.items()]
     condition = source.condition
@@ -28,7 +28,7 @@ def hashed_types(source: ParquetSource, types: Mapping[str, pa.DataType]) -> dic
         uses.append(("split", () if condition.split is None else (condition.split.column,)))
     for use, columns in uses:
         for column in columns:
-            kind = source.declared.get(column) or types.get(column)
+            kind = source.declared.get(column) or type_of(column)
             if kind is not None and not pa.types.is_null(kind):
                 found[use, column] = _of_split(kind) if use == "split" else _of_hash(kind)
     return found

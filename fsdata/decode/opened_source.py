@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
-from fsdata.catalog.bind import column_types
+from fsdata.catalog.bind import column_type
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.key_types import HashedTypes, between, folder_columns, hashed_types
@@ -374,7 +375,7 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
 
 
 def _hashed_types(files: SourceFiles | EventRows) -> HashedTypes:
-    return hashed_types(files.source, column_types(files.kinds[0]))
+    return hashed_types(files.source, partial(column_type, files.kinds[0]))
 
 
 def _check_hashed_keys(
@@ -382,9 +383,10 @@ def _check_hashed_keys(
 ) -> None:
     """Keys that both tables hash are hashes of one type."""
     catalog = side.files if isinstance(side.files, Catalog) else side.files.catalog
-    types = {column.name: column.type for column in catalog.schemas[int(catalog.schema_of[0])]}
-    types |= folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
-    for use, here, there in between(_hashed_types(files), hashed_types(side.source, types)):
+    schema = catalog.schemas[int(catalog.schema_of[0])]
+    folders = folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
+    types = hashed_types(side.source, lambda name: folders.get(name) or type_at(schema, name))
+    for use, here, there in between(_hashed_types(files), types):
         if use == side.join.on:
             raise SchemaError(
                 f"{label}: the key {use!r} is a hash, and its column {here} in the rows and {there} in "

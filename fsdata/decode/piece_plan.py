@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fsdata.catalog.bind import Binding, FileKind
+from fsdata.catalog.column_paths import names_at
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
 from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.block import Column, run
@@ -131,8 +132,11 @@ def _plan_batches(
     needed = set() if condition is None else set(condition.columns)
     for binding in columns:
         needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
-    read = tuple(name for name in kind.schema.names if name in needed)
-    native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
+    roots = {names[0] for each in needed if (names := names_at(kind.schema, each)) is not None}
+    read = tuple(name for name in kind.schema.names if name in roots)
+    native = all(
+        each.origin == "column" and each.column in roots and is_native(each.type, each.field.number) for each in columns
+    )
     return ArrowPlan(
         read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
         needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),

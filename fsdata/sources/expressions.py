@@ -328,15 +328,15 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if not _is_list(kind):
         return kind
     item = _plain_type(kind.value_type)
-    return kind if item == kind.value_type else _list_of(kind, item)
+    return kind if item == kind.value_type else list_of(kind, item)
 
 
 def _with_items(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
     """The type, of lists with innermost elements of the type `item`."""
-    return _list_of(kind, _with_items(kind.value_type, item)) if _is_list(kind) else item
+    return list_of(kind, _with_items(kind.value_type, item)) if _is_list(kind) else item
 
 
-def _list_of(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
+def list_of(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
     """A list of the same kind, of other elements."""
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(item, kind.list_size)

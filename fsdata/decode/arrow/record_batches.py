@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.arrow_types import objection
 from fsdata.catalog.bind import Binding, difference, partition_column
+from fsdata.catalog.column_paths import array_at
 from fsdata.decode.arrow import widen
 from fsdata.errors import DataError, Faults, SchemaError
 from fsdata.sources import expressions
@@ -180,7 +181,7 @@ def _converted(
     if results is None:
         return None
     computed = iter(results)
-    raw = [next(computed) if each.origin == "expression" else batch.column(each.column) for each in columns]
+    raw = [next(computed) if each.origin == "expression" else array_at(batch, str(each.column)) for each in columns]
     if plan.map is not None and columns:
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
@@ -271,7 +272,7 @@ def _evaluate(
     exprs, types = [each for each, _ in made], [each for _, each in made]
     names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
     arrays = [
-        partition_column(plan.partitions[name], batch.num_rows) if name in plan.partitions else batch.column(name)
+        partition_column(plan.partitions[name], batch.num_rows) if name in plan.partitions else array_at(batch, name)
         for name in names
     ]
     try:

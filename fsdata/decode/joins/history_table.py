@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from fsdata.catalog.arrow_types import is_list, plain
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
@@ -251,7 +252,9 @@ def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog
 
 def _holds_floats(catalog: Catalog, column: object) -> bool:
     """Whether a column is a list of floats in some of the files."""
-    found = [schema.field(column).type for schema in catalog.schemas if column in schema.names]
+    if not isinstance(column, str):
+        return False
+    found = [kind for schema in catalog.schemas if (kind := type_at(schema, column)) is not None]
     return any(is_list(plain(each)) and pa.types.is_floating(plain(plain(each).value_type)) for each in found)
 
 

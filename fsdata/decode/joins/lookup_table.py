@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fsdata.catalog.bind import check_default
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
@@ -101,7 +102,9 @@ def load_lookup(
 
 def _number(catalog: Catalog, column: object) -> str:
     """What a column that no field of the schema is made of becomes."""
-    found = [schema.field(column).type for schema in catalog.schemas if column in schema.names]
+    if not isinstance(column, str):
+        return "id"
+    found = [kind for schema in catalog.schemas if (kind := type_at(schema, column)) is not None]
     return "value" if any(map(pa.types.is_floating, found)) else "id"
 
 

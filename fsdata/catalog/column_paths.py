@@ -1,0 +1,114 @@
+"""Columns by name, or by a path through structs and lists of structs: `session.item_id`.
+
+A path names one field inside a struct. Of a list of structs it is the list of that field: aligned lists, as a sequence
+needs them. A null struct is a null field. A column whose own name is the whole path comes first.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.sources.expressions import list_of
+
+
+def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
+    """The type of a column; None where there is none of that name, or several."""
+    names = names_at(schema, path)
+    if names is None:
+        return None
+    return _type_inside(schema.field(names[0]).type, names[1:])
+
+
+def names_at(schema: pa.Schema, path: str) -> tuple[str, ...] | None:
+    """The names that lead to a column, that of a column of the file first; None as of `type_at`."""
+    if len(schema.get_all_field_indices(path)) == 1:
+        return (path,)
+    for name, rest in _splits(path):
+        if len(schema.get_all_field_indices(name)) == 1:
+            inside = _names_inside(schema.field(name).type, rest)
+            if inside is not None:
+                return (name, *inside)
+    return None
+
+
+def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:
+    """The values of a column that is there."""
+    names = names_at(batch.schema, path)
+    assert names is not None, f"{path} is not in {batch.schema.names}"
+    array = batch.column(names[0])
+    for name in names[1:]:
+        array = _field_of(array, name)
+    return array
+
+
+def paths_in(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """(path, type) of every field that a column holds; the column itself where it has no structs."""
+    for inside in _leaves(kind):
+        yield ".".join((name, *inside)), _type_inside(kind, inside)
+
+
+def _splits(path: str) -> Iterator[tuple[str, str]]:
+    """(beginning, rest) of a path at every dot, the longest beginning first: names can have dots themselves."""
+    at = path.rfind(".")
+    while at > 0:
+        yield path[:at], path[at + 1 :]
+        at = path.rfind(".", 0, at)
+
+
+def _struct(kind: pa.DataType) -> pa.DataType:
+    """What the lists of a type hold, if it is one of lists."""
+    inner = plain(kind)
+    while is_list(inner):
+        inner = plain(inner.value_type)
+    return inner
+
+
+def _names_inside(kind: pa.DataType, path: str) -> tuple[str, ...] | None:
+    struct = _struct(kind)
+    if not pa.types.is_struct(struct):
+        return None
+    if len(struct.get_all_field_indices(path)) == 1:
+        return (path,)
+    for name, rest in _splits(path):
+        if len(struct.get_all_field_indices(name)) == 1:
+            inside = _names_inside(struct.field(name).type, rest)
+            if inside is not None:
+                return (name, *inside)
+    return None
+
+
+def _type_inside(kind: pa.DataType, names: tuple[str, ...]) -> pa.DataType:
+    for name in names:
+        kind = _with_struct_replaced(kind, _struct(kind).field(name).type)
+    return kind
+
+
+def _with_struct_replaced(kind: pa.DataType, field: pa.DataType) -> pa.DataType:
+    inner = plain(kind)
+    return list_of(inner, _with_struct_replaced(inner.value_type, field)) if is_list(inner) else field
+
+
+def _leaves(kind: pa.DataType) -> Iterator[tuple[str, ...]]:
+    struct = _struct(kind)
+    if not pa.types.is_struct(struct):
+        yield ()
+        return
+    for field in struct:
+        for inside in _leaves(field.type):
+            yield (field.name, *inside)
+
+
+def _field_of(array: pa.Array, name: str) -> pa.Array:
+    """The field of a struct, or of those in lists."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _field_of(array.storage, name)
+    if not is_list(array.type):
+        return pc.struct_field(array, array.type.get_field_index(name))
+    # The elements are those of the whole array, whichever rows it shows, so its own buffers say where each list begins.
+    values = _field_of(array.values, name)
+    own = 1 if pa.types.is_fixed_size_list(array.type) else 2
+    return pa.Array.from_buffers(
+        list_of(array.type, values.type), len(array), array.buffers()[:own], offset=array.offset, children=[values]
+    )
