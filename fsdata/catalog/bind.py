@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.column_paths import type_at
+from fsdata.catalog.column_paths import fields_near, type_at
 from fsdata.catalog.key_types import differences as hash_differences
 from fsdata.catalog.key_types import folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import Partitions
@@ -258,7 +258,7 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
-    raise SchemaError(f"column {column!r} is missing; give {hint}")
+    raise SchemaError(f"column {column!r} is missing{fields_near(schema, column)}; give {hint}")
 
 
 def _number(field: Field, value: pa.Scalar) -> float | str | None:

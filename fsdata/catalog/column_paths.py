@@ -49,6 +49,15 @@ def paths_in(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
         yield ".".join((name, *inside)), _type_inside(kind, inside)
 
 
+def fields_near(schema: pa.Schema, path: str) -> str:
+    """For a message: which fields the struct has that the beginning of a path leads to."""
+    for name, _ in _splits(path):
+        kind = type_at(schema, name)
+        if kind is not None and pa.types.is_struct(_struct(kind)):
+            return f": {name} has the fields {', '.join(field.name for field in _struct(kind))}"
+    return ""
+
+
 def _splits(path: str) -> Iterator[tuple[str, str]]:
     """(beginning, rest) of a path at every dot, the longest beginning first: names can have dots themselves."""
     at = path.rfind(".")

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
+from fsdata.catalog.column_paths import array_at, paths_in
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
@@ -51,6 +52,7 @@ class Guess:
     """What a column is taken for.
 
     Attributes:
+        column: its name, or its path through structs.
         role: a field of `Schema`; of the `Sequence` called `group`, if it has one; None where it is left out.
         why: in words.
         buckets: how many ids a text is hashed to; 0 where it is no text, or stays one.
@@ -174,7 +176,7 @@ def _some_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa
         file = files[number]
         rows = retry.call(functools.partial(_first_rows, file, _ROWS // len(spread)), file)
         if len(rows):
-            found[file.name] = _without_dictionaries(rows)
+            found[file.name] = _without_structs(_without_dictionaries(rows))
     if not found:
         raise SchemaError(f"{where}: no file has a row to look at")
     _check_kinds(found, where)
@@ -219,6 +221,18 @@ def _without_dictionaries(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
     return table
+
+
+def _without_structs(table: pa.Table) -> pa.Table:
+    """With a column for every field inside structs and lists of structs, called by its path."""
+    names = set(table.schema.names)
+    (batch,) = table.combine_chunks().to_batches()
+    columns: dict[str, pa.Array] = {}
+    for field in table.schema:
+        for path, _ in paths_in(field.name, field.type):
+            if path == field.name or path not in names:
+                columns[path] = array_at(batch, path)
+    return pa.table(columns)
 
 
 def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text: bool) -> Guess:

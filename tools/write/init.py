@@ -8,7 +8,8 @@ import json as text_form
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +86,7 @@ def init(
 
 
 def _lines(guesses: "Guesses", check: str, out: Path, paths: Sequence[str]) -> Iterator[str]:
+    fields = _field_names(guesses)
     own = [each for each in guesses.columns if each.group is None]
     yield f"# Guessed by `freescale init` from {guesses.rows:,} rows of {guesses.files} of {guesses.all_files:,} files."
     yield "# Move a name where a guess is wrong, and take out what your model does not read."
@@ -93,15 +95,15 @@ def _lines(guesses: "Guesses", check: str, out: Path, paths: Sequence[str]) -> I
         yield "# The files do not have the same columns. If they are several sources, make a schema file for one of"
         yield "# them, and add the others as [[sources]], with `columns` that name theirs."
     yield from ("", "[schema]")
-    yield from _roles(_SAMPLE_ROLES, own)
-    yield from (f"time = {_text(each.column)}  # {each.why}" for each in own if each.role == "time")
+    yield from _roles(_SAMPLE_ROLES, own, fields)
+    yield from (f"time = {_text(fields[each.column])}  # {each.why}" for each in own if each.role == "time")
     for name, alike in guesses.groups.items():
         if name == "candidates":
             yield from ("", f"[schema.candidates]  # {alike}")
         else:
             yield from ("", "[[schema.sequences]]", f"name = {_text(name)}  # {alike}")
-        yield from _roles(_LIST_ROLES, [each for each in guesses.columns if each.group == name])
-    yield from _source(guesses, paths, out)
+        yield from _roles(_LIST_ROLES, [each for each in guesses.columns if each.group == name], fields)
+    yield from _source(guesses, paths, out, fields)
     left_out = [each for each in guesses.columns if each.role is None]
     if left_out:
         yield from ("", "# Left out:")
@@ -115,29 +117,42 @@ def _lines(guesses: "Guesses", check: str, out: Path, paths: Sequence[str]) -> I
         yield from (f"#   {name}, such as {value}" for name, value in guesses.partitions.items())
 
 
-def _roles(roles: Sequence[str], guesses: Sequence["Guess"]) -> Iterator[str]:
+def _field_names(guesses: "Guesses") -> dict[str, str]:
+    """Column -> its name as a field: of a path through structs the last name, if no other column ends alike."""
+    last = {each.column: each.column.rpartition(".")[2] for each in guesses.columns}
+    taken = Counter([*last.values(), *guesses.groups])
+    return {column: name if name and taken[name] == 1 else column for column, name in last.items()}
+
+
+def _roles(roles: Sequence[str], guesses: Sequence["Guess"], fields: Mapping[str, str]) -> Iterator[str]:
     for role in roles:
         names = [each for each in guesses if each.role == role]
         if names:
             yield f"{role} = [  # {_MEANS[role]}"
-            yield from (f"    {_text(each.column)},  # {_why(each)}" for each in names)
+            yield from (f"    {_text(fields[each.column])},  # {_why(each)}" for each in names)
             yield "]"
 
 
-def _source(guesses: "Guesses", paths: Sequence[str], out: Path) -> Iterator[str]:
-    """Where the files are, seen from the schema file; texts that become ids; what stands in for values that lack."""
+def _source(guesses: "Guesses", paths: Sequence[str], out: Path, fields: Mapping[str, str]) -> Iterator[str]:
+    """Where the files are, seen from the schema file; texts that become ids; values for those that are missing."""
     fixed = [path for path in paths if "://" in path or path.startswith("~") or Path(path).is_absolute()]
     named = [path if path in fixed else os.path.relpath(path, out.parent) for path in paths]
     yield from ("", "[[sources]]", f"paths = [{', '.join(map(_text, named))}]")
     used = [each for each in guesses.columns if each.role]
     columns = {}
     for each in used:
+        name = fields[each.column]
         if each.buckets:
             of_lists = ", list = true" if each.group else ""
-            columns[each.column] = f"{{ hash = {_text(each.column)}, buckets = {each.buckets}{of_lists} }}"
-    defaults = {each.column: '""' if each.text else "0" for each in used if each.gaps and each.role != "labels"}
-    dropped = {each.column: '"drop"' for each in used if each.gaps and each.role == "labels"}
-    yield from _table("columns", "texts become ids by a hash: with more buckets fewer texts share an id", columns)
+            columns[name] = f"{{ hash = {_text(each.column)}, buckets = {each.buckets}{of_lists} }}"
+        elif name != each.column:
+            columns[name] = _text(each.column)
+    gaps = [each for each in used if each.gaps]
+    defaults = {fields[each.column]: '""' if each.text else "0" for each in gaps if each.role != "labels"}
+    dropped = {fields[each.column]: '"drop"' for each in gaps if each.role == "labels"}
+    what = ["texts become ids by a hash: with more buckets fewer texts share an id"] * any(e.buckets for e in used)
+    what += ["fields inside structs by their path"] * any(fields[each.column] != each.column for each in used)
+    yield from _table("columns", "; ".join(what), columns)
     yield from _table("defaults", "where a value is null or not finite, or files lack the column", defaults)
     yield from _table("nulls", "rows without a label are left out", dropped)
 

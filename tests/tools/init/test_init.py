@@ -144,10 +144,11 @@ def test_folders_of_partitions_and_files_that_lack_columns(tmp_path):
 
 
 def test_what_has_no_place_is_named(tmp_path):
-    data = write(tmp_path / "data", user_id=USERS, place=[{"x": 1}] * ROWS, nothing=pa.nulls(ROWS), blob=[b"a"] * ROWS)
+    of_structs = [{"x": b"a"}] * ROWS
+    data = write(tmp_path / "data", user_id=USERS, place=of_structs, nothing=pa.nulls(ROWS), blob=[b"a"] * ROWS)
     schema, text = made(data)
     assert schema == Schema(context=("user_id",))
-    for name in ("place", "nothing", "blob"):
+    for name in ("place.x", "nothing", "blob"):
         assert f"#   {name}: " in text
     out = data.parent / "other.toml"
     document = json.loads(call("init", data, "--out", out, "--json").stdout)
@@ -155,9 +156,31 @@ def test_what_has_no_place_is_named(tmp_path):
     assert (document["rows"], document["out"]) == (ROWS, str(out))
 
 
+def test_fields_of_sessions_are_found_by_their_paths(tmp_path):
+    """Fields of one list of structs are one sequence; two structs whose fields end alike keep their whole paths."""
+    sessions = [
+        [{"item_id": item, "price": 0.5, "at": {"shop": "ab"[item % 2]}} for item in history] for history in HISTORY
+    ]
+    data = write(tmp_path / "data", user=[{"id": user} for user in USERS], page=[{"id": 3}] * ROWS, session=sessions)
+    schema, text = made(data)
+    assert schema == Schema(
+        sequences=(Sequence("uih", ("item_id", "shop"), floats=("price",)),), context=("user.id", "page.id")
+    )
+    assert 'item_id = "session.item_id"\n' in text
+    assert 'shop = { hash = "session.at.shop", buckets = 1024, list = true }\n' in text
+    assert '"user.id" =' not in text
+    source = sources_from_toml(data.parent / "schema.toml")
+    with FreeScaleDataLoader(source, schema, batch_size=ROWS, rank=0, world_size=1) as loader:
+        (batch,) = loader
+    assert batch.features["item_id"].values().tolist() == [item for history in HISTORY for item in history]
+    assert batch.features["user.id"].values().tolist() == USERS
+    inferred = Schema.infer(data)
+    assert inferred.sequences == (Sequence("uih", ("session.item_id",), floats=("session.price",)),)
+
+
 def test_names_with_ends_of_lines_and_spaces(tmp_path):
     """They stand in comments, too, of which each has one line; the command that is named is that of a shell."""
-    columns = {"ids\nof it": HISTORY, "a\nb]": [b"x"] * ROWS, "\x7f\r": [{"a": 1}] * ROWS, "user": USERS}
+    columns = {"ids\nof it": HISTORY, "a\nb]": [b"x"] * ROWS, "\x7f\r": [b"y"] * ROWS, "user": USERS}
     write(tmp_path / "my data" / "day=a%0Ab", **columns)
     schema, text = made(tmp_path / "my data")
     assert schema.sequences[0].fields == ("ids\nof it",)

@@ -1,0 +1,164 @@
+"""Fields inside structs and lists of structs, by their paths."""
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from parquet import column, read, write
+
+from fsdata import AsOf, DataError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
+
+EVENT = pa.struct(
+    [
+        ("item_id", pa.int64()),
+        ("shop", pa.dictionary(pa.int32(), pa.string())),
+        ("price", pa.float32()),
+        ("tags", pa.list_(pa.int16())),
+        ("where", pa.struct([("city.id", pa.int32())])),
+    ]
+)
+SESSIONS = [
+    [
+        {"item_id": 1, "shop": "a", "price": 0.5, "tags": [1, 2], "where": {"city.id": 7}},
+        {"item_id": 2, "shop": None, "price": 1.5, "tags": [], "where": {"city.id": 8}},
+    ],
+    [],
+    [{"item_id": 3, "shop": "b", "price": 2.5, "tags": [3], "where": {"city.id": 9}}],
+    [{"item_id": each, "shop": "a", "price": 3.5, "tags": [4], "where": {"city.id": 6}} for each in (4, 5, 6)],
+]
+USERS = [{"id": 10, "of": {"age": 30}}, {"id": 11, "of": {"age": 31}}, None, {"id": 13, "of": None}]
+SCHEMA = Schema(
+    sequences=(Sequence("session", ("item_id", "city"), floats=("price",), nested=("tags",)),), context=("user", "age")
+)
+COLUMNS = {
+    "item_id": "session.item_id",
+    "city": "session.where.city.id",
+    "price": "session.price",
+    "tags": "session.tags",
+    "user": "user.id",
+    "age": "user.of.age",
+}
+EXPECTED = {
+    "item_id": [[1, 2], [], [3], [4, 5, 6]],
+    "city": [[7, 8], [], [9], [6, 6, 6]],
+    "price": [[0.5, 1.5], [], [2.5], [3.5] * 3],
+    "user": [[10], [11], [-1], [13]],
+    "age": [[30], [31], [-2], [-2]],
+}
+DEFAULTS = {"user": -1, "age": -2}
+
+
+def table(kind=None, sessions=SESSIONS):
+    return pa.table({"session": pa.array(sessions, kind or pa.list_(EVENT)), "user": USERS})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "a.parquet", table(), group=3)
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("kind", [pa.list_(EVENT), pa.large_list(EVENT)])
+def test_fields_of_a_session_are_aligned_lists(tmp_path, kind, decoder):
+    path = write(tmp_path / "a.parquet", table(kind), group=3)
+    samples = read(ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS, decoder=decoder), SCHEMA)
+    for name, expected in EXPECTED.items():
+        assert column(samples, name) == expected
+    with FreeScaleDataLoader(
+        ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS, decoder=decoder), SCHEMA, batch_size=2, shuffle=True
+    ) as loader:
+        items = [batch.features["item_id"].values().tolist() for batch in loader]
+    assert sorted(item for each in items for item in each) == [1, 2, 3, 4, 5, 6]
+
+
+def test_sessions_of_one_size(tmp_path):
+    path = write(tmp_path / "a.parquet", table(pa.list_(EVENT, 2), [SESSIONS[0]] * 4))
+    samples = read(ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS), SCHEMA)
+    assert column(samples, "item_id") == [[1, 2]] * 4
+
+
+def test_a_field_without_columns_is_found_by_its_own_name(path):
+    schema = Schema(sequences=(Sequence("session", ("session.item_id",)),), context=("user.id",))
+    samples = read(ParquetSource(path, defaults={"user.id": 0}), schema)
+    assert column(samples, "session.item_id") == EXPECTED["item_id"]
+
+
+def test_nulls_at_every_level_reach_the_policy(tmp_path):
+    sessions = [[None, {**SESSIONS[0][0], "item_id": None}], None, [SESSIONS[2][0]], []]
+    path = write(tmp_path / "a.parquet", table(sessions=sessions))
+    schema = Schema(sequences=(Sequence("session", ("item_id",)),))
+    columns = {"item_id": "session.item_id"}
+
+    def items(**options):
+        return column(read(ParquetSource(path, columns=columns, **options), schema), "item_id")
+
+    assert items(defaults={"item_id": -1}) == [[-1, -1], [], [3], []]
+    assert items(nulls={"item_id": "drop"}) == [[3], []]
+    with pytest.raises(DataError, match="row 0: item_id is null at position 0 of the list"):
+        items()
+
+
+def test_expressions_filters_splits_and_types_take_paths(path):
+    def items(**options):
+        columns = {**COLUMNS, **options.pop("columns", {})}
+        samples = read(ParquetSource(path, columns=columns, defaults=DEFAULTS, **options), SCHEMA)
+        return column(samples, "item_id")
+
+    shops = {"city": pl.col("session.shop").list.eval(pl.element().hash().fill_null(0) % 10)}
+    assert items(columns=shops) == EXPECTED["item_id"]
+    assert items(filter=pl.col("session.item_id").list.len() > 1) == [[1, 2], [4, 5, 6]]
+    assert items(filter=pl.col("user.of.age") == 31) == [[]]
+    parts = [items(split="user.id", keep=keep) for keep in ((0, 0.5), (0.5, 1))]
+    assert sorted(parts[0] + parts[1]) == sorted([[1, 2], [], [4, 5, 6]])
+    assert items(types={"session.item_id": "int32", "user.id": "int64"}) == EXPECTED["item_id"]
+    hashed = {"item_id": pl.col("session.item_id").list.eval(pl.element().hash() % 1000)}
+    as_text = {"item_id": pl.col("session.item_id").list.eval(pl.element().cast(pl.String).hash() % 1000)}
+    assert items(columns=hashed, types={"session.item_id": "string"}) == items(columns=as_text)
+
+
+def test_in_a_toml_file(path, tmp_path):
+    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { shop = 99 }\n[sources.columns]\n'
+    text += 'item_id = "session.item_id"\nshop = { hash = "session.shop", buckets = 50, list = true }\n'
+    (tmp_path / "job.toml").write_text(text)
+    schema = Schema(sequences=(Sequence("session", ("item_id", "shop")),))
+    samples = read(*sources_from_toml(tmp_path / "job.toml"), schema)
+    a, b = (pl.select(pl.lit(shop).hash(seed=0) % 50).item() for shop in "ab")
+    assert column(samples, "shop") == [[a, 99], [], [b], [a] * 3]
+
+
+def test_histories_of_structs(tmp_path):
+    times = [[{**event, "ts": 10 * n} for n, event in enumerate(session)] for session in SESSIONS]
+    write(tmp_path / "events.parquet", {"user": [1, 2, 3, 4], "events": pa.array(times)})
+    write(tmp_path / "rows.parquet", {"user": [4, 1], "now": [15, 5]})
+    columns = {"item_id": "events.item_id", "ts": "events.ts", "price": "events.price"}
+    as_of = AsOf(
+        ParquetSource(tmp_path / "events.parquet", columns=columns),
+        on="user",
+        at="now",
+        time="ts",
+        fields=("item_id", "price"),
+    )
+    schema = Schema(sequences=(Sequence("uih", ("item_id",), floats=("price",)),), context=("user",))
+    with FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=as_of), schema, batch_size=2) as loader:
+        (batch,) = loader
+    assert batch.features["item_id"].values().tolist() == [4, 5, 1]
+    assert batch.jagged["price"].values.tolist() == [3.5, 3.5, 0.5]
+
+
+def test_a_column_called_like_a_path_comes_first(tmp_path):
+    path = write(tmp_path / "a.parquet", {"user": USERS[:2], "user.id": [1, 2]})
+    assert column(read(ParquetSource(path), Schema(context=("user.id",))), "user.id") == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("session.item", r"column 'session.item' is missing: session has the fields item_id, shop, price, tags, where"),
+        ("session.where.town", r"column 'session.where.town' is missing: session.where has the fields city.id"),
+        ("user", r"column 'user' is struct<"),
+        ("user.id.x", r"column 'user.id.x' is missing: user has the fields id, of"),
+        ("users.id", r"column 'users.id' is missing; give"),
+    ],
+)
+def test_paths_that_lead_nowhere(path, name, message):
+    with pytest.raises(SchemaError, match=message):
+        read(ParquetSource(path, columns={"a": name}), Schema(context=("a",)))
