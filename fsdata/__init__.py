@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, cross, sources_from_toml
+    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, cross, sources_from_toml, text_key
 
 __version__ = "0.1.0"
 
@@ -61,6 +61,7 @@ __all__ = [
     "rebalance",
     "segment_mask",
     "sources_from_toml",
+    "text_key",
 ]
 
 _WHERE = {
@@ -93,6 +94,7 @@ _WHERE = {
     "rebalance": "fsdata.nodes.tensors.rebalancing",
     "segment_mask": "fsdata.batch.jagged",
     "sources_from_toml": "fsdata.sources",
+    "text_key": "fsdata.sources",
 }
 
 

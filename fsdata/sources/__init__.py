@@ -6,10 +6,10 @@ allowed. `hash_split` takes a part of the rows by the hash of a column, and `fol
 options are shared by them.
 """
 
-from fsdata.sources.expressions import cross
+from fsdata.sources.expressions import cross, text_key
 from fsdata.sources.follow import Follow
 from fsdata.sources.joins import AsOf, Join, Lookup
 from fsdata.sources.source import ParquetSource, Retry
 from fsdata.sources.toml_file import sources_from_toml
 
-__all__ = ["AsOf", "Follow", "Join", "Lookup", "ParquetSource", "Retry", "cross", "sources_from_toml"]
+__all__ = ["AsOf", "Follow", "Join", "Lookup", "ParquetSource", "Retry", "cross", "sources_from_toml", "text_key"]

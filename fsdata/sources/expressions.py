@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources.elementwise import check, with_nulls
-from fsdata.sources.hash_split import HashSplit
+from fsdata.sources.hash_split import TEXT, HashSplit, text_ids
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,6 +31,7 @@ class Expression:
         columns: what it reads, each once.
         split: of a condition, what has to hold, too.
         cross: the result is a hash of these values, see `cross`; `polars` is not there then.
+        text_key: the result is a hash of texts into so many buckets, see `text_key`; `polars` is not there then.
         listed: the result is a list of one value in every row.
         hashed: the columns whose type decides what a hash in it gives, see `elementwise.Checked`.
         types: column -> the type that it is cast to before, see `ParquetSource(types=...)`.
@@ -41,6 +42,7 @@ class Expression:
     columns: tuple[str, ...]
     split: HashSplit | None = None
     cross: "Cross | None" = None
+    text_key: int = 0
     listed: bool = False
     hashed: tuple[str, ...] = ()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -81,6 +83,26 @@ def cross(*values: "str | pl.Expr", buckets: int, seed: int = 0) -> Expression:
     form = f"xxhash64 seed {seed} modulo {buckets} of {', '.join(each.form for each in found)}"
     hashed = tuple(dict.fromkeys(name for each in found for name in each.hashed))
     return Expression(None, form, columns, cross=Cross(found, buckets, seed), hashed=hashed)
+
+
+def text_key(column: str, *, buckets: int = 2**63) -> Expression:
+    """A column of ids in [0, buckets) for `ParquetSource(columns=...)`: a text as an id or as a key of joined tables.
+
+    The id is splitmix64 of the FNV-1a hash of the text in UTF-8, modulo `buckets`: the same on every rank, in every run
+    and with every version of every library, unlike the `hash` of polars. Of a list, ids of its elements. A null stays a
+    null. Without `buckets` ids have 63 bits: of a billion texts, two share an id with a probability of 5 %.
+
+    Args:
+        column: a column of text, or of lists of text, or a path to one.
+
+    Raises:
+        SchemaError: `buckets` is out of range. When files are bound: the column is not text.
+    """
+    if not isinstance(column, str) or not column:
+        raise SchemaError(f"text_key names one column, got {column!r}")
+    if type(buckets) is not int or not 1 <= buckets <= 2**63:
+        raise SchemaError(f"text_key(buckets=...) is an integer from 1 to 2**63, got {buckets!r}")
+    return Expression(None, f"text key of {column} modulo {buckets}", (column,), text_key=buckets)
 
 
 def checked(value: Any, where: str, *, condition: bool = False) -> Expression:
@@ -134,8 +156,9 @@ def _read_back(document: str, where: str) -> "pl.Expr":
 def checked_condition(value: Any, where: str) -> Expression:
     """As `checked`, of what is true or false."""
     found = checked(value, where, condition=True)
-    if found.cross is not None:
-        raise SchemaError(f"{where} takes a condition, which is true or false, and cross(...) gives ids")
+    if found.cross is not None or found.text_key:
+        made = "cross" if found.cross is not None else "text_key"
+        raise SchemaError(f"{where} takes a condition, which is true or false, and {made}(...) gives ids")
     return found
 
 
@@ -282,6 +305,9 @@ def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
         return _both(expression, frame)
     if expression.cross is not None:
         return _crossed(expression.cross, frame)
+    if expression.text_key:
+        (name,) = expression.columns
+        return _text_keys(frame.get_column(name).to_arrow(), expression.text_key, name)
     assert expression.polars is not None
     try:
         column = frame.select(expression.polars.alias("")).to_arrow().column(0)
@@ -303,6 +329,18 @@ def _crossed(cross: Cross, frame: "pl.DataFrame") -> pa.Array:
     raw, size = np.stack(numbers, axis=1).astype("<i8").tobytes(), 8 * len(values)
     hashes = [xxh64_intdigest(raw[at : at + size], cross.seed) % cross.buckets for at in range(0, len(raw), size)]
     return pa.array(np.array(hashes, np.int64), mask=null)
+
+
+def _text_keys(array: pa.Array, buckets: int, name: str) -> pa.Array:
+    """int64, see `text_key`; of lists, those of their elements."""
+    if _is_list(array.type):
+        keys = _text_keys(array.values, buckets, name)
+        own = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
+        kind = list_of(array.type, keys.type)
+        return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[keys])
+    if not any(test(array.type) for test in TEXT):
+        raise SchemaError(f"text_key({name!r}) takes text, and the column is {array.type}")
+    return text_ids(array, buckets)
 
 
 def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.errors import SchemaError
+from fsdata.kernels import texts as texts_kernel
 from fsdata.sources.checks import is_number
 
-_FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -52,8 +52,8 @@ class HashSplit:
         """
         if pa.types.is_integer(column.type):
             values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-        elif any(test(column.type) for test in _TEXT):
-            values = _fnv(column.cast(pa.large_string()).fill_null(""))
+        elif any(test(column.type) for test in TEXT):
+            values = _fnv(column)
         else:
             raise SchemaError(f"split={self.column!r} needs a column of integers or text, and it is {column.type}")
         salt = np.uint64(int.from_bytes(blake2b(self.salt.encode(), digest_size=8).digest(), "little"))
@@ -83,14 +83,20 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+def text_ids(texts: pa.Array, buckets: int) -> pa.Array:
+    """int64 in [0, buckets): splitmix64 of the FNV-1a hash over UTF-8, modulo `buckets`; null where a text is null.
+
+    buckets: 1 to 2**63.
+    """
+    null = texts.is_null().to_numpy(zero_copy_only=False)
+    return pa.array((_mixed(_fnv(texts)) % np.uint64(buckets)).astype(np.int64), mask=null)
+
+
 def _fnv(texts: pa.Array) -> np.ndarray:
-    """uint64 [N]: all texts at once, one byte of each after another."""
+    """uint64 [N]; of a null that of an empty text."""
+    texts = texts.cast(pa.large_string()).fill_null("")
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    start, length = ends[:-1], np.diff(ends)
-    found = np.full(len(texts), _FNV_START)
-    for place in range(int(length.max(initial=0))):
-        some = np.flatnonzero(length > place)
-        found[some] = (found[some] ^ raw[start[some] + place]) * _FNV_PRIME
+    found = np.empty(len(texts), np.uint64)
+    texts_kernel.fnv1a(ends, np.frombuffer(data or b"", np.uint8), found)
     return found

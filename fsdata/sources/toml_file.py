@@ -119,6 +119,11 @@ def _column(column: Any, where: str) -> Any:
         return column
     if "sql" in column:
         raise SchemaError(f"{where}: an expression {_WRITE_PYTHON}")
+    if "key" in column:
+        try:
+            return expressions.text_key(**_renamed(table_of(column, where, ("key", "buckets"))))
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from error
     table_of(column, where, ("hash", "buckets", "list"))
     name, buckets, is_list = column.get("hash"), column.get("buckets"), column.get("list", False)
     if not isinstance(name, str) or not name:
@@ -128,6 +133,10 @@ def _column(column: Any, where: str) -> Any:
     if not isinstance(is_list, bool):
         raise SchemaError(f"{where}: list must be true or false, got {is_list!r}")
     return expressions.hashed(name, buckets, is_list=is_list)
+
+
+def _renamed(table: dict[str, Any]) -> dict[str, Any]:
+    return {"column" if name == "key" else name: value for name, value in table.items()}
 
 
 def _absolute(path: Any, folder: Path, where: str) -> str:

@@ -65,6 +65,9 @@ def collisions(
             "--time: timestamps, dates, or integers, which are seconds since 1970."
         ),
     ] = None,
+    hash_text: Annotated[
+        bool, typer.Option("--hash", help="The ids are text: count hashes of it, as `fsdata.text_key` makes them.")
+    ] = False,
     out: ReportFolder = None,
     json: Annotated[bool, typer.Option("--json", help="Print collisions.json instead of tables.")] = False,
 ) -> None:
@@ -86,6 +89,8 @@ def collisions(
         from freescale_tools.scan.histories import open_requests
 
         check_folder(out)
+        if hash_text and histories is not None:
+            raise UsageError("--hash and --histories: the lists of histories hold numbers. Give one of both")
         if seed < 0:
             raise UsageError(f"--seed must be 0 or more, got {seed}")
         alone = [name for name, value in (("--probe", probe), ("--ttl", ttl)) if value is not None]
@@ -112,6 +117,7 @@ def collisions(
                 progress=progress,
                 requests=requests,
                 table=table,
+                hashed=hash_text,
             )
         found["skipped"] = [*map(asdict, files.skipped), *found["skipped"]]
         terminal.skipped(found["skipped"])

@@ -64,6 +64,7 @@ def estimate(
     progress: Progress | None = None,
     requests: Requests | None = None,
     table: AskedTable | None = None,
+    hashed: bool = False,
 ) -> dict[str, Any]:
     """The document: shares at the default and along each axis, and bytes per rank and step.
 
@@ -77,6 +78,7 @@ def estimate(
         most_ids: about how many ids memory holds.
         requests: the files, if their histories are stored once. The column is then a list of the histories.
         table: also predict which ids share a row of this table.
+        hashed: the column holds text, and ids are made of it as by `fsdata.text_key`.
 
     Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
     order is invalid, if the column holds no integers, or if two batches need more rows than there are;
@@ -90,7 +92,7 @@ def estimate(
         "max_length": max_length, "ranks": ranks, "batch_size": batch_size, "most_ids": most_ids, "progress": progress
     }  # fmt: skip
     if requests is None:
-        held = hold(files, column, time=time if expires or "time" in orders else None, **size)
+        held = hold(files, column, time=time if expires or "time" in orders else None, hashed=hashed, **size)
     else:
         held = hold_stored_once(requests, column, **size)
     # Without a limit, the longest history serves as the limit: plots need a number.

@@ -90,6 +90,7 @@ def hold(
     batch_size: int,
     most_ids: int = MOST_IDS,
     progress: Progress | None = None,
+    hashed: bool = False,
 ) -> Held:
     """Read `column`, and `time`, of all row groups, or of as many as fit into memory.
 
@@ -98,7 +99,7 @@ def hold(
     One thread per core. Raises UsageError if no file has integers in the column, CommandFailed if a file
     cannot be reached.
     """
-    with IdRows(files, column, time=time, max_length=max_length) as opened:
+    with IdRows(files, column, time=time, max_length=max_length, hashed=hashed) as opened:
         units = []
         for number, leaf in opened.leaves.items():
             for group, rows in enumerate(files.footers[number].row_groups):
@@ -106,7 +107,7 @@ def hold(
                 if rows:
                     room = values if max_length is None else min(values, rows * max_length)
                     units.append(Unit(file=number, group=group, rows=rows, room=room))
-        low, span = _range(opened, files, units)
+        low, span = (0, 2**63 - 1) if hashed else _range(opened, files, units)
         near, narrow = span < _DIRECT, span < 2**32
         fit = most_ids if near else most_ids // 4
         runs = plan_runs(units, fit, ranks=ranks, rows_wanted=_BATCHES * ranks * batch_size)

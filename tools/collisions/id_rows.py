@@ -5,7 +5,6 @@ struct or not. Nulls become a number that no id has, and are then taken out.
 """
 
 import contextlib
-from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 from freescale_tools.console.errors import CommandFailed, UsageError, first_line
 from freescale_tools.scan.columns import bind, inside_structs
 from freescale_tools.scan.files import FileSet
-from fsdata import ParquetSource, Schema
+from fsdata import ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
 from fsdata.catalog.arrow_types import is_list
 from fsdata.catalog.footers import Footer, Skipped
@@ -85,11 +84,20 @@ class IdRows:
     CommandFailed if a file cannot be reached.
     """
 
-    def __init__(self, files: FileSet, column: str, *, time: str | None = None, max_length: int | None = None) -> None:
-        """max_length: most ids of a row, the last ones. time: of a list, the last element counts."""
+    def __init__(
+        self,
+        files: FileSet,
+        column: str,
+        *,
+        time: str | None = None,
+        max_length: int | None = None,
+        hashed: bool = False,
+    ) -> None:
+        """max_length: most ids of a row, the last ones. time: of a list, the last element counts. hashed: the column
+        holds text, and ids are made of it as by `fsdata.text_key`."""
         wanted = {_IDS: column} | ({_TIME: time} if time else {})
-        names = list(wanted.values())
-        bound = bind(files, names, {name: "ids" if name == column else "times" for name in names})
+        names, ids = list(wanted.values()), "texts" if hashed else "ids"
+        bound = bind(files, names, {name: ids if name == column else "times" for name in names})
         self.files = files
         self.leaves = {
             number: leaves[column]
@@ -111,7 +119,7 @@ class IdRows:
         with contextlib.ExitStack() as opened:
             for (_, stored), numbers in alike.items():
                 some = [files.footers[number] for number in numbers]
-                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, self.per_day)
+                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, self.per_day, hashed)
                 opened.callback(source.opened.close)
                 self._place |= {number: (source, place) for place, number in enumerate(numbers)}
             self._close = opened.pop_all().close
@@ -165,7 +173,9 @@ class IdRows:
         self._damaged.append((file, group, one))
 
 
-def _opened(footers: list[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int) -> _Source:
+def _opened(
+    footers: list[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int, hashed: bool
+) -> _Source:
     """finest: of all files, see `_Stored.per_day`."""
     most = {_IDS: max_length, _TIME: 1}
     lists = [name for name, each in stored.items() if each.is_list]
@@ -173,12 +183,9 @@ def _opened(footers: list[Footer], stored: dict[str, _Stored], max_length: int |
         sequences=tuple(Group(f"list of {name}", (name,), max_length=most[name]) for name in lists),
         context=tuple(name for name in stored if name not in lists),
     )
-    taken: dict[str, Any] = {name: each.names[0] for name, each in stored.items()}
-    for name, each in stored.items():
-        if len(each.names) > 1:
-            import polars as pl
-
-            taken[name] = reduce(lambda struct, one: struct.struct.field(one), each.names[1:], pl.col(each.names[0]))
+    taken: dict[str, Any] = {name: ".".join(each.names) for name, each in stored.items()}
+    if hashed:
+        taken[_IDS] = text_key(taken[_IDS])
     file = footers[0].file
     try:
         source = ParquetSource(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.levels import ListLevels, list_levels
-from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.arrow_types import is_list, is_text, plain
 from fsdata.catalog.footers import Footer, Skipped
 
 _NAMED = 12
@@ -85,7 +85,8 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     """The leaf of `column` in this file; or why it is of no use, in words.
 
     form: what it has to be: `any` column of one leaf, without lists in lists; a `list`; `ids`: integers, or lists of
-    them; `time`: an integer, timestamp or date in each row; `times`: that, or lists of them.
+    them; `texts`: text, or lists of it; `time`: an integer, timestamp or date in each row; `times`: that, or lists of
+    it.
     """
     schema = footer.metadata.schema
     paths = [schema.column(index).path for index in range(len(schema))]
@@ -106,9 +107,10 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     if form == "ids" and not pa.types.is_integer(item):
         return (
             f"{column} is {kind}; collisions are counted on integer ids. Name the column of row numbers that the "
-            "embedding table is looked up with, or write one (strings: hash them, for example with polars' "
-            "pl.col(...).hash() % 2**40)"
+            "embedding table is looked up with, or write one. Of text, count hashes by --hash"
         )
+    if form == "texts" and not is_text(item):
+        return f"{column} is {kind}; --hash makes ids of text"
     if form in ("time", "times") and not (pa.types.is_integer(item) or is_calendar(item)):
         return f"{column} is {kind}; a time is an integer, a timestamp or a date"
     return Leaf(found[0], one.path, kind, in_list, list_levels(schema, footer.schema, found[0]))

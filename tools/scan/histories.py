@@ -18,8 +18,10 @@ from freescale_tools.scan.files import FileSet, open_files
 from freescale_tools.scan.lengths import LengthSums, Piece, Scanned
 from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.times import Spans
-from fsdata import AsOf, ParquetSource, Schema
+from fsdata import AsOf, ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
+from fsdata.catalog.arrow_types import is_text, plain
+from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import places
@@ -112,7 +114,8 @@ def open_requests(
     histories = ParquetSource(stored.paths)
     try:
         join = AsOf(histories, on=stored.on, at=stored.time, time=stored.event_time, fields=tuple(lists))
-        opened = open_source(ParquetSource(list(paths), join=[join], on_error="skip"), schema)
+        columns = {stored.on: text_key(stored.on)} if _is_text(files, stored.on) else {}
+        opened = open_source(ParquetSource(list(paths), join=[join], on_error="skip", columns=columns), schema)
     except FreeScaleError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -121,6 +124,12 @@ def open_requests(
         yield Requests(stored, files, table, opened, schema)
     finally:
         opened.close()
+
+
+def _is_text(files: FileSet, column: str) -> bool:
+    """Whether requests have text keys, of which `freescale histories` makes numbers."""
+    kinds = (type_at(footer.schema, column) for footer in files.footers)
+    return any(kind is not None and is_text(plain(kind)) for kind in kinds)
 
 
 def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:

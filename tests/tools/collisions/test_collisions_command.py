@@ -49,6 +49,23 @@ def test_json_alone(call, data, tmp_path):
     ]  # fmt: skip
 
 
+def test_text_is_counted_by_its_hashes(call, tmp_path):
+    """As numbers that are different where the texts are."""
+    numbers = [[n, n // 2] for n in range(64)]
+    texts = [[f"item {each}" for each in row] for row in numbers]
+    pq.write_table(pa.table({"ids": numbers, "names": texts}), tmp_path / "a.parquet", row_group_size=8)
+    size = ("--batch-size", 2, "--ranks", 4, "--json")
+    of_numbers, of_texts = (
+        json.loads(call(tmp_path, "--ids", *options, *size).stdout)["collisions"]
+        for options in (("ids",), ("names", "--hash"))
+    )
+    assert of_texts.pop("column") == "names"
+    of_numbers.pop("column")
+    assert of_texts == of_numbers
+    assert "ids is list" in call(tmp_path, "--ids", "ids", "--hash", *size).stderr
+    assert "count hashes by --hash" in call(tmp_path, "--ids", "names", *size).stderr
+
+
 def test_rows_of_a_table_are_a_part_of_their_own(call, data, tmp_path):
     """The rest of the document is as without the option, and says nothing of a table."""
     alone, more = (

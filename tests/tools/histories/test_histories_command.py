@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import parquet
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from event_logs import SCHEMA, build, reference, tables, write_events, write_log
 from freescale_tools.write.histories import build as making
 from freescale_tools.write.histories import table as stored
 from freescale_tools.write.histories.table import replacing
+from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence, text_key
 
 COMMAND = "histories"
 OPTIONS = ("--by", "user", "--time", "ts")
@@ -87,8 +89,7 @@ LISTS = other_schema(item=pa.list_(pa.int64()))
     [
         (("--by", "uid"), SCHEMA, ROW, ("events-00.parquet has no column uid; it has item, user",)),
         (("--fields", "item,cost"), SCHEMA, ROW, ("has no column cost", "every event file has")),
-        (("--by", "word"), SCHEMA, ROW, ("--by word: it is string in", "hashlib.blake2b")),
-        (("--by", "price"), SCHEMA, ROW, ("--by price: it is float in", "Cast the column")),
+        (("--by", "price"), SCHEMA, ROW, ("--by price: it is float in", "keys are integers or texts. Cast the column")),
         (("--time", "word"), SCHEMA, ROW, ("--time word: it is string", "Cast the column")),
         (("--by", "ts"), SCHEMA, ROW, ("--by and --time are both ts",)),
         (("--fields", "user"), SCHEMA, ROW, ("--fields user", "by --by or --time")),
@@ -120,6 +121,25 @@ def test_bad_events_are_refused(call, tmp_path, monkeypatch, options, schema, ro
     for message in messages:
         assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_keys_of_text_are_those_of_the_loader(call, tmp_path):
+    """The same table as of numbers that `text_key` made, and requests with text find their histories in it."""
+    texts = [(n, f"user é{n % 3}", n, 0.5, "w") for n in range(8)]
+    schema = other_schema(user=pa.string())
+    write_events(tmp_path / "log" / "a.parquet", texts[:5], schema, row_group_size=2)
+    write_events(tmp_path / "log" / "b.parquet", texts[5:], other_schema(user=pa.dictionary(pa.int8(), pa.string())))
+    done = call(tmp_path / "log", *OPTIONS, "--out", tmp_path / "table")
+    assert done.exit_code == 0, done.output
+    table = pl.read_parquet(tmp_path / "table")
+    assert table["user"].is_sorted()
+    pl.DataFrame({"user": ["user é1", "user é0", None], "now": [4, 9, 9]}).write_parquet(tmp_path / "rows.parquet")
+    as_of = AsOf(ParquetSource(tmp_path / "table"), on="user", at="now", time="ts", fields=("item",))
+    source = ParquetSource(tmp_path / "rows.parquet", columns={"user": text_key("user")}, join=as_of)
+    with FreeScaleDataLoader(source, Schema(sequences=(Sequence("uih", ("item",)),)), batch_size=3) as loader:
+        (batch,) = loader
+    assert batch.features["item"].values().tolist() == [1, 0, 3, 6]
+    assert batch.features["item"].lengths().tolist() == [1, 3, 0]
 
 
 @pytest.mark.parametrize("statistics", [True, False])

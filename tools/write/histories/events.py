@@ -20,9 +20,9 @@ from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.rows import Rows
 from fsdata.catalog.footers import Footer
 from fsdata.errors import CorruptFileError
+from fsdata.sources.hash_split import text_ids
 
 _NAMED = 8
-_HASH_TEXT = "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little', signed=True)"
 _SAMPLED_FILES = 4
 
 
@@ -70,7 +70,7 @@ class Source:
                         row = pc.list_parent_indices(batch.column(time))
                         found = [batch[name].take(row) if name == by else batch[name].flatten() for name in names]
                     else:
-                        found = [batch[field.name].cast(field.type) for field in schema]
+                        found = [_stored(batch[field.name], field.type) for field in schema]
                     events = pa.RecordBatch.from_arrays(found, schema=schema)
                     for name in (by, time):
                         if events[name].null_count:
@@ -147,11 +147,10 @@ def _common_types(footers: Sequence[Footer], names: Sequence[str]) -> pa.Schema:
     first, where = footers[0].schema, footers[0].file.path
     flat = pa.schema([pa.field(name, _stored_type(first.field(name).type)) for name in names])
     by, time, *fields = flat
-    if not pa.types.is_integer(by.type):
-        text = pa.types.is_string(by.type) or pa.types.is_binary(by.type)
-        todo = f"Hash texts first, for example by {_HASH_TEXT}" if text else "Cast the column first"
+    if not pa.types.is_integer(by.type) and not pa.types.is_string(by.type):
         raise UsageError(
-            f"--by {by.name}: it is {by.type} in {where}; keys are integers. {todo}, and write the events again"
+            f"--by {by.name}: it is {by.type} in {where}; keys are integers or texts. Cast the column, and write the "
+            "events again"
         )
     if not (pa.types.is_integer(time.type) or pa.types.is_timestamp(time.type) or pa.types.is_date(time.type)):
         raise UsageError(
@@ -173,7 +172,14 @@ def _common_types(footers: Sequence[Footer], names: Sequence[str]) -> pa.Schema:
                     f"column {field.name} is {kind} in {footer.file.path} and {field.type} in {where}: a list has one "
                     "type. Write one of the files again with the type of the other"
                 )
-    return flat
+    return flat.set(0, by.with_type(pa.int64())) if pa.types.is_string(by.type) else flat
+
+
+def _stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of a column as the table stores them; texts that are keys as `fsdata.text_key` makes ids of them."""
+    if pa.types.is_string(_stored_type(array.type)) and pa.types.is_integer(kind):
+        return text_ids(array.cast(pa.string()), 2**63)
+    return array.cast(kind)
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:

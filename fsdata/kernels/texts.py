@@ -1,0 +1,17 @@
+"""The FNV-1a hash of many texts (numba, nogil)."""
+
+import numpy as np
+
+from fsranks.libraries import kernel
+
+_START, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+@kernel(called_with="Array(int64, 1, 'C', True), Array(uint8, 1, 'C', True), uint64[::1]")
+def fnv1a(offsets: np.ndarray, raw: np.ndarray, found: np.ndarray) -> None:
+    """offsets: int64 [N + 1], where each text begins in `raw`, its bytes. Writes found: uint64 [N]."""
+    for text in range(len(found)):
+        value = _START
+        for at in range(offsets[text], offsets[text + 1]):
+            value = (value ^ np.uint64(raw[at])) * _PRIME
+        found[text] = value

@@ -1,0 +1,69 @@
+"""Ids of texts that stay: values that no version of a library changes, and joins of text keys."""
+
+import pyarrow as pa
+import pytest
+from parquet import column, lists, read, write
+from user_files import found
+
+from fsdata import AsOf, FreeScaleDataLoader, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence, text_key
+from fsdata import sources_from_toml as from_toml
+
+NAMES = ["ann", "", "bob é", None, "ann"]
+KEYS = [3749539209874520380, 4864305418079633200, 4412962000462253053, None, 3749539209874520380]
+KIND = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+
+
+@pytest.mark.parametrize("kind", KIND, ids=str)
+def test_ids_of_texts_stay_what_they_are(tmp_path, kind):
+    """Tables on disk and trained rows of embeddings belong to these numbers."""
+    path = write(tmp_path / "a.parquet", {"name": pa.array(NAMES, pa.string()).cast(kind)}, group=3)
+    keys = [key for key in KEYS if key is not None]
+    assert found(path, columns={"user": text_key("name")}, nulls={"user": "drop"}) == keys
+    assert found(path, columns={"user": text_key("name", buckets=100)}, defaults={"user": -1}) == [88, 8, 61, -1, 88]
+
+
+def test_in_lists_and_toml(tmp_path):
+    write(tmp_path / "a.parquet", {"names": lists(pa.string(), ["ann", None], None, [], ["bob é"])})
+    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { tag = 9 }\n'
+    (tmp_path / "job.toml").write_text(text + 'columns = { tag = { key = "names", buckets = 100 } }\n')
+    schema = Schema(sequences=(Sequence("tags", ("tag",)),))
+    expected = [[88, 9], [], [], [61]]
+    assert column(read(*from_toml(tmp_path / "job.toml"), schema), "tag") == expected
+
+
+@pytest.mark.parametrize("kind", [Join, AsOf, Lookup])
+def test_tables_are_joined_by_keys_of_text(tmp_path, kind):
+    key = {"user": text_key("user")}
+    rows = write(tmp_path / "rows.parquet", {"user": ["bob", None, "ann", "eve"], "now": [5, 5, 5, 5]})
+    age = lists(pa.int64(), [30], [40]) if kind is AsOf else [30, 40]
+    side = ParquetSource(
+        write(tmp_path / "side.parquet", {"user": ["ann", "bob"], "age": age, "at": [[1], [2]]}), columns=key
+    )
+    if kind is AsOf:
+        join = AsOf(side, on="user", at="now", time="at", fields=("age",))
+        schema = Schema(sequences=(Sequence("uih", ("age",)),))
+    elif kind is Join:
+        side = ParquetSource(side.paths, columns=key, defaults={"age": 0})
+        join, schema = Join(side, on="user", fields=("age",), missing="mask"), Schema(context=("age",))
+    else:
+        join, schema = Lookup(side, on="user", fields=("age",)), Schema(context=("user", "age"))
+    defaults = {"user": -1} if kind is Lookup else {}
+    source = ParquetSource(rows, columns=key, join=join, defaults=defaults)
+    with FreeScaleDataLoader(source, schema, batch_size=4) as loader:
+        (batch,) = loader
+    assert batch.features["age"].values().tolist() == ([40, 30] if kind is AsOf else [40, 0, 30, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3,), "text_key names one column, got 3"),
+        (("name", 0), r"text_key\(buckets=...\) is an integer from 1 to 2\*\*63, got 0"),
+        (("number",), r"text_key\('number'\) takes text, and the column is int64"),
+    ],
+)
+def test_what_has_no_key(tmp_path, arguments, message):
+    path = write(tmp_path / "a.parquet", {"name": ["a"], "number": [1]})
+    name, *buckets = arguments
+    with pytest.raises(SchemaError, match=message):
+        found(path, columns={"user": text_key(name, **dict(zip(["buckets"], buckets, strict=False)))})
