@@ -5,6 +5,7 @@ Every test takes apart all examples of its page, so that one more example fails 
 
 import json
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from itertools import islice
 from pathlib import Path
@@ -177,7 +178,8 @@ def test_coming_from_hf_datasets(here):
 
 def test_sources_and_schema(here, capsys):
     page = python("docs/sources-and-schema.md")
-    declared, inferred, labelled, looked_up, nested, passed, adapted, tables, parts, own, in_python, from_catalog = page
+    declared, inferred, in_sessions, labelled, looked_up, keyed, typed, nested, *page = page
+    passed, adapted, tables, parts, own, in_python, from_catalog = page
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
@@ -189,6 +191,14 @@ def test_sources_and_schema(here, capsys):
         assert sum(len(batch) for batch in loader) == 300
     exec(inferred, scope)
     assert eval(capsys.readouterr().out, {"Schema": fsdata.Schema, "Sequence": fsdata.Sequence}).groups
+    exec(in_sessions, scope)
+    events = [[{"item_id": 1, "price": 0.5, "shop": "a"}, {"item_id": 2, "price": 1.5, "shop": None}], []]
+    pl.DataFrame({"session": events}).write_parquet(here / "sessions.parquet")
+    with fsdata.FreeScaleDataLoader(
+        replace(scope["session"], defaults={"shop": 0}), scope["sessions"], batch_size=2
+    ) as loader:
+        (batch,) = loader
+    assert batch.features["item_id"].values().tolist() == [1, 2]
     exec(labelled, scope)
     assert scope["batch"].labels["next_item"].values.dtype == torch.int64
     assert scope["per_event"].item() > 0
@@ -198,6 +208,19 @@ def test_sources_and_schema(here, capsys):
     source = scope["source"]
     exec(looked_up, scope)
     assert set(scope["artists"].values().tolist()) <= {0, *range(1, 51)}
+    exec(keyed, scope)
+    pl.DataFrame({"user_name": ["ann", "bob"], "segment": [7, 8]}).write_parquet(here / "users_by_name.parquet")
+    pl.DataFrame({"user_name": ["bob", None, "ann", "eve"]}).write_parquet(here / "visits_by_name.parquet")
+    segments = fsdata.Schema(context=("segment",))
+    with fsdata.FreeScaleDataLoader(scope["visits"], segments, batch_size=4) as loader:
+        assert [batch.features["segment"].values().tolist() for batch in loader] == [[8, 7]]
+    exec(typed, scope)
+    for part, users in (("old", [1, 2]), ("new", ["1", "2"])):
+        pl.DataFrame({"user_id": users}).write_parquet(here / f"site/{part}.parquet", mkdir=True)
+    with fsdata.FreeScaleDataLoader(scope["mixed"], fsdata.Schema(context=("user_id",)), batch_size=4) as loader:
+        (batch,) = loader
+    ids = batch.features["user_id"].values().tolist()
+    assert ids == ids[: len(ids) // 2] * 2
     scope |= {"source": source, "uih": None}
     exec(nested, scope)
     assert scope["pooled"].shape == (len(scope["history"].values()), 16)

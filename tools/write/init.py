@@ -143,8 +143,7 @@ def _source(guesses: "Guesses", paths: Sequence[str], out: Path, fields: Mapping
     for each in used:
         name = fields[each.column]
         if each.buckets:
-            of_lists = ", list = true" if each.group else ""
-            columns[name] = f"{{ hash = {_text(each.column)}, buckets = {each.buckets}{of_lists} }}"
+            columns[name] = f"{{ key = {_text(each.column)}, buckets = {each.buckets} }}"
         elif name != each.column:
             columns[name] = _text(each.column)
     gaps = [each for each in used if each.gaps]

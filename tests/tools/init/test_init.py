@@ -106,8 +106,8 @@ def test_text_becomes_ids_unless_every_row_has_another_one(tmp_path):
     assert schema == Schema(
         sequences=(Sequence("uih", ("words", "item")),), context=('land, "wo"',), passthrough=("request",)
     )
-    assert '"land, \\"wo\\"" = { hash = "land, \\"wo\\"", buckets = 1024 }' in text
-    assert 'words = { hash = "words", buckets = 1024, list = true }' in text
+    assert '"land, \\"wo\\"" = { key = "land, \\"wo\\"", buckets = 1024 }' in text
+    assert 'words = { key = "words", buckets = 1024 }' in text
 
 
 def test_what_is_null_has_a_default_and_rows_without_a_label_are_left_out(tmp_path):
@@ -167,7 +167,7 @@ def test_fields_of_sessions_are_found_by_their_paths(tmp_path):
         sequences=(Sequence("uih", ("item_id", "shop"), floats=("price",)),), context=("user.id", "page.id")
     )
     assert 'item_id = "session.item_id"\n' in text
-    assert 'shop = { hash = "session.at.shop", buckets = 1024, list = true }\n' in text
+    assert 'shop = { key = "session.at.shop", buckets = 1024 }\n' in text
     assert '"user.id" =' not in text
     source = sources_from_toml(data.parent / "schema.toml")
     with FreeScaleDataLoader(source, schema, batch_size=ROWS, rank=0, world_size=1) as loader:
