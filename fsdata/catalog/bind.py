@@ -107,6 +107,7 @@ def bind(
     kind_of = kind_of_place[place_of]
     found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
     earlier = len(before)
+    found += [(0, fault) for fault in _without_column(source, kinds)]
     differences = [*_differences([*before, *kinds]), *_hash_differences(source, [*before, *kinds])]
     found += [(n - earlier, fault) for n, fault in differences if n >= earlier]
     if found:
@@ -165,12 +166,12 @@ def partition_values(source: ParquetSource, folders: Sequence[Partitions]) -> li
     types = folder_columns(source, folders)
 
     def scalar(name: str, text: str | pa.Scalar | None) -> pa.Scalar:
-        if isinstance(text, pa.Scalar):
-            return text
+        kind = source.declared.get(name) if isinstance(text, pa.Scalar) else types[name]
         try:
-            return pa.scalar(text, pa.string()).cast(types[name])
+            value = text if isinstance(text, pa.Scalar) else pa.scalar(text, pa.string())
+            return value if kind is None else value.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            declared = f"types={{{name!r}: '{types[name]}'}}"
+            declared = f"types={{{name!r}: '{kind}'}}"
             raise SchemaError(
                 f"the folder {name}={text} is not of the type that {declared} declares: {error}"
             ) from error
@@ -328,6 +329,15 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
                 what = f"is {binding.type} in some files and {reference.type} in the first: {reason}"
                 found.append((number, (binding.field.name, what)))
     return found
+
+
+def _without_column(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tuple[str, str]]:
+    """("types", what is wrong) of declared types of columns that no file has: a name that is misspelt."""
+    return [
+        ("types", f"no file and no folder has the column {name!r}, whose type types={{...}} declares")
+        for name in source.declared
+        if all(column_type(kind, name) is None for kind in kinds)
+    ]
 
 
 def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:

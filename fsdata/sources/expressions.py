@@ -339,7 +339,9 @@ def _text_keys(array: pa.Array, buckets: int, name: str) -> pa.Array:
         kind = list_of(array.type, keys.type)
         return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[keys])
     if not any(test(array.type) for test in TEXT):
-        raise SchemaError(f"text_key({name!r}) takes text, and the column is {array.type}")
+        raise SchemaError(
+            f"text_key({name!r}) takes text, and the column is {array.type}: types={{{name!r}: 'string'}} makes it text"
+        )
     return text_ids(array, buckets)
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fsdata.catalog.column_paths import array_at, names_at
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.source_files import SourceFiles
@@ -119,15 +120,22 @@ def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
     condition = source.condition
     with open_file(files.named([name])[0]) as handle:
         parquet = pq.ParquetFile(handle, page_checksum_verification=True)
-        there = parquet.schema_arrow.names
-        filtered = condition is not None and set(condition.columns) <= set(there)
-        wanted = [column, *(condition.columns if condition is not None and filtered else ())]
-        table = parquet.read(columns=list(dict.fromkeys(wanted)), use_threads=False).combine_chunks()
+        there = {
+            name: names_at(parquet.schema_arrow, name) for name in (column, *(condition.columns if condition else ()))
+        }
+        filtered = condition is not None and all(there.values())
+        wanted = {names[0] for name, names in there.items() if names and (filtered or name == column)}
+        table = parquet.read(columns=sorted(wanted), use_threads=False).combine_chunks()
+    rows = table.to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
+    keys = array_at(rows, column)
+    if column in source.declared:
+        keys = expressions.as_declared(column, keys, source.declared[column])
     if condition is not None and filtered:
-        (mask,) = expressions.evaluate([condition], [pa.bool_()], table.select(list(condition.columns)))
-        table = table.filter(mask)
-    keys = pc.drop_null(table[column])
-    return keys.cast(pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
+        read = pa.RecordBatch.from_arrays([array_at(rows, name) for name in condition.columns], list(condition.columns))
+        (mask,) = expressions.evaluate([condition], [pa.bool_()], read)
+        keys = keys.filter(mask)
+    keys = pc.drop_null(keys)
+    return keys.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
 def sides_of(tables: Sequence[LateTable], file: Arrived) -> tuple[SideFile, ...]:

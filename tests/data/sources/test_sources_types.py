@@ -225,3 +225,9 @@ def test_in_a_toml_file(tmp_path):
     assert column(samples, "user") == [
         [user] for user in found(files(tmp_path / "one", pa.int64()), columns=HASHED) * 2
     ]
+
+
+def test_a_type_of_a_column_that_is_not_there(tmp_path):
+    write(tmp_path / "shop=1" / "a.parquet", {"user": [1]})
+    with pytest.raises(SchemaError, match=r"types: no file and no folder has the column 'usr', whose type types="):
+        found(tmp_path, types={"usr": "string", "shop": "string", "user": "int64"})
