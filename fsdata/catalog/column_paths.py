@@ -4,7 +4,7 @@ A path names one field inside a struct. Of a list of structs it is the list of t
 needs them. A null struct is a null field. A column whose own name is the whole path comes first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,29 @@ def names_at(schema: pa.Schema, path: str) -> tuple[str, ...] | None:
             if inside is not None:
                 return (name, *inside)
     return None
+
+
+def leaf_at(schema: pa.Schema, names: Sequence[str]) -> int:
+    """The number of the first leaf column of a Parquet file of this schema to which `names` lead.
+
+    Paths of leaf columns cannot say it: they join names, which can have dots themselves, by dots.
+    """
+    at = schema.get_field_index(names[0])
+    leaf = sum(_leaf_count(field.type) for field in list(schema)[:at])
+    kind = schema.field(at).type
+    for name in names[1:]:
+        struct = _struct(kind)
+        at = struct.get_field_index(name)
+        leaf += sum(_leaf_count(struct.field(before).type) for before in range(at))
+        kind = struct.field(at).type
+    return leaf
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    inner = _struct(kind)
+    if pa.types.is_struct(inner):
+        return sum(_leaf_count(field.type) for field in inner)
+    return _leaf_count(inner.key_type) + _leaf_count(inner.item_type) if pa.types.is_map(inner) else 1
 
 
 def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:

@@ -1,6 +1,7 @@
 """Which columns FreeScale decodes itself, and how their values are stored. Pure: schemas in, forms or reasons out."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 255), pa.uint16(): (0, 65535)}
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")  # in the order of `fsdata.kernels.pages.rows`
 _CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
+_MOST_LEVELS = 7  # of three bits
 _FEW = 1 << 20
 _RATIO = 1 << 12  # values or bytes that a stored byte may stand for, beyond the first million
 
@@ -60,43 +62,56 @@ class Form:
         return np.array([physical, self.repeated, self.top, self.present, self.stored, itemsize, least, most])
 
 
-def form_of(column: pq.ColumnSchema, arrow_type: pa.DataType, number: Number) -> Form | str:
+def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], number: Number) -> Form | str:
     """The form of a leaf column that serves a field, or why it is left to pyarrow.
 
     Args:
-        arrow_type: of the column in the file's Arrow schema.
+        schema: of the file. names: those that lead to the column, see `fsdata.catalog.column_paths.names_at`.
     """
-    if isinstance(arrow_type, pa.BaseExtensionType) or pa.types.is_dictionary(arrow_type):
-        arrow_type = plain(arrow_type)
-    parts = column.path.split(".")
-    levels = (column.max_repetition_level, column.max_definition_level)
-    repeated = is_list(arrow_type)
-    if repeated:
-        if pa.types.is_fixed_size_list(arrow_type):
-            return "a list of fixed size"
-        item = arrow_type.value_field
-        present = levels[1] - 1 - int(item.nullable)
-        if len(parts) != 3 or levels[0] != 1 or present not in (0, 1):
-            return "a list that is not stored as three levels"
-        arrow_type = plain(item.type)
-        if is_list(arrow_type):
-            return "a list of lists"
-    else:
-        if len(parts) != 1 or levels[0] or levels[1] > 1:
-            return "nested"
-        present = 0
-    stored = _stored(column, arrow_type, number)
+    nesting = _nesting(schema, names)
+    if isinstance(nesting, str):
+        return nesting
+    lists, top, empty, item = nesting
+    parts = sum(len(name.split(".")) for name in names) + 2 * lists  # a list is stored as two groups
+    if (column.max_repetition_level, column.max_definition_level) != (lists, top) or len(
+        column.path.split(".")
+    ) != parts:
+        return "a list that is not stored as three levels" if lists else "nested"
+    stored = _stored(column, item, number)
     if isinstance(stored, str):
         return stored
     return Form(
         physical=column.physical_type,
-        repeated=repeated,
-        top=levels[1],
-        present=present,
+        repeated=lists == 1,
+        top=top,
+        present=empty,
         stored=stored,
         dtype=np.float32 if number == "value" else np.int64,
-        within=_SMALL.get(arrow_type),
+        within=_SMALL.get(item),
     )
+
+
+def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, int, pa.DataType] | str:
+    """(lists around a value, its level of definition, that of a list without elements, its type), or why it is left to
+    pyarrow."""
+    first, *rest = names
+    field = schema.field(first)
+    lists = level = empty = 0
+    while True:
+        level += int(field.nullable)
+        kind = plain(field.type)
+        if pa.types.is_fixed_size_list(kind):
+            return "a list of fixed size"
+        if is_list(kind):
+            if lists == 1:
+                return "a list of lists"
+            lists, empty = 1, level
+            level += 1
+            field = kind.value_field
+        elif pa.types.is_struct(kind) and rest:
+            field, rest = kind.field(rest[0]), rest[1:]
+        else:
+            return (lists, level, empty, kind) if level <= _MOST_LEVELS else "a struct in too many structs"
 
 
 def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int | str:

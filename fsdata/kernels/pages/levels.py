@@ -1,6 +1,6 @@
 """Levels of repetition and definition -> how long the list of every row is (numba, nogil).
 
-Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one or two bits.
+Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one to three bits.
 """
 
 import numpy as np
@@ -39,13 +39,14 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
     Args:
         raw: uint8, the page. bounds: int64 [4], where its levels of repetition begin and end, and of definition.
         count: levels of each kind. repeated: whether the column has lists.
-        top: the level of definition of a value; 0 if all rows have one. present: the one of a list without elements.
+        top: the level of definition of a value, at most 7; 0 if all rows have one. present: the one of a list without
+            elements.
         length: int64 [rows], written up to the row that has begun: values, or NULL. known: int64 [2], changed in place.
     """
     row, values = known[ROWS] - 1, known[VALUES]
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
-    width_d = 2 if top > 1 else 1
+    width_d = 1 if top < 2 else 2 if top < 4 else 3
     if not repeated:
         left_r = count
     if top == 0:
@@ -73,7 +74,10 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
                 repetition = np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
                 bit_r += 1
             if level_d < 0:
-                definition = np.int64(raw[bit_d >> 3] >> (bit_d & 7)) & (2 * width_d - 1)
+                bits = np.int64(raw[bit_d >> 3]) >> (bit_d & 7)
+                if (bit_d & 7) + width_d > 8:  # three bits that lie in two bytes; a run ends with a whole byte
+                    bits |= np.int64(raw[(bit_d >> 3) + 1]) << (8 - (bit_d & 7))
+                definition = bits & ((1 << width_d) - 1)
                 bit_d += width_d
                 if definition > top:
                     return DAMAGED
