@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-
 _TOOK_OVER = (
     "this iterator has ended: another iter() of the same loader took over. A loader has one iterator at a time; make a "
     "loader for each"

@@ -138,7 +138,7 @@ class Rebalanced(Generic[BatchT]):
         return self._loader.state_dict()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
-        """Hand `state` to the wrapped loader, for the next `iter()`. The iterator under way ends with a RuntimeError."""
+        """Hand `state` to the wrapped loader, for the next `iter()`. A running iterator ends with a RuntimeError."""
         self._end_epoch()
         self._turn.revoke(STATE_LOADED)
         self._loader.load_state_dict(state)  # type: ignore[attr-defined]
