@@ -434,13 +434,15 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._end_epoch()
         if self._data.followed:
             return
-        of_windows = self.windows is not None  # some may be empty
+        windows = self.windows
+        may_be_empty = windows is not None and progress.epoch < windows and self._data.rows  # a window without rows
         self._progress = Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
-        elif not yielded and not self._warned and not of_windows:
+        elif not yielded and not self._warned and not may_be_empty:
             self._warned = True
-            _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, self._why_none())
+            why = self._why_none()
+            _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, why)
 
     def _why_none(self) -> str:
         rows, ranks, size = self._data.rows, self._context.world_size, self._options.batch_size
@@ -448,6 +450,12 @@ class FreeScaleDataLoader(Generic[BatchT]):
             return (
                 "the sources have no rows. Look at their paths, at `filter`, `skip` and `limit`, and at `where` and "
                 "`min_history` of `anchors`"
+            )
+        if self.windows is not None:
+            return (
+                f"there are {self.windows} windows of time, each an epoch, and all epochs behind window "
+                f"{self.windows - 1} are empty. End the loop over epochs there (`loader.windows`), or go back with "
+                "set_epoch"
             )
         if self._options.drop_last and rows < ranks * size:
             return f"drop_last leaves out all {rows} rows, as {ranks} ranks x batch_size {size} are {ranks * size}"

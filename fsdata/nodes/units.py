@@ -85,6 +85,7 @@ class Units(First[Window]):
                 for index, source in enumerate(sources)
             ]
             order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
+            order["world_size"] = self.context.world_size
             if all(source.follow is None for source in sources):
                 self.data = Dataset(opened, schema, mix=mix, threads=threads, **order)
             elif len(sources) > 1:

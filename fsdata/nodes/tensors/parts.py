@@ -25,6 +25,7 @@ from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext
 
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]
+_LARGEST_SUM = 2**62
 _REMEDY = "Pad to a fixed shape, or use jagged tensors"
 
 
@@ -308,5 +309,10 @@ def _integers(name: str, values: Any) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
         raise DataError(
             f"lengths {name!r} must be one integer of at least 0 per sample, got {array.dtype} of shape {array.shape}"
+        )
+    if sum(array.tolist()) > _LARGEST_SUM:
+        raise DataError(
+            f"lengths {name!r} sum to more than 2**62, where 64-bit sums start to overflow: divide them by a common "
+            "factor"
         )
     return array.astype(np.int64)

@@ -14,6 +14,7 @@ from rank_loaders import threads_end
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
+from fsdata import Balance, Polynomial
 from fsdata.batch.batch import global_mean
 from fsdata.batch.jagged import Jagged
 from fsdata.errors import MismatchError, PeerError
@@ -197,6 +198,23 @@ def resume(rank: int, world_size: int) -> None:
 
 def test_state_is_the_loaders_as_of_the_batch_last_yielded() -> None:
     shared_world(2).run(resume)
+
+
+def balance_costs(rank: int, world_size: int) -> tuple[int, list[int]]:
+    """The sum of all lengths, and those of this rank. Rank 0 reads the two that are too long for 32 bits."""
+    mine = torch.tensor([2**32 + 5, 2**33, 7] if rank == 0 else [1, 2, 3])
+    options: dict[str, Any] = {"lengths": lambda batch: batch["cost"], "timeout_s": PATIENCE_S}
+    with rebalance([{"cost": mine}], balance=Balance(cost=Polynomial(linear=1, quadratic=0)), **options) as balanced:
+        (batch,) = balanced
+        return balanced.last.stats.global_items["length"], sorted(batch["cost"].tolist())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lengths_may_be_costs_of_any_size(ranks: int) -> None:
+    answers = shared_world(ranks).run(balance_costs)
+    assert {total for total, _ in answers} == {sum(cost for _, of_rank in answers for cost in of_rank)}
+    if ranks == 2:
+        assert sorted(max(of_rank) for _, of_rank in answers) == [2**32 + 5, 2**33]
 
 
 def break_and_go_on(rank: int, world_size: int) -> tuple[list[int], str]:

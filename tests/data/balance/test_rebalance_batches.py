@@ -150,6 +150,8 @@ def test_one_rank_passes_batches_through() -> None:
         (lambda batch: batch.made.float(), "one integer of at least 0 per sample, got float32"),
         (lambda batch: batch.made[:-1], r"has shape \(2,\) for a batch of 3 samples"),
         (lambda batch: {"uih": batch.made - 100}, "'uih' must be one integer of at least 0"),
+        (lambda batch: batch.made * 0 + 2**61, r"sum to more than 2\*\*62"),
+        (lambda batch: np.full(3, 2**64 - 1, np.uint64), r"sum to more than 2\*\*62"),
     ],
 )
 def test_bad_lengths_are_refused(lengths: Any, match: str) -> None:
