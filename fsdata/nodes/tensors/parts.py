@@ -18,6 +18,7 @@ from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
 from fsdata.nodes.node import First, Timing, not_the_end
 from fsdata.nodes.steps import Part
+from fsdata.nodes.tensors.entries import may_move
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
 from fsdata.warm import BALANCING, COPYING, make_ready
@@ -216,7 +217,8 @@ class TensorParts(First[Part]):
         batch = next(self._iterator, self)
         apart = None
         if batch is not self:
-            apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure))
+            apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure, self.template))
+            self._check_replicated(apart)
         if hasattr(self._source, "state_dict"):
             self.state = (copy.deepcopy(self._source.state_dict()),)
         if apart is None:
@@ -225,6 +227,21 @@ class TensorParts(First[Part]):
             _check_alike(self.template, apart.template)
         self.template, self._constants = apart.template, apart.constants
         return batch, apart
+
+    def _check_replicated(self, apart: TakenApart) -> None:
+        """DataError where a replicated list seems to have one entry for each sample: samples would get those of others.
+
+        A list that is the same in every batch is none, though it may have as many entries as a batch has samples.
+        """
+        for path, value in apart.constants.items():
+            same = path in self._constants and list(value) == list(self._constants[path]) if may_move(value) else True
+            if not same and len(value) == apart.rows.num_rows > 1:
+                raise DataError(
+                    f"replicate names {path!r}, a {type(value).__name__} with one entry for each of the {len(value)} "
+                    "samples of its batch: samples that move to another rank would get the entries of others. Leave "
+                    f"it out of replicate, and it moves with its samples. If it does not belong to samples, wrap it in "
+                    f"a dict, whose path is {path!r} then"
+                )
 
     def _introduce(self, exchange: StepExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
         """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""

@@ -39,9 +39,10 @@ def rebalance(
     """Wrap any loader so that the samples of every global batch are dealt out evenly by cost.
 
     Batches are dataclasses, NamedTuples, dicts, tuples or lists, nested, of CPU tensors, KeyedJaggedTensors and
-    `Jagged` whose first dimension is the samples; what is yielded has the same type and structure. The loader is
-    iterated in a background thread, two batches ahead, each `iter()` anew; ranks whose loader ends early get their
-    share of the others' samples until all have ended.
+    `Jagged` whose first dimension is the samples, and of lists, tuples and numpy arrays of objects with one entry per
+    sample (str, bytes, int, float, bool, None), such as ids. What is yielded has the same type and structure. The
+    loader is iterated in a background thread, two batches ahead, each `iter()` anew; ranks whose loader ends early get
+    their share of the others' samples until all have ended.
 
     Args:
         loader: this rank's, already sharded over the ranks.
@@ -49,7 +50,8 @@ def rebalance(
             `batch -> {sequence: int64 [B]}`, the path of a jagged part ("features.item_id" for key `item_id` of the
             KeyedJaggedTensor `features`), or {sequence: path}.
         balance: default `Balance()`.
-        replicate: paths of parts that are the same for all samples; every rank keeps its own value.
+        replicate: paths of parts that are the same for all samples; every rank keeps its own value. What differs by
+            sample is no such part: it moves with its samples.
         process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
         timeout_s: how long a rank waits for another, here and in one step. Longer than any pause of a single rank.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from patience import PATIENCE_S
@@ -46,6 +47,17 @@ def lengths_of(mark: int) -> tuple[int, int]:
     return (mark * 7 % 11) * (mark % 3 != 0), (mark * 5 % 4) * (mark % 4 != 0)
 
 
+def entry_of(mark: int) -> str | bytes | float | None:
+    """One of every type that moves with its sample, in any mixture."""
+    return (f"\u00e9{mark} \ud800", None, bytes([mark % 256, 0]), -mark * 10**20, mark / 3, mark % 4 < 2)[mark % 6]
+
+
+def array_of(entries: list[Any]) -> np.ndarray:
+    found = np.empty(len(entries), object)
+    found[:] = entries
+    return found
+
+
 def batch_of(marks: list[int]) -> Batch:
     """The samples `marks`; every value follows from its sample's mark, exactly in every dtype used."""
     history = [lengths_of(mark)[0] for mark in marks]
@@ -74,6 +86,10 @@ def batch_of(marks: list[int]) -> Batch:
             "list": [rows.to(torch.uint8), (rows.to(torch.int16), both)],
             "ordered": OrderedDict(z=both.to(torch.bfloat16), a=rows.to(torch.int32)[:, None, None]),
             "empty": torch.empty(len(marks), 0),
+            "ids": [str(mark) for mark in marks],
+            "mixed": tuple(map(entry_of, marks)),
+            "objects": array_of([None if mark % 2 else str(mark) for mark in marks]),
+            "nothing": [],
         },
     )
     object.__setattr__(batch, "made", rows * 2)
@@ -103,7 +119,7 @@ def same(left: Any, right: Any) -> None:
         assert list(left) == list(right)
         for key in left:
             same(left[key], right[key])
-    elif isinstance(left, tuple | list):
+    elif isinstance(left, tuple | list | np.ndarray):
         for one, other in zip(left, right, strict=True):
             same(one, other)
     else:
