@@ -16,7 +16,7 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
-from fsdata.nodes.node import First, Timing, not_the_end
+from fsdata.nodes.node import First, Timing, check_worker, not_the_end
 from fsdata.nodes.steps import Part
 from fsdata.nodes.tensors.entries import may_move
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
@@ -77,6 +77,7 @@ class TensorParts(First[Part]):
         timeout_s: float,
     ) -> None:
         super().__init__()
+        check_worker("rebalance(...)", context, own_share=True)
         with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")

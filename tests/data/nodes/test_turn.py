@@ -6,7 +6,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -15,9 +17,11 @@ import torch
 from patience import PATIENCE_S
 from rank_loaders import threads_end
 from sets import SCHEMA, samples_of, two_sources, write
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from worlds import shared_world
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, StateError
+from fsdata.nodes import Batches, Kept, Rows, Steps, Units
 from fsdata.nodes.tensors.rebalancing import rebalance
 
 
@@ -203,6 +207,53 @@ def test_an_iterator_that_another_one_followed_does_not_move_the_state(tmp_path)
         with pytest.raises(RuntimeError, match=TOOK_OVER):
             next(first)
         assert loader.state_dict() == state
+
+
+class Wrapped(IterableDataset):
+    """Rows of what `make` makes, in every worker of a DataLoader."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return (row for batch in self.make() for row in batch.features["row"].values().tolist())
+
+
+def nodes_on(source):
+    return Batches(Kept(Steps(Rows(Units(source, SCHEMA)), 4)))
+
+
+def share_of_worker(source):
+    worker = get_worker_info()
+    return FreeScaleDataLoader(source, SCHEMA, batch_size=4, rank=worker.id, world_size=worker.num_workers)
+
+
+def test_workers_of_a_dataloader_read_a_share_each_or_not_at_all(tmp_path):
+    write(tmp_path / "set", 40)
+    source = ParquetSource(tmp_path / "set")
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=4) as made_before:
+        for make in (
+            lambda: made_before,
+            partial(FreeScaleDataLoader, source, SCHEMA, batch_size=4),
+            partial(nodes_on, source),
+        ):
+            rows = DataLoader(Wrapped(make), num_workers=2, batch_size=None)
+            with pytest.raises(RuntimeError, match="each row comes once per worker"):
+                list(rows)
+    rows = DataLoader(Wrapped(partial(share_of_worker, source)), num_workers=2, batch_size=None)
+    assert sorted(rows) == list(range(40))
+
+
+def rebalance_in_a_worker(rank, world_size):
+    """A rank of the tests cannot have children, so it only looks like a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.worker._worker_info", SimpleNamespace(id=0, num_workers=1))
+        with pytest.raises(RuntimeError, match="cannot exchange samples"):
+            rebalance([{"x": torch.arange(8)}], lengths=lambda batch: batch["x"])
+
+
+def test_rebalance_over_ranks_is_refused_in_a_worker():
+    shared_world(2).run(rebalance_in_a_worker)
 
 
 def interrupted(rank, world_size, folder):
