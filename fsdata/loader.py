@@ -18,7 +18,7 @@ from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
-from fsdata.batch.prefetch import Ahead, Turn
+from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, Made
@@ -102,7 +102,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         DataError, CorruptFileError: at the batch concerned, naming file, row group and row.
         What `adapt` raises: at the batch concerned, with a note that names step and rank; PeerError on the other ranks.
         PeerError: another rank failed, left or did not answer, naming it.
-        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
+        RuntimeError: at the next batch, where another `iter()` took over, a state was loaded or the process was forked
+            in between.
     """
 
     def __init__(
@@ -296,13 +297,17 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state` at the next `iter()`, bit for bit on the same number of ranks.
 
-        On another number of ranks what is left of the epoch is dealt again: every remaining sample is seen once.
+        On another number of ranks what is left of the epoch is dealt again: every remaining sample is seen once. Inside
+        a loop this ends the loop's iterator: its next batch is a RuntimeError. All ranks load at the same step.
 
         Raises:
-            StateError: of another version, other sources, schema, seed or order; the message lists what differs.
+            StateError: of another version, other sources, schema, seed or order; the message lists what differs, and
+                the loader stays where it is.
         """
+        loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
         self._end_epoch()
-        self._progress = self._loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
+        self._turn.revoke(STATE_LOADED)
+        self._progress = self._loaded = loaded
         self._root.forget()
 
     @property
@@ -412,7 +417,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._closed:
             raise RuntimeError(_CLOSED)
         yielded = False
-        self._turn.check_process()
         self._turn.check(turn)
         self._turn.settle()
         if self._options.pin:
@@ -423,20 +427,22 @@ class FreeScaleDataLoader(Generic[BatchT]):
             self._progress = made.progress
             yielded = True
             yield made.batch
-            self._turn.check_process()
+            self._turn.check(turn)  # else batches made ahead would follow, and move the place
         self._turn.check(turn)
         if self._ahead is not ahead:
-            return  # closed, or a state was loaded
+            return  # closed
         self._end_epoch()
         if self._data.followed:
             return
-        of_windows = self.windows is not None  # some may be empty
-        self._progress = Progress.start(progress.epoch + 1, self._context.world_size, self._progress.tuning)
+        windows = self.windows
+        may_be_empty = windows is not None and progress.epoch < windows and self._data.rows  # a window without rows
+        self._progress = Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
             yield from iter(self)
-        elif not yielded and not self._warned and not of_windows:
+        elif not yielded and not self._warned and not may_be_empty:
             self._warned = True
-            _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, self._why_none())
+            why = self._why_none()
+            _LOG.warning("rank %d got no batch in epoch %d: %s", self._context.rank, progress.epoch, why)
 
     def _why_none(self) -> str:
         rows, ranks, size = self._data.rows, self._context.world_size, self._options.batch_size
@@ -444,6 +450,12 @@ class FreeScaleDataLoader(Generic[BatchT]):
             return (
                 "the sources have no rows. Look at their paths, at `filter`, `skip` and `limit`, and at `where` and "
                 "`min_history` of `anchors`"
+            )
+        if self.windows is not None:
+            return (
+                f"there are {self.windows} windows of time, each an epoch, and all epochs behind window "
+                f"{self.windows - 1} are empty. End the loop over epochs there (`loader.windows`), or go back with "
+                "set_epoch"
             )
         if self._options.drop_last and rows < ranks * size:
             return f"drop_last leaves out all {rows} rows, as {ranks} ranks x batch_size {size} are {ranks * size}"

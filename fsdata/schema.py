@@ -19,6 +19,8 @@ import numpy as np
 
 from fsdata.errors import SchemaError
 
+SAMPLES = "samples"
+"""What `global_mean` counts if nothing else is named."""
 _LATER_ROLES = ("labels", "id_labels", "nested")
 _LATER = (*_LATER_ROLES, "share", "split")
 
@@ -175,10 +177,28 @@ class Schema:
                     f"known by name: give the {what} field another name and map it with "
                     "ParquetSource(columns={new: column})"
                 )
+        along = {name: group.name for group in self.groups for name in group.id_labels + group.labels}
+        for name, group_name in along.items():
+            if name in names and name != group_name:
+                raise _clash(name, f"a label of the sequence {group_name!r}")
+        if SAMPLES in {*names, *nested, *along}:
+            raise SchemaError(
+                f"global_mean(over={SAMPLES!r}) counts the samples of a batch, so no sequence, nested field or label "
+                "of a sequence has this name: give it another one, and map a field with "
+                "ParquetSource(columns={new: column})"
+            )
         if not fields:
             raise SchemaError("a Schema needs at least one field")
         if self.time is not None and (not isinstance(self.time, str) or not self.time):
             raise SchemaError(f"time names one column, got {self.time!r}")
+
+    def check_list_labels(self, names: Collection[str]) -> None:
+        """names: of labels whose columns are lists, which only the files show. SchemaError where one of them would be
+        counted as something else by `global_mean`."""
+        sequences = {group.name for group in self.sequences}
+        for name in self.labels:
+            if name in names and name in {*sequences, SAMPLES}:
+                raise _clash(name, "a label whose column is a list along the candidates")
 
     def __repr__(self) -> str:
         """Saved states hold it: options that were added later stand in it only where they are used."""
@@ -420,6 +440,15 @@ def _code(group: Sequence) -> str:
     used = [each for each in fields(group) if each.name != "name" and getattr(group, each.name) != each.default]
     given = "".join(f", {each.name}={getattr(group, each.name)!r}" for each in used)
     return f"Sequence({group.name!r}{given})"
+
+
+def _clash(name: str, what: str) -> SchemaError:
+    other = "the samples of a batch" if name == SAMPLES else "a sequence"
+    return SchemaError(
+        f"{what} and {other} are both called {name!r}, and their elements are counted by name: "
+        f"global_mean(over={name!r}) would divide by the wrong count. Give the label another name and map it with "
+        "ParquetSource(columns={new: column})"
+    )
 
 
 def _keys_of(kind: type) -> list[str]:

@@ -38,10 +38,11 @@ def sharing_groups(place: np.ndarray, length: np.ndarray, cost: np.ndarray, num_
 def events_shared(place: np.ndarray, length: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
     """int64 [owners]: events that samples of an owner see in all, less those that they see at least once.
 
-    place, length: int64 [N], see `sharing_groups`; owner: int64 [N], such as the rank or the group of each sample.
+    place, length: int64 [N], see `sharing_groups`; owner: int [N], such as the rank or the group of each sample.
     """
+    place = _without_gaps(place, length)
     order = np.lexsort((place, owner))
-    of = owner[order]
+    of = owner[order].astype(np.int64)
     apart = of * (int((place + length).max(initial=0)) + 1)  # events of one owner begin where those of others end
     begin = place[order] + apart
     end = begin + length[order]
@@ -49,4 +50,18 @@ def events_shared(place: np.ndarray, length: np.ndarray, owner: np.ndarray, owne
     again = np.clip(reach, begin, end) - begin
     found = np.zeros(owners, np.int64)
     np.add.at(found, of, again)
+    return found
+
+
+def _without_gaps(place: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """int64 [N]: `place`, where events that no sample sees are not counted.
+
+    Places count the events of all sources, up to 2**63: times a number of owners they would overflow.
+    """
+    order = np.argsort(place, kind="stable")
+    begin = place[order]
+    reach = np.maximum.accumulate(begin + length[order])
+    gap = np.maximum(begin - np.concatenate([[0], reach])[: len(begin)], 0)
+    found = np.empty_like(begin)
+    found[order] = begin - np.cumsum(gap)
     return found

@@ -14,7 +14,7 @@ import torch
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.parts import CostOf, parts_of
 from fsdata.batch.plain import padded, to_dict
-from fsdata.schema import Schema
+from fsdata.schema import SAMPLES, Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +209,10 @@ def loss_weight(stats: StepStats) -> float:
     return stats.samples * stats.world_size / max(stats.global_samples, 1)
 
 
-_SAMPLES = "samples"
 _CANDIDATES = "candidates"
 
 
-def global_mean(per_item_loss: torch.Tensor, batch: Any, over: str = _SAMPLES) -> torch.Tensor:
+def global_mean(per_item_loss: torch.Tensor, batch: Any, over: str = SAMPLES) -> torch.Tensor:
     """local sum * W / global count, a scalar: averaged over the W ranks, the mean over the global batch.
 
     per_item_loss: [items of this rank]; on an empty rank [0], which gives a 0 that backward can run through.
@@ -249,14 +248,14 @@ def _counts(batch: Any, over: str) -> tuple[int | None, int]:
     labels = getattr(batch, "labels", {})
     labels = labels if isinstance(labels, Mapping) else {}
     label = labels.get(over)
-    if over == _SAMPLES or (label is not None and not isinstance(label, Jagged)):
+    if over == SAMPLES or (label is not None and not isinstance(label, Jagged)):
         return stats.samples, stats.global_samples
     local = None if label is None else len(label.values)
     group = over if label is None or over in stats.global_items else _CANDIDATES
     if group in stats.global_items:
         return local, stats.global_items[group]
     if label is None:
-        names = ", ".join(sorted({_SAMPLES, *labels, *stats.global_items}))
+        names = ", ".join(sorted({SAMPLES, *labels, *stats.global_items}))
         raise ValueError(
             f"global_mean(over={over!r}): no such label or sequence; this batch can be counted over {names}"
         )

@@ -13,12 +13,22 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+_TOOK_OVER = (
+    "this iterator has ended: another iter() of the same loader took over. A loader has one iterator at a time; make a "
+    "loader for each"
+)
+STATE_LOADED = (
+    "this iterator has ended: load_state_dict() moved its loader to another place. Begin a new iter() of the loader, "
+    "which starts at the loaded state"
+)
+
 
 class Turn:
     """Handed to the newest iterator of a loader; the one before it loses it. For the training thread alone."""
 
     def __init__(self) -> None:
         self._holder: object = None
+        self._why_lost = _TOOK_OVER
         self._process: int | None = None
 
     @property
@@ -41,16 +51,18 @@ class Turn:
     def take(self) -> object:
         """What the new iterator shows to `check`."""
         self.check_process()
-        self._holder = object()
+        self._holder, self._why_lost = object(), _TOOK_OVER
         return self._holder
 
+    def revoke(self, why: str) -> None:
+        """No iterator has the turn until the next `take`; `check` raises `why`."""
+        self._holder, self._why_lost = object(), why
+
     def check(self, shown: object) -> None:
-        """Raises RuntimeError if another iterator has taken over."""
+        """Raises RuntimeError in a forked child, and if the turn was revoked or another iterator has taken over."""
+        self.check_process()
         if shown is not self._holder:
-            raise RuntimeError(
-                "this iterator has ended: another iter() of the same loader took over. A loader has one iterator at a "
-                "time; make a loader for each"
-            )
+            raise RuntimeError(self._why_lost)
 
 
 ItemT = TypeVar("ItemT")

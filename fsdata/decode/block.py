@@ -16,7 +16,7 @@ import numpy as np
 from fsdata.kernels import columns
 from fsdata.kernels.pages import runs
 
-_NARROW = 2**31  # starts below take 4 bytes
+_NARROW = 2**31  # starts and lengths below take 4 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,12 @@ class Block:
                 0 if each.pools is None else each.pools.ctypes.data,
                 0 if each.lookup is None else each.lookup.ctypes.data,
             )
-        narrow = all(int(each.max(initial=0)) < _NARROW for each in starts.found)
-        table = starts.table(rows, np.int32 if narrow else np.int64)
+        # No list has so many elements, but what `rebalance` is given as the length of a sample may be any cost.
+        narrow = all(int(each.max(initial=0)) < _NARROW for each in (*starts.found, *lengths.found))
+        dtype = np.int32 if narrow else np.int64
         owners = [(each.runs, each.pools, each.lookup, each.owners) for each in fields]
         size = sum(each.bytes for each in fields)
-        return cls(numbers, table, lengths.table(rows, np.int32), source, owners, size)
+        return cls(numbers, starts.table(rows, dtype), lengths.table(rows, dtype), source, owners, size)
 
 
 class _Lines:

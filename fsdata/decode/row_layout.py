@@ -115,7 +115,10 @@ def layout_of(
 
     as_of: sequences that every source takes from histories. texts: passthrough fields that are text. masks: fields of
     side tables with a mask.
+
+    Raises: see `Schema.check_list_labels`.
     """
+    schema.check_list_labels(list_labels)
     keys = [Field(name, "context") for name in schema.context]
     keys += [Field.of(name, "ids", group) for group in schema.groups for name in group.fields]
     rest = []

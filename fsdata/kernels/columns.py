@@ -37,8 +37,8 @@ NUMBERS = 10
 
 # Of a block, int64 [4].
 STARTS_AT = 0  # address of its starts, [lines, rows]
-STARTS_SIZE = 1  # bytes of each: 4 or 8
-LENGTHS_AT = 2  # address of its lengths, int32 [lines, rows]
+SIZE = 1  # bytes of each start and of each length: 4 or 8
+LENGTHS_AT = 2  # address of its lengths, [lines, rows]
 ROWS = 3
 
 # How values are stored, and as what they are needed: int64 or float32.
@@ -212,6 +212,13 @@ def fetch(target, column, first, count, itemsize, near):
         run += 1
 
 
+@kernel(inline="always")
+def _number(table, at, size):
+    if size == 4:
+        return np.int64(carray(pointer(table + at * 4), (1,), np.int32)[0])
+    return carray(pointer(table + at * 8), (1,), np.int64)[0]
+
+
 @kernel(called_with="int64[:, :, ::1], int64[:, ::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1]")
 def find_spans(
     columns: np.ndarray,
@@ -231,15 +238,13 @@ def find_spans(
             line, rows = columns[b, f, START], lines[b, ROWS]
             if line < 0:
                 start[f, n] = r * columns[b, f, STEP]
-            elif lines[b, STARTS_SIZE] == 4:
-                start[f, n] = carray(pointer(lines[b, STARTS_AT] + (line * rows + r) * 4), (1,), np.int32)[0]
             else:
-                start[f, n] = carray(pointer(lines[b, STARTS_AT] + (line * rows + r) * 8), (1,), np.int64)[0]
+                start[f, n] = _number(lines[b, STARTS_AT], line * rows + r, lines[b, SIZE])
             line = columns[b, f, LENGTH]
             if line < 0:
                 length[f, n] = columns[b, f, WIDTH]
             else:
-                length[f, n] = carray(pointer(lines[b, LENGTHS_AT] + (line * rows + r) * 4), (1,), np.int32)[0]
+                length[f, n] = _number(lines[b, LENGTHS_AT], line * rows + r, lines[b, SIZE])
 
 
 @kernel(inline="always")

@@ -91,7 +91,7 @@ class Dataset:
             groups these are.
         bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
         followed: there is no end to it, see `fsdata.nodes.follow`.
-        window_units: units that are shuffled together; 0 without shuffling.
+        window_units: units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
@@ -106,6 +106,7 @@ class Dataset:
         shuffle_window: int | float,
         seed: int,
         threads: int = 1,
+        world_size: int = 1,
     ) -> None:
         self.sources = sources
         for _, _, what in other_forms(sources, schema):
@@ -129,7 +130,7 @@ class Dataset:
         self._unit_rows = units.row_counts
         self._time_windows = _time_windows(sources)
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
-        self.window_units = window_units(shuffle_window, most) if shuffle else 0
+        self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
         self.read = piece_reader(sources, self.layout, units, keys)
         self.fetches_of = fetch_planner(sources, self.layout, units)
         self.rows = int(self._unit_rows.sum())

@@ -8,10 +8,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from fsdata.balance.exchange import RESTARTED
 from fsdata.order.progress import Progress
+from fsranks.rank_context import RankContext
 
 T = TypeVar("T", covariant=True)
 ResultT = TypeVar("ResultT")
@@ -23,6 +25,26 @@ def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
         return call()
     except StopIteration as error:
         raise RuntimeError(f"{what} raised StopIteration") from error
+
+
+def check_worker(what: str, context: RankContext, *, own_share: bool = False) -> None:
+    """RuntimeError in a worker process of a torch DataLoader: each worker would read all rows of its rank, and ranks
+    cannot reach each other from workers.
+
+    own_share: this worker has rank and world size of its own, so rows come once.
+    """
+    worker = get_worker_info()
+    if worker is None or (own_share and context.group is None):
+        return
+    if worker.num_workers == 1 and context.group is None:
+        return
+    raise RuntimeError(
+        f"{what} is used in a worker process of a torch DataLoader (worker {worker.id} of {worker.num_workers}): every "
+        "worker would read all rows of its rank, so that each row comes once per worker, and workers cannot exchange "
+        f"samples with other ranks. Iterate {what} itself in the training process: it makes batches ahead in threads. "
+        "Or make a loader without balance in each worker, with rank=rank * num_workers + worker and "
+        "world_size=ranks * num_workers"
+    )
 
 
 class Node(BaseNode[T]):

@@ -3,11 +3,13 @@
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.opened_source import open_source
@@ -15,7 +17,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
 from fsdata.nodes.loader_options import check_integers, check_order, check_sources
-from fsdata.nodes.node import First
+from fsdata.nodes.node import First, check_worker
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.stream import Window
@@ -73,6 +75,10 @@ class Units(First[Window]):
         check_integers(num_threads=(threads, 1))
         check_order(shuffle_window, seed, mix)
         self.context = resolve(rank, world_size, process_group)
+        worker = get_worker_info()
+        own_share = worker is not None and rank is not None and self.context.world_size % worker.num_workers == 0
+        self._check_worker = partial(check_worker, what, self.context, own_share=own_share)
+        self._check_worker()
         self.pool = Pool()
         pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
@@ -85,6 +91,7 @@ class Units(First[Window]):
                 for index, source in enumerate(sources)
             ]
             order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
+            order["world_size"] = self.context.world_size
             if all(source.follow is None for source in sources):
                 self.data = Dataset(opened, schema, mix=mix, threads=threads, **order)
             elif len(sources) > 1:
@@ -133,6 +140,7 @@ class Units(First[Window]):
 
     def begin(self, progress: Progress) -> None:
         super().begin(progress)
+        self._check_worker()  # of a loader that was made before the worker was forked
         if self.data.followed and progress.segment is None:
             raise ValueError(
                 "a source that is followed needs a Followed node behind Kept or Dealt, which waits for files"

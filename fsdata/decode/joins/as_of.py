@@ -24,6 +24,7 @@ from fsdata.schema import Field, Schema
 
 _FACTOR = 100  # between medians of times of different units, a thousand; no data set spans as many epochs
 _EVENT_BITS = 48  # of the number of an event; the rest says of which source
+_LATEST = np.iinfo(np.int64).max  # "now" in many tables: nothing is later, so one more would wrap around
 _LEAST = 1_000_000  # times below are counted from no common epoch
 
 
@@ -91,11 +92,11 @@ class Histories:
             what = f"{join.at} is null, and nothing is known as of no {'position' if join.by_position else 'time'}"
             piece.faults.found("null", join.at, rows, what, todo="; filter it out")
         if not join.by_position:
-            self._compare_units(table, before[~piece.drop], piece.faults.where)
+            self._compare_units(table, before[~piece.drop & (before < _LATEST)], piece.faults.where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
         _apply_policies(table, piece, keys, found)
-        before = before + 1 if join.inclusive else before.copy()
+        before = before + (before < _LATEST) if join.inclusive else before.copy()
         if join.by_position:
             first, stop = _at_positions(table, piece, found, before, own=int(join.inclusive))
         else:

@@ -16,8 +16,9 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
-from fsdata.nodes.node import First, Timing, not_the_end
+from fsdata.nodes.node import First, Timing, check_worker, not_the_end
 from fsdata.nodes.steps import Part
+from fsdata.nodes.tensors.entries import may_move
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
 from fsdata.warm import BALANCING, COPYING, make_ready
@@ -25,6 +26,7 @@ from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext
 
 Lengths = str | Mapping[str, str] | Callable[[Any], Any]
+_LARGEST_SUM = 2**62
 _REMEDY = "Pad to a fixed shape, or use jagged tensors"
 
 
@@ -75,6 +77,7 @@ class TensorParts(First[Part]):
         timeout_s: float,
     ) -> None:
         super().__init__()
+        check_worker("rebalance(...)", context, own_share=True)
         with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
             if isinstance(replicate, str):
                 raise TypeError(f"replicate is a collection of paths, got a string: write replicate=({replicate!r},)")
@@ -215,7 +218,8 @@ class TensorParts(First[Part]):
         batch = next(self._iterator, self)
         apart = None
         if batch is not self:
-            apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure))
+            apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure, self.template))
+            self._check_replicated(apart)
         if hasattr(self._source, "state_dict"):
             self.state = (copy.deepcopy(self._source.state_dict()),)
         if apart is None:
@@ -224,6 +228,21 @@ class TensorParts(First[Part]):
             _check_alike(self.template, apart.template)
         self.template, self._constants = apart.template, apart.constants
         return batch, apart
+
+    def _check_replicated(self, apart: TakenApart) -> None:
+        """DataError where a replicated list seems to have one entry for each sample: samples would get those of others.
+
+        A list that is the same in every batch is none, though it may have as many entries as a batch has samples.
+        """
+        for path, value in apart.constants.items():
+            same = path in self._constants and list(value) == list(self._constants[path]) if may_move(value) else True
+            if not same and len(value) == apart.rows.num_rows > 1:
+                raise DataError(
+                    f"replicate names {path!r}, a {type(value).__name__} with one entry for each of the {len(value)} "
+                    "samples of its batch: samples that move to another rank would get the entries of others. Leave "
+                    f"it out of replicate, and it moves with its samples. If it does not belong to samples, wrap it in "
+                    f"a dict, whose path is {path!r} then"
+                )
 
     def _introduce(self, exchange: StepExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
         """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""
@@ -308,5 +327,10 @@ def _integers(name: str, values: Any) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
         raise DataError(
             f"lengths {name!r} must be one integer of at least 0 per sample, got {array.dtype} of shape {array.shape}"
+        )
+    if sum(array.tolist()) > _LARGEST_SUM:
+        raise DataError(
+            f"lengths {name!r} sum to more than 2**62, where 64-bit sums start to overflow: divide them by a common "
+            "factor"
         )
     return array.astype(np.int64)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance
-from fsdata.batch.prefetch import Ahead, Turn
+from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.errors import PeerError
 from fsdata.nodes.dealt import Dealt
 from fsdata.nodes.tensors.parts import Last, Lengths, TensorParts
@@ -39,9 +39,10 @@ def rebalance(
     """Wrap any loader so that the samples of every global batch are dealt out evenly by cost.
 
     Batches are dataclasses, NamedTuples, dicts, tuples or lists, nested, of CPU tensors, KeyedJaggedTensors and
-    `Jagged` whose first dimension is the samples; what is yielded has the same type and structure. The loader is
-    iterated in a background thread, two batches ahead, each `iter()` anew; ranks whose loader ends early get their
-    share of the others' samples until all have ended.
+    `Jagged` whose first dimension is the samples, and of lists, tuples and numpy arrays of objects with one entry per
+    sample (str, bytes, int, float, bool, None), such as ids. What is yielded has the same type and structure. The
+    loader is iterated in a background thread, two batches ahead, each `iter()` anew; ranks whose loader ends early get
+    their share of the others' samples until all have ended.
 
     Args:
         loader: this rank's, already sharded over the ranks.
@@ -49,7 +50,8 @@ def rebalance(
             `batch -> {sequence: int64 [B]}`, the path of a jagged part ("features.item_id" for key `item_id` of the
             KeyedJaggedTensor `features`), or {sequence: path}.
         balance: default `Balance()`.
-        replicate: paths of parts that are the same for all samples; every rank keeps its own value.
+        replicate: paths of parts that are the same for all samples; every rank keeps its own value. What differs by
+            sample is no such part: it moves with its samples.
         process_group: the ranks that share a global batch; default all. A group of gloo's is made from them.
         timeout_s: how long a rank waits for another, here and in one step. Longer than any pause of a single rank.
 
@@ -59,7 +61,8 @@ def rebalance(
         DataError: (at the batch concerned) a part that cannot be split by sample, naming its path.
         MismatchError: ranks with other arguments or batches of another structure.
         PeerError: another rank failed, left or did not answer, naming it.
-        RuntimeError: at the next batch, where another `iter()` took over or the process was forked in between.
+        RuntimeError: at the next batch, where another `iter()` took over, a state was loaded or the process was forked
+            in between.
     """
     context = resolve(process_group=process_group)
     return Rebalanced(loader, context, lengths=lengths, balance=balance, replicate=replicate, timeout_s=timeout_s)
@@ -110,11 +113,11 @@ class Rebalanced(Generic[BatchT]):
         return self._batches(self._ahead, turn)
 
     def _batches(self, ahead: Ahead[Any], turn: object) -> Iterator[BatchT]:
-        self._turn.check_process()
+        self._turn.check(turn)
         while (made := ahead.take()) is not None:
             batch, *self._made = made
             yield batch
-            self._turn.check_process()
+            self._turn.check(turn)  # else batches made ahead would follow, and move the place
         self._turn.check(turn)
         if self._ahead is ahead:
             self._end_epoch()
@@ -137,10 +140,11 @@ class Rebalanced(Generic[BatchT]):
         return self._loader.state_dict()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
-        """Hand `state` to the wrapped loader, for the next `iter()`."""
+        """Hand `state` to the wrapped loader, for the next `iter()`. A running iterator ends with a RuntimeError."""
         self._end_epoch()
-        self._made = None
+        self._turn.revoke(STATE_LOADED)
         self._loader.load_state_dict(state)  # type: ignore[attr-defined]
+        self._made = None
 
     def report_step(self, compute_seconds: float) -> None:
         """How long this rank computed on the batch last yielded, without waiting for others.

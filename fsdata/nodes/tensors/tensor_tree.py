@@ -1,8 +1,9 @@
 """Batches of any structure as rows by reference, and back.
 
 `take_apart` walks containers (dataclass, NamedTuple, dict, tuple, list) down to tensors, KeyedJaggedTensors and
-`Jagged`, whose first dimension is the samples, and says where every value of every sample lies; `Template.build` makes
-the same structure from other samples. What cannot be split by sample is an error, unless it is to be replicated.
+`Jagged`, whose first dimension is the samples, and to lists of one text, bytes or number per sample, and says where
+every value of every sample lies; `Template.build` makes the same structure from other samples. What cannot be split by
+sample is an error, unless it is to be replicated.
 
 A rank that has no batch of its own gets the structure as text: JSON, with the import path of each container type.
 Nothing that a peer sent is run: a type is imported by its name and must be the kind of container that the structure
@@ -27,6 +28,7 @@ from fsdata.batch.jagged import Jagged
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
 from fsdata.decode.block import Block, Column, RowRefs, run
 from fsdata.errors import DataError
+from fsdata.nodes.tensors.entries import ENTRIES, TYPES, from_bytes, is_list, may_move, to_bytes
 
 LENGTH = "length of "
 """Prefix of the groups that carry what the cost model sees; their fields have no bytes."""
@@ -49,7 +51,13 @@ class TensorField:
     def itemsize(self) -> int:
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def of_entries(self) -> bool:
+        return self.group is not None and self.group.startswith(ENTRIES)
+
     def __str__(self) -> str:
+        if self.of_entries:
+            return "entries[B]"
         kind = str(self.dtype).removeprefix("torch.")
         rows = "B" if self.group is None else "jagged"
         return f"{kind}[{', '.join([rows, *map(str, self.shape)])}]"
@@ -59,8 +67,8 @@ class TensorField:
 class TreeNode:
     """A node of the structure: how to make the value from its children, fields and constants.
 
-    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt. `fields` are indices of
-    the node's fields, for a kjt its keys' values, then their weights.
+    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt, entries. `fields` are
+    indices of the node's fields, for a kjt its keys' values, then their weights.
     """
 
     kind: str
@@ -102,7 +110,8 @@ class TakenApart:
 
 def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
     """The template of a structure."""
-    groups = list(dict.fromkeys(field.group for field in fields if field.group is not None))
+    jagged = (field for field in sorted(fields, key=lambda field: field.of_entries) if field.group is not None)
+    groups = list(dict.fromkeys(str(field.group) for field in jagged))
     first = [next(slot for slot, field in enumerate(fields) if field.group == group) for group in groups]
     spec = RecordSpec(
         names=tuple(f"{field.path} {field}" for field in fields),
@@ -111,6 +120,7 @@ def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tupl
         width=np.array([int(field.group is None) for field in fields], np.int64),
         groups=tuple(groups),
         group_field=np.array(first, np.int64),
+        uncounted=sum(field.of_entries for field in fields),
     )
     return Template(root=root, fields=fields, spec=spec, constants=constants)
 
@@ -119,15 +129,24 @@ Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """(batch, path -> int64 [B] of its jagged fields) -> name -> int64 [B], what the cost model sees."""
 
 
-def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> TakenApart:
+def take_apart(batch: Any, replicate: Collection[str], measure: Measure, first: Template | None = None) -> TakenApart:
     """See the module; what `measure` returns becomes groups `LENGTH + name` of the template's spec.
+
+    first: of the first batch, which says what a list without an entry, or of None alone, is: a list of entries or a
+    container. In the first batch it has entries if they are as many as the samples.
 
     Raises:
         DataError: a leaf that cannot be split by sample, or has another number of samples, naming its path.
         ValueError: `replicate` names no path of the batch.
     """
-    walk = _Walk(replicate)
+    known = None if first is None else {field.path for field in first.fields if field.of_entries}
+    walk = _Walk(replicate, known or ())
     root = walk.node(batch, "")
+    if known is None and walk.samples is not None:
+        found = {path for path, size in walk.unsure.items() if size == walk.samples}
+        if found:
+            walk = _Walk(replicate, found)
+            root = walk.node(batch, "")
     unknown = sorted(set(replicate) - set(walk.constants))
     if unknown:
         raise ValueError(
@@ -147,11 +166,15 @@ def take_apart(batch: Any, replicate: Collection[str], measure: Measure) -> Take
 class _Walk:
     """Collects fields and their values while it descends."""
 
-    def __init__(self, replicate: Collection[str]) -> None:
+    def __init__(self, replicate: Collection[str], entries: Collection[str]) -> None:
+        """entries: paths of lists with one entry per sample, where their entries do not say so. unsure: path -> length
+        of all such lists."""
         self.replicate = frozenset(replicate)
         self.constants: dict[str, Any] = {}
         self.fields: list[TensorField] = []
         self.samples: int | None = None
+        self.unsure: dict[str, int] = {}
+        self._paths_of_entries = entries
         self._first = ""
         self._columns: list[Column] = []
 
@@ -167,10 +190,23 @@ class _Walk:
             return self._jagged(value, path)
         if is_keyed_jagged_tensor(value):
             return self._kjt(value, path)
-        kind, names, children = _open(value, path)
+        if may_move(value):
+            if any(entry is not None for entry in value) or path in self._paths_of_entries:
+                return self._entries(value, path)
+            self.unsure[path] = len(value)
+        opened = _open(value)
+        some = [entry for entry in value if entry is not None] if is_list(value) else []
+        if opened is None or (some and not any(map(_is_part, some))):
+            raise DataError(_refusal(value, path))
+        kind, names, children = opened
         nodes = tuple(
             self.node(child, f"{path}.{name}".lstrip(".")) for name, child in zip(names, children, strict=True)
         )
+        if kind == "sequence" and any(map(_holds("entries"), nodes)) and not any(map(_holds("tensor"), nodes)):
+            raise DataError(
+                f"{_at(path)} is a {type(value).__name__} of lists, which may belong to samples or hold one entry for "
+                "each: name its parts in a dict, or write what belongs to a sample as one text, such as by json.dumps"
+            )
         return TreeNode(kind=kind, make=type(value), names=names, children=nodes)
 
     def jagged(self) -> dict[str, np.ndarray]:
@@ -178,7 +214,7 @@ class _Walk:
         return {
             field.group: column.length
             for field, column in zip(self.fields, self._columns, strict=True)
-            if field.group is not None and column.length is not None
+            if field.group is not None and column.length is not None and not field.of_entries
         }
 
     def finish(self, root: TreeNode, lengths: Mapping[str, np.ndarray]) -> TakenApart:
@@ -226,6 +262,12 @@ class _Walk:
                 field = TensorField(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
                 indices.append(self._add(field, flat[starts[i] : starts[i + 1]], lengths[i]))
         return TreeNode(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
+
+    def _entries(self, value: Any, path: str) -> TreeNode:
+        data, lengths = to_bytes(value)
+        self._count(len(lengths), path)
+        field = TensorField(path=path, dtype=torch.uint8, shape=(), group=ENTRIES + path)
+        return TreeNode(kind="entries", make=type(value), fields=(self._add(field, data, lengths),), path=path)
 
     def _add(self, field: TensorField, values: torch.Tensor, lengths: np.ndarray | None) -> int:
         """lengths: int64 [B]; None: one value each."""
@@ -276,6 +318,8 @@ class _Builder:
             return Jagged.from_lengths(self._flat[node.fields[0]], torch.from_numpy(self._length[node.fields[0]]))
         if node.kind == "kjt":
             return self._kjt(node)
+        if node.kind == "entries":
+            return from_bytes(self._flat[node.fields[0]], self._length[node.fields[0]], node.make or list)
         return _close(node, [self.build(child) for child in node.children])
 
     def _kjt(self, node: TreeNode) -> Any:
@@ -298,8 +342,18 @@ def _buffers(node: TreeNode) -> Iterator[tuple[int, ...]]:
         yield from _buffers(child)
 
 
-def _open(value: Any, path: str) -> tuple[str, tuple[str, ...], list[Any]]:
-    """Kind, names and children of a container."""
+def _holds(kind: str) -> Callable[[TreeNode], bool]:
+    """Whether a node or one below it is a tensor or jagged (`tensor`), or has entries (`entries`)."""
+    kinds = ("tensor", "jagged", "kjt") if kind == "tensor" else (kind,)
+
+    def holds(node: TreeNode) -> bool:
+        return node.kind in kinds or any(map(holds, node.children))
+
+    return holds
+
+
+def _open(value: Any) -> tuple[str, tuple[str, ...], list[Any]] | None:
+    """Kind, names and children of a container; None of what is none."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         return "dataclass", names, [getattr(value, name) for name in names]
@@ -309,9 +363,27 @@ def _open(value: Any, path: str) -> tuple[str, tuple[str, ...], list[Any]]:
         return "sequence", tuple(map(str, range(len(value)))), list(value)
     if type(value) in (dict, OrderedDict) and all(isinstance(key, str) for key in value):
         return "mapping", tuple(value), list(value.values())
-    raise DataError(
-        f"{_at(path)} is of type {type(value).__name__}: only tensors, KeyedJaggedTensors and Jagged can be split by "
-        f"sample, in dataclasses, NamedTuples, dicts with string keys, tuples and lists. {_remedy(path)}"
+    return None
+
+
+def _is_part(value: Any) -> bool:
+    """Whether an entry of a list is a part of the batch, and not what belongs to one sample."""
+    tensor = isinstance(value, torch.Tensor | Jagged) or is_keyed_jagged_tensor(value)
+    return tensor or _open(value) is not None
+
+
+def _refusal(value: Any, path: str) -> str:
+    if is_list(value):
+        other = next((type(entry).__name__ for entry in value if not may_move([entry])), "None")
+        return (
+            f"{_at(path)} is a {type(value).__name__} with entries of type {other}: only entries of the types {TYPES} "
+            f"can move with their samples. Convert them (str, json.dumps, .tolist()), or make a tensor of them. "
+            f"{_remedy(path)}"
+        )
+    return (
+        f"{_at(path)} is of type {type(value).__name__}: only tensors, KeyedJaggedTensors, Jagged, and lists with one "
+        f"entry per sample ({TYPES}) can be split by sample, in dataclasses, NamedTuples, dicts with string keys, "
+        f"tuples and lists. {_remedy(path)}"
     )
 
 
@@ -348,6 +420,8 @@ def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
 def _outline(node: TreeNode) -> str:
     if not node.children and node.make is None:
         return node.kind
+    if node.kind == "entries":
+        return f"{node.make.__name__ if node.make else 'list'} of entries"
     inside = ", ".join(f"{name}: {_outline(child)}" for name, child in zip(node.names, node.children, strict=True))
     return f"{node.make.__name__ if node.make else node.kind}({inside})"
 
@@ -357,10 +431,12 @@ def _at(path: str) -> str:
 
 
 def _remedy(path: str) -> str:
-    return f"Leave it out of the batch, or list it: replicate=({path!r},)" if path else "Wrap it in a dict or dataclass"
+    if not path:
+        return "Wrap it in a dict or dataclass"
+    return f"Leave it out of the batch, or, if it is the same for all samples, list it: replicate=({path!r},)"
 
 
-_PLAIN = {"sequence": (tuple, list), "mapping": (dict, OrderedDict)}
+_PLAIN = {"sequence": (tuple, list), "entries": (tuple, list, np.ndarray), "mapping": (dict, OrderedDict)}
 
 
 def to_text(template: Template) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from patience import PATIENCE_S
@@ -14,6 +15,7 @@ from rank_loaders import threads_end
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
+from fsdata import Balance, Polynomial
 from fsdata.batch.batch import global_mean
 from fsdata.batch.jagged import Jagged
 from fsdata.errors import MismatchError, PeerError
@@ -45,6 +47,17 @@ def lengths_of(mark: int) -> tuple[int, int]:
     return (mark * 7 % 11) * (mark % 3 != 0), (mark * 5 % 4) * (mark % 4 != 0)
 
 
+def entry_of(mark: int) -> str | bytes | float | None:
+    """One of every type that moves with its sample, in any mixture."""
+    return (f"\u00e9{mark} \ud800", None, bytes([mark % 256, 0]), -mark * 10**20, mark / 3, mark % 4 < 2)[mark % 6]
+
+
+def array_of(entries: list[Any]) -> np.ndarray:
+    found = np.empty(len(entries), object)
+    found[:] = entries
+    return found
+
+
 def batch_of(marks: list[int]) -> Batch:
     """The samples `marks`; every value follows from its sample's mark, exactly in every dtype used."""
     history = [lengths_of(mark)[0] for mark in marks]
@@ -73,6 +86,10 @@ def batch_of(marks: list[int]) -> Batch:
             "list": [rows.to(torch.uint8), (rows.to(torch.int16), both)],
             "ordered": OrderedDict(z=both.to(torch.bfloat16), a=rows.to(torch.int32)[:, None, None]),
             "empty": torch.empty(len(marks), 0),
+            "ids": [str(mark) for mark in marks],
+            "mixed": tuple(map(entry_of, marks)),
+            "objects": array_of([None if mark % 2 else str(mark) for mark in marks]),
+            "nothing": [],
         },
     )
     object.__setattr__(batch, "made", rows * 2)
@@ -102,7 +119,7 @@ def same(left: Any, right: Any) -> None:
         assert list(left) == list(right)
         for key in left:
             same(left[key], right[key])
-    elif isinstance(left, tuple | list):
+    elif isinstance(left, tuple | list | np.ndarray):
         for one, other in zip(left, right, strict=True):
             same(one, other)
     else:
@@ -197,6 +214,23 @@ def resume(rank: int, world_size: int) -> None:
 
 def test_state_is_the_loaders_as_of_the_batch_last_yielded() -> None:
     shared_world(2).run(resume)
+
+
+def balance_costs(rank: int, world_size: int) -> tuple[int, list[int]]:
+    """The sum of all lengths, and those of this rank. Rank 0 reads the two that are too long for 32 bits."""
+    mine = torch.tensor([2**32 + 5, 2**33, 7] if rank == 0 else [1, 2, 3])
+    options: dict[str, Any] = {"lengths": lambda batch: batch["cost"], "timeout_s": PATIENCE_S}
+    with rebalance([{"cost": mine}], balance=Balance(cost=Polynomial(linear=1, quadratic=0)), **options) as balanced:
+        (batch,) = balanced
+        return balanced.last.stats.global_items["length"], sorted(batch["cost"].tolist())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lengths_may_be_costs_of_any_size(ranks: int) -> None:
+    answers = shared_world(ranks).run(balance_costs)
+    assert {total for total, _ in answers} == {sum(cost for _, of_rank in answers for cost in of_rank)}
+    if ranks == 2:
+        assert sorted(max(of_rank) for _, of_rank in answers) == [2**32 + 5, 2**33]
 
 
 def break_and_go_on(rank: int, world_size: int) -> tuple[list[int], str]:

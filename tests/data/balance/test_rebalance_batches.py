@@ -12,6 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from fsdata.batch.batch import StepStats
 from fsdata.errors import DataError
+from fsdata.nodes.tensors.entries import from_bytes
 from fsdata.nodes.tensors.rebalancing import rebalance
 from fsdata.nodes.tensors.tensor_tree import from_text, take_apart, to_text
 
@@ -43,7 +44,12 @@ GOOD = torch.arange(4)
     [
         (torch.tensor(3.0), "'inside' is a tensor without dimensions"),
         (torch.arange(3), r"'inside' has 3 samples \(first dimension\), batch part 'x' has 4"),
-        ({"a": ["one", "two"]}, r"'inside\.a\.0' is of type str"),
+        ({"a": ["one", "two"]}, r"'inside\.a' has 2 samples \(first dimension\), batch part 'x' has 4"),
+        ({"a": "one"}, r"'inside\.a' is of type str: .* if it is the same for all samples, list it"),
+        (["one", np.str_("two"), 3, None], r"'inside' is a list with entries of type str_: only entries of the types"),
+        ([object()] * 4, "a list with entries of type object: .* Convert them"),
+        ([["a", "b", "c", "d"]] * 4, "'inside' is a list of lists, .* name its parts in a dict"),
+        ([{"tags": ["a", "b", "c", "d"]}] * 4, "'inside' is a list of lists"),
         ([GOOD, 7], r"'inside\.1' is of type int: .* replicate=\('inside\.1',\)"),
         (np.arange(4), "of type ndarray"),
         ({1: GOOD}, "of type dict: only"),
@@ -113,6 +119,27 @@ def test_replicated_parts_are_not_looked_at() -> None:
         take_apart({"a": 1}, ("a",), no_lengths)
 
 
+def test_a_list_of_one_entry_per_sample_is_not_replicated() -> None:
+    """One that is the same in every batch belongs to no sample, though it may have as many entries as a batch."""
+    names, ids = ["a", "b", "c"], [["1", "2"], ["3", "4", "5"], ["6", "7", "8"]]
+    batches = [{"x": torch.arange(len(of)), "names": names, "ids": of} for of in ids]
+    options = {"lengths": lambda batch: batch["x"]}
+    with rebalance(batches[:2], replicate=("names",), **options) as balanced:
+        assert [batch["ids"] for batch in balanced] == ids[:2]
+    for replicate in (("names", "ids"), ("ids", "names")):
+        with (
+            rebalance(batches, replicate=replicate, **options) as balanced,
+            pytest.raises(DataError, match="replicate names 'ids', a list with one entry for each of the 2 samples"),
+        ):
+            list(balanced)
+
+
+@pytest.mark.parametrize("written", [b"x1", b"", b"f123", b"s\xff"])
+def test_entries_from_a_peer_that_cannot_be_read_are_an_error(written: bytes) -> None:
+    with pytest.raises(DataError, match="an entry that cannot be read"):
+        from_bytes(torch.frombuffer(bytearray(written + b"n"), dtype=torch.uint8), np.array([len(written), 1]), list)
+
+
 def test_one_rank_passes_batches_through() -> None:
     batches = [batch_of([1, 2, 3]), batch_of([4])]
     with rebalance(Loader(0, [1] * 6), lengths=PATHS) as balanced:
@@ -150,6 +177,8 @@ def test_one_rank_passes_batches_through() -> None:
         (lambda batch: batch.made.float(), "one integer of at least 0 per sample, got float32"),
         (lambda batch: batch.made[:-1], r"has shape \(2,\) for a batch of 3 samples"),
         (lambda batch: {"uih": batch.made - 100}, "'uih' must be one integer of at least 0"),
+        (lambda batch: batch.made * 0 + 2**61, r"sum to more than 2\*\*62"),
+        (lambda batch: np.full(3, 2**64 - 1, np.uint64), r"sum to more than 2\*\*62"),
     ],
 )
 def test_bad_lengths_are_refused(lengths: Any, match: str) -> None:

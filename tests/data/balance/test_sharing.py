@@ -73,17 +73,18 @@ def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
 
 
 @given(
-    spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)), max_size=25),
+    spans=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 3), st.integers(0, 2)), max_size=25),
 )
-def test_events_that_several_samples_of_an_owner_see(spans: list[tuple[int, int, int]]) -> None:
-    place, length, owner = (
-        (np.array(each, np.int64) for each in zip(*spans, strict=True)) if spans else np.empty((3, 0), np.int64)
+def test_events_that_several_samples_of_an_owner_see(spans: list[tuple[int, int, int, int]]) -> None:
+    """Ranks of a plan take 32 bits, and events of different sources are numbered far apart."""
+    place, length, owner, source = (
+        (np.array(each, np.int64) for each in zip(*spans, strict=True)) if spans else np.empty((4, 0), np.int64)
     )
     wanted = []
     for of in range(4):
-        events = [event for start, size, number in spans if number == of for event in range(start, start + size)]
-        wanted.append(len(events) - len(set(events)))
-    assert events_shared(place, length, owner, 4).tolist() == wanted
+        seen = [(in_, start + n) for start, size, number, in_ in spans if number == of for n in range(size)]
+        wanted.append(len(seen) - len(set(seen)))
+    assert events_shared(source << 61 | place, length, owner.astype(np.int32), 4).tolist() == wanted
 
 
 def test_only_models_with_shared_show_it() -> None:

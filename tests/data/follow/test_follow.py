@@ -159,6 +159,19 @@ def test_a_second_loop_goes_on_behind_the_first(folder):
         assert loader.state_dict()["epoch"] == 0
 
 
+def test_a_state_loaded_inside_a_loop_ends_its_iterator(folder):
+    with loader_of(folder) as loader:
+        batches = iter(loader)
+        rows = rows_of(next(batches))
+        state = loader.state_dict()
+        next(batches)
+        loader.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="Begin a new iter"):
+            next(batches)
+        assert loader.state_dict() == state
+        assert rows + read(loader) == list(range(30))
+
+
 def test_a_loader_holds_few_files_and_goes_back_all_the_same(folder):
     with loader_of(folder, Follow(**ENDLESS, at_most=1)) as loader:
         batches = iter(loader)

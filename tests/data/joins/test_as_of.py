@@ -189,6 +189,13 @@ def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
     assert items(tmp_path, of) == [[], [1, 2]]
 
 
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_the_latest_time_of_a_row_means_all_events(tmp_path: Path, inclusive: bool) -> None:
+    """Also where it looks like another unit than the times of the events."""
+    of = small(tmp_path, at=[2**63 - 1] * 2, time=[[1_600_000_000, 1_600_000_001], [1_600_000_000]])
+    assert items(tmp_path, of | {"inclusive": inclusive}) == [[3], [1, 2]]
+
+
 @pytest.mark.parametrize(
     ("columns", "error", "text"),
     [

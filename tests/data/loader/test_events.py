@@ -74,7 +74,9 @@ def test_every_sample_is_that_of_plain_python(
 
 @pytest.mark.parametrize("order", ["user", "time"])
 @pytest.mark.parametrize("shuffle_window", [None, 2, 0.5])
-def test_epochs_are_windows_of_time(tmp_path: Path, order: str, shuffle_window: int | float | None) -> None:
+def test_epochs_are_windows_of_time(
+    tmp_path: Path, order: str, shuffle_window: int | float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log.drawn(3, users=20)
     log.write(tmp_path)
     expected = windows_of(log, log.anchors(2))
@@ -95,7 +97,11 @@ def test_epochs_are_windows_of_time(tmp_path: Path, order: str, shuffle_window: 
                 assert places_of(loader) == found, "the order is a function of seed and window"
             passed += len(some)
             assert loader.share == passed / len(log.anchors(2))
-        assert places_of(loader) == [], "nothing is behind the last window"
+        assert [each for each in caplog.messages if "got no batch" in each] == []
+        for _ in range(2):
+            assert places_of(loader) == [], "nothing is behind the last window"
+        (warning,) = (each for each in caplog.messages if "got no batch" in each)
+        assert f"epoch {loader.windows}: there are {loader.windows} windows of time" in warning
         with pytest.raises(ValueError, match=rf"window 99 of time: there are {loader.windows}"):
             loader.set_epoch(99)
 

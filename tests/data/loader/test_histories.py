@@ -16,6 +16,7 @@ from fscomm.loop.kjt_paths import find, walk
 from fsdata import (
     Balance,
     DataError,
+    FreeScaleDataLoader,
     Join,
     ParquetSource,
     Polynomial,
@@ -182,6 +183,19 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
             lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("candidates",)),)),
             "a nested field and a sequence are both called candidates",
         ),
+        (
+            lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("old",)), Sequence("old", ("first",)))),
+            "a label of the sequence 'uih' and a sequence are both called 'old'",
+        ),
+        (
+            lambda: Schema(
+                sequences=(Sequence("uih", ("item",), id_labels=("candidates",)),),
+                candidates=Sequence("candidates", ("shown",)),
+            ),
+            "both called 'candidates'.*divide by the wrong count",
+        ),
+        (lambda: Schema(sequences=(Sequence("samples", ("item",)),)), "counts the samples of a batch"),
+        (lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("samples",)),)), "counts the samples of a batch"),
         (lambda: Sequence("uih", labels=("watched",)), "'uih' has no fields"),
         (lambda: Sequence("uih", nested=("tags",)), "'uih' has no fields"),
         (
@@ -193,6 +207,22 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
 def test_names_are_unique_and_labels_need_events(make, match):
     with pytest.raises(SchemaError, match=match):
         make()
+
+
+@pytest.mark.parametrize(("name", "other"), [("old", "a sequence"), ("samples", "the samples of a batch")])
+def test_a_list_label_named_like_what_else_is_counted_is_refused(tmp_path, name, other):
+    """The same label as one number per sample is right: nothing else of a sample is counted by its name then."""
+    for form, click in (("list", [[1.0, 0.0], [1.0]]), ("scalar", [1.0, 0.0])):
+        table = {"item": [[1, 2], [3]], "shown": [[1, 2], [3]], name: click}
+        pq.write_table(pa.table(table), tmp_path / f"{form}.parquet")
+    schema = Schema(
+        sequences=(Sequence("old", ("item",)),), candidates=Sequence("candidates", ("shown",)), labels=(name,)
+    )
+    with FreeScaleDataLoader(ParquetSource(tmp_path / "scalar.parquet"), schema, batch_size=2) as loader:
+        (batch,) = loader
+    assert global_mean(torch.tensor([1.0, 3.0]), batch, over=name) == 2.0
+    with pytest.raises(SchemaError, match=f"a label whose column is a list .* and {other} are both called '{name}'"):
+        FreeScaleDataLoader(ParquetSource(tmp_path / "list.parquet"), schema, batch_size=2)
 
 
 def test_schema_files(tmp_path):

@@ -65,6 +65,14 @@ def test_epochs_differ_and_set_epoch_repeats_one(loader_of):
     assert order_of(loader) == second
 
 
+def test_an_epoch_set_inside_a_loop_is_the_place_after_it(loader_of):
+    loader = loader_of(shuffle=True)
+    for _ in loader:
+        loader.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 5
+    assert next(iter(loader)).stats.epoch == 5
+
+
 @pytest.mark.parametrize(
     ("options", "source", "why"),
     [

@@ -89,6 +89,21 @@ def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder
             assert torch.equal(one[name].lengths(), other[name].lengths())
 
 
+def test_a_share_of_the_epoch_is_that_of_this_rank(heavy):
+    """Each of three ranks has four of the twelve row groups, and a quarter of them, one, is decoded ahead."""
+    options = {"shuffle": True, "shuffle_window": 0.25, "num_threads": 1, "prefetch": 0}
+    schema = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))
+    source = ParquetSource(heavy, decoder="pyarrow")
+    most = []
+    for ranks in (1, 3):
+        with FreeScaleDataLoader(source, schema, batch_size=50, rank=0, world_size=ranks, **options) as loader:
+            loader._rows._executor.shutdown()
+            loader._rows._executor = AtOnce()
+            next(iter(loader))
+            most.append(len(loader._rows._pending))
+    assert most == [3, 1]
+
+
 def test_a_window_that_memory_cannot_hold_is_held_and_told_once(heavy, caplog):
     source, options = ParquetSource(heavy), {"shuffle": True, "shuffle_window": 3, "num_threads": 2}
     with FreeScaleDataLoader(source, SCHEMA, batch_size=50, memory=100, **options) as loader:

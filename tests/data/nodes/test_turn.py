@@ -6,17 +6,22 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 import sets
 import torch
 from patience import PATIENCE_S
 from rank_loaders import threads_end
 from sets import SCHEMA, samples_of, two_sources, write
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, StateError
+from fsdata.nodes import Batches, Kept, Rows, Steps, Units
 from fsdata.nodes.tensors.rebalancing import rebalance
 
 
@@ -95,6 +100,160 @@ def iterate_twice(rank, world_size, folder):
 def test_two_iterators_never_share_an_exchange(tmp_path):
     two_sources(tmp_path)
     assert shared_world(2).run(iterate_twice, tmp_path) == [(5, 0), (5, 0)]
+
+
+LOADED = "this iterator has ended: load_state_dict.* Begin a new iter"
+
+
+class Counting:
+    """A loader of the user's own with a state; samples rank * 100 + 0, 1, 2, ..., four a batch."""
+
+    def __init__(self, rank):
+        self.rank, self.at = rank, 0
+
+    def __iter__(self):
+        while self.at < 12:
+            self.at += 1
+            yield {"x": torch.arange(4) + 100 * self.rank + 4 * self.at}
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def rolled_back(loader, samples):
+    """Load the state of the second batch after the fifth; the iterator ends, and another one resumes there."""
+    seen, batches = [], iter(loader)
+    for step in range(5):
+        seen.append(samples(next(batches)))
+        if step == 1:
+            good = loader.state_dict()
+    loader.load_state_dict(good)
+    assert loader.state_dict() == good
+    with pytest.raises(RuntimeError, match=LOADED):
+        next(batches)
+    assert loader.state_dict() == good
+    rest = [samples(batch) for batch in loader]
+    return len(rest) > 3 and rest[:3] == seen[2:]
+
+
+def roll_back(rank, world_size, folder):
+    """By kind of loader; `filter` has ranks that exchange a status word in every step."""
+    options = {"batch_size": 2, "timeout_s": PATIENCE_S, "shuffle": True}
+    sources = {
+        "plain": ParquetSource(folder / "own"),
+        "filter": ParquetSource(folder / "own", filter=pl.col("row") > 3),
+    }
+    found = {}
+    for kind, balance, prefetch in (
+        ("plain", None, 2),
+        ("plain", None, 0),
+        ("filter", None, 2),
+        ("plain", Balance(), 3),
+        ("plain", Balance(), 0),
+    ):
+        with FreeScaleDataLoader(sources[kind], SCHEMA, balance=balance, prefetch=prefetch, **options) as loader:
+            found[kind, balance is None, prefetch] = rolled_back(loader, samples_of)
+    with rebalance(Counting(rank), lengths=lambda batch: batch["x"], timeout_s=PATIENCE_S) as balanced:
+        found["rebalance"] = rolled_back(balanced, lambda batch: batch["x"].tolist())
+    with FreeScaleDataLoader(sources["plain"], SCHEMA, **options) as inner:
+        for_inner = {"lengths": lambda batch: batch["x"], "timeout_s": PATIENCE_S}
+        with rebalance(Adapted(inner), **for_inner) as balanced:
+            found["rebalance of a loader"] = rolled_back(balanced, lambda batch: batch["x"].tolist())
+    return found
+
+
+class Adapted:
+    """Another loader's rows as batches of one tensor."""
+
+    def __init__(self, loader):
+        self.loader = loader
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
+
+    def __iter__(self):
+        return ({"x": batch.features["row"].values()} for batch in self.loader)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_loaded_inside_a_loop_ends_its_iterator(tmp_path, ranks):
+    two_sources(tmp_path)
+    for found in shared_world(ranks).run(roll_back, tmp_path):
+        assert found == dict.fromkeys(found, True)
+
+
+def test_a_state_that_is_refused_leaves_the_loop_as_it_is(tmp_path):
+    write(tmp_path / "set", 40)
+    with FreeScaleDataLoader(ParquetSource(tmp_path / "set"), SCHEMA, batch_size=4) as loader:
+        steps = 0
+        for steps, _ in enumerate(loader, 1):
+            if steps == 3:
+                state = loader.state_dict()
+                with pytest.raises(StateError):
+                    loader.load_state_dict({**state, "version": 99})
+                assert loader.state_dict() == state
+    assert steps == 10
+
+
+def test_an_iterator_that_another_one_followed_does_not_move_the_state(tmp_path):
+    write(tmp_path / "set", 40)
+    with FreeScaleDataLoader(ParquetSource(tmp_path / "set"), SCHEMA, batch_size=4) as loader:
+        first = iter(loader)
+        next(first)
+        next(first)  # the thread has made more
+        next(iter(loader))
+        state = loader.state_dict()
+        with pytest.raises(RuntimeError, match=TOOK_OVER):
+            next(first)
+        assert loader.state_dict() == state
+
+
+class Wrapped(IterableDataset):
+    """Rows of what `make` makes, in every worker of a DataLoader."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return (row for batch in self.make() for row in batch.features["row"].values().tolist())
+
+
+def nodes_on(source):
+    return Batches(Kept(Steps(Rows(Units(source, SCHEMA)), 4)))
+
+
+def share_of_worker(source):
+    worker = get_worker_info()
+    return FreeScaleDataLoader(source, SCHEMA, batch_size=4, rank=worker.id, world_size=worker.num_workers)
+
+
+def test_workers_of_a_dataloader_read_a_share_each_or_not_at_all(tmp_path):
+    write(tmp_path / "set", 40)
+    source = ParquetSource(tmp_path / "set")
+    with FreeScaleDataLoader(source, SCHEMA, batch_size=4) as made_before:
+        for make in (
+            lambda: made_before,
+            partial(FreeScaleDataLoader, source, SCHEMA, batch_size=4),
+            partial(nodes_on, source),
+        ):
+            rows = DataLoader(Wrapped(make), num_workers=2, batch_size=None)
+            with pytest.raises(RuntimeError, match="each row comes once per worker"):
+                list(rows)
+    rows = DataLoader(Wrapped(partial(share_of_worker, source)), num_workers=2, batch_size=None)
+    assert sorted(rows) == list(range(40))
+
+
+def rebalance_in_a_worker(rank, world_size):
+    """A rank of the tests cannot have children, so it only looks like a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.worker._worker_info", SimpleNamespace(id=0, num_workers=1))
+        with pytest.raises(RuntimeError, match="cannot exchange samples"):
+            rebalance([{"x": torch.arange(8)}], lengths=lambda batch: batch["x"])
+
+
+def test_rebalance_over_ranks_is_refused_in_a_worker():
+    shared_world(2).run(rebalance_in_a_worker)
 
 
 def interrupted(rank, world_size, folder):
