@@ -129,15 +129,16 @@ def conjuncts(condition: Expression) -> list[Expression]:
         split = Expression(None, "", (condition.split.column,), condition.split)
         if condition.polars is None:
             return [split]
-        columns = tuple(condition.polars.meta.root_names())
+        columns = tuple(dict.fromkeys(condition.polars.meta.root_names()))
         return [*conjuncts(Expression(condition.polars, "", columns)), split]
     assert condition.polars is not None
     document = json.loads(condition.polars.meta.serialize(format="json"))
     root = document.get("BinaryExpr") if isinstance(document, dict) else None
     if root is None or root["op"] not in ("And", "LogicalAnd"):
         return [condition]
-    sides = [Expression(side, "", tuple(side.meta.root_names())) for side in condition.polars.meta.pop()]
-    return [each for side in sides for each in conjuncts(side)]
+    sides = condition.polars.meta.pop()
+    found = [Expression(side, "", tuple(dict.fromkeys(side.meta.root_names()))) for side in sides]
+    return [each for side in found for each in conjuncts(side)]
 
 
 def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
