@@ -17,6 +17,7 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.catalog.units import Counted
 from fsdata.decode.block import Column
 from fsdata.decode.joins.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
 from fsdata.decode.row_layout import Layout
@@ -38,6 +39,7 @@ class LookupTable:
 
     Attributes:
         tables: field -> what its values are found by, see `fsdata.kernels.lookups`. floats: fields that are float32.
+        counted: what the integers of its key and fields count.
     """
 
     join: Lookup
@@ -47,6 +49,7 @@ class LookupTable:
     shared: SharedArrays
     tables: Mapping[str, np.ndarray]
     floats: frozenset[str]
+    counted: Mapping[str, Counted]
 
     @property
     def source(self) -> ParquetSource:
@@ -94,7 +97,8 @@ def load_lookup(
     finally:
         files.close()
     floats = frozenset(field.name for field in fields if field.number == "value")
-    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats)
+    found = {field.name: each for field, each in files.counted.items()}
+    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats, found)
 
 
 def _number(catalog: Catalog, column: object) -> str:
