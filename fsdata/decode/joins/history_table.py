@@ -85,7 +85,7 @@ _DISJOINT = " disjoint"  # whether every event is in one pool at most
 _SKIPPED = " skipped"  # JSON: what was left out of the files while they were read
 _ALL = 1 << 62  # events
 _AHEAD = 64 << 20  # bytes of events of row groups that are decoded ahead
-_VERSION = 3  # of the arrays that processes share
+_VERSION = 4  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from fsdata.sources.source import ParquetSource
 
 _IDS, _ROWS, _FORM = "ids", "rows", "form"
 _SPARSE = 8  # times as many values as rows: more take more memory than a hash table
-_VERSION = 2  # of the arrays that processes share
+_VERSION = 3  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,3 +146,24 @@ def test_a_null_time_is_an_error_unless_filtered(tmp_path):
     handle, layout = opened(ParquetSource(path, filter=pl.col("at").is_not_null()), schema)
     assert handle.read_times(handle.groups[0]).tolist() == [0, 3, 3, 9]
     assert column(read_all(handle, layout), "user") == [[1], [3]]
+
+
+def test_int96_counts_microseconds_of_any_year(tmp_path):
+    """9999-12-31 is no end of time to Spark, and nanoseconds would wrap."""
+    far, near = 253_402_300_799_000_000, 1_700_000_000_000_000
+    times = pa.array([far, near, None], pa.timestamp("us"))
+    table = {"user": [1, 2, 3], "at": times, "item": pa.array([[far, near], [near], []], pa.list_(times.type))}
+    old = write(tmp_path / "old.parquet", table, use_deprecated_int96_timestamps=True)
+    write(tmp_path / "new.parquet", table)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("at",))
+    samples = read(ParquetSource(tmp_path, defaults={"at": 0}), schema)
+    assert column(samples, "at") == 2 * [[far], [near], [0]]
+    assert column(samples, "item") == 2 * [[far, near], [near], []]
+    later = pl.col("at") > pl.datetime(9000, 1, 1)
+    assert column(read(ParquetSource(old, filter=later), Schema(context=("user",))), "user") == [[1]]
+    handle, _ = opened(ParquetSource(old, filter=pl.col("user") == 2), Schema(context=("user",), time="at"))
+    with pytest.raises(DataError, match=f"row 0: at: {far} of timestamp.us. is outside the years 1678 to 2261"):
+        handle.read_times(handle.groups[0])
+    path = write(tmp_path / "near.parquet", {"user": [2], "at": times[1:2]}, use_deprecated_int96_timestamps=True)
+    handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
+    assert handle.read_times(handle.groups[0]).tolist() == [near * 1000]
