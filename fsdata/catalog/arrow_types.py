@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from fsdata.schema import Field
+from fsdata.schema import Field, Number
 
 _STRING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _TEXT = (
@@ -25,6 +25,58 @@ def plain(arrow_type: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(arrow_type):
         return plain(arrow_type.value_type)
     return arrow_type
+
+
+def item_type(arrow_type: pa.DataType) -> pa.DataType:
+    """The type of the elements of lists, and of lists of lists; that of a value elsewhere."""
+    kind = plain(arrow_type)
+    return item_type(kind.value_type) if is_list(kind) else kind
+
+
+def is_null(arrow_type: pa.DataType) -> bool:
+    """Whether a column holds nothing but nulls, or lists without a value, so that it has no type of its own."""
+    return pa.types.is_null(item_type(arrow_type))
+
+
+def with_items(arrow_type: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type of a column without a value, see `is_null`, as that of a column `other` which has some."""
+    if not is_null(arrow_type):
+        return arrow_type
+    kind, other = plain(arrow_type), plain(other)
+    if pa.types.is_null(kind):
+        return other
+    if not is_list(other):
+        return arrow_type
+    return pa.large_list(with_items(kind.value_type, other.value_type))
+
+
+def type_for(field: Field, *, text: bool = False, listed: bool = False) -> pa.DataType:
+    """The type of a column that serves the field as it is. listed: of one that may be a list or not, that it is."""
+    item = pa.string() if text else pa.float32() if field.number == "value" else pa.int64()
+    if field.shape == "nested":
+        return pa.list_(pa.list_(item))
+    return pa.list_(item) if field.shape == "list" or listed else item
+
+
+def unit_of(number: Number, arrow_type: pa.DataType) -> str | None:
+    """What the integers count that values of a column become; None for those that become no integers, and for a column
+    without a value.
+
+    Times are nanoseconds since 1970 where they are timestamps or dates, and ids keep the unit of their column.
+    Timestamps with a time zone count from 1970 in UTC, others by the clock of a place that the file does not say.
+    """
+    kind, types = item_type(arrow_type), pa.types
+    if number in ("value", "passthrough") or types.is_null(kind):
+        return None
+    if not types.is_temporal(kind):
+        return "integers"
+    zone = "UTC " if getattr(kind, "tz", None) else ""
+    if number == "time":
+        return f"{zone}timestamps in ns"
+    if types.is_date(kind):
+        return "dates in days" if types.is_date32(kind) else "dates in ms"
+    what = "timestamps" if types.is_timestamp(kind) else "durations" if types.is_duration(kind) else "times of day"
+    return f"{zone}{what} in {kind.unit}"
 
 
 def is_text(arrow_type: pa.DataType) -> bool:

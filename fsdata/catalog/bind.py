@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
+from fsdata.catalog.arrow_types import is_list, is_null, is_text, objection, plain, type_for, unit_of, with_items
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.column_paths import fields_near, type_at
 from fsdata.catalog.key_types import differences as hash_differences
@@ -43,22 +43,37 @@ class Binding:
 
     @property
     def is_list(self) -> bool | None:
-        """None where the field is made of defaults and can be either."""
-        return None if self.type is None else is_list(plain(self.type))
+        """None where the field is made of defaults, or of nulls alone, and can be either."""
+        return None if self.type is None or pa.types.is_null(plain(self.type)) else is_list(plain(self.type))
 
     @property
     def is_text(self) -> bool:
         """Of a passthrough, whether it is text."""
+        if self.type is not None and is_null(self.type):
+            return self.field.number == "passthrough" and isinstance(self.value, str)
         return self.field.number == "passthrough" and is_text(plain(self.type))
+
+    @property
+    def unit(self) -> str | None:
+        """What its integers count, see `unit_of`; None where that is not known. A default of a time is an integer."""
+        if self.type is None:
+            return "integers" if self.field.number == "time" and self.origin == "default" else None
+        return unit_of(self.field.number, self.type)
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Files of one schema and the same values of the partitions that are read. `partitions`: all those of one file."""
+    """Files of one schema and the same values of the partitions that are read.
+
+    Attributes:
+        schema: with the types of other files for columns that hold nothing but nulls here; typed: these columns.
+        partitions: all those of one file.
+    """
 
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     bindings: tuple[Binding, ...]
+    typed: tuple[str, ...] = ()
 
 
 def bind(
@@ -82,6 +97,7 @@ def bind(
     folders = catalog.files.folders
     values = partition_values(source, [folder.partitions for folder in folders])
     read = _names_read(source, wanted)
+    schemas = _typed_schemas(catalog.schemas, [kind.schema for kind in before])
     texts = [schema.to_string(show_field_metadata=False, show_schema_metadata=False) for schema in catalog.schemas]
     kinds: list[FileKind] = []
     seen: dict[tuple, int] = {}
@@ -93,7 +109,7 @@ def bind(
     kind_of_place = np.empty(len(places), np.int32)
     for place in np.argsort(first).tolist():
         number, folder = divmod(int(places[place]), len(folders))
-        schema = catalog.schemas[number]
+        schema = schemas[number]
         partitions = {name: value for name, value in values[folder].items() if name not in schema.names}
         twice = _in_both(folders[folder].partitions, schema, source)
         known = sorted((name, value.as_py()) for name, value in partitions.items() if name in read)
@@ -101,7 +117,8 @@ def bind(
         if key not in seen:
             seen[key] = len(kinds)
             bindings, misfits = _bind_kind(source, wanted, schema, partitions, twice)
-            kinds.append(FileKind(schema, partitions, tuple(bindings)))
+            typed = tuple(each.name for each, own in zip(schema, catalog.schemas[number], strict=True) if each != own)
+            kinds.append(FileKind(schema, partitions, tuple(bindings), typed))
             faults.append(misfits)
         kind_of_place[place] = seen[key]
     kind_of = kind_of_place[place_of]
@@ -243,7 +260,8 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
             declared = expression_type(source.expression_of(field.name), schema, partitions)
             _check_type(field, declared, f"column {column!r}, of the type declared by types={{...}},", default)
             return Binding(field, "expression", None, declared, default, policy)
-        _check_type(field, arrow_type, f"column {column!r}", default)
+        used = with_items(arrow_type, type_for(field, text=isinstance(default, str)))
+        _check_type(field, used, f"column {column!r}", default)
         return Binding(field, "column", column, arrow_type, default, policy)
     if column in partitions:
         arrow_type = partitions[column].type
@@ -321,13 +339,21 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
     found = []
     for number, kind in enumerate(kinds):
         for binding in kind.bindings:
-            if binding.type is None:
+            if binding.type is None and binding.unit is None:
                 continue
             reference = first.setdefault(binding.field, binding)
             reason = difference(binding, reference)
             if reason is not None:
-                what = f"is {binding.type} in some files and {reference.type} in the first: {reason}"
+                one, other = ("a default" if each.type is None else each.type for each in (binding, reference))
+                what = f"is {one} in some files and {other} in the first: {reason}"
+                what += (
+                    ""
+                    if binding.unit == reference.unit
+                    else same_unit(binding.field.name, binding.unit, reference.unit)
+                )
                 found.append((number, (binding.field.name, what)))
+            elif reference.type is not None and is_null(reference.type):
+                first[binding.field] = binding
     return found
 
 
@@ -358,20 +384,43 @@ def column_type(kind: FileKind, name: str) -> pa.DataType | None:
 
 def difference(one: Binding, other: Binding) -> str | None:
     """Why values of both types cannot stand in one field; None if they can."""
-    if one.is_list != other.is_list or one.is_text != other.is_text:
+    forms = {one.is_list, other.is_list} - {None}
+    if len(forms) > 1 or (None not in (one.type, other.type) and one.is_text != other.is_text):
         return "one of both is needed"
-    if one.field.number == "id" and _unit(one.type) != _unit(other.type):
-        return "units would be mixed"
+    if None not in (one.unit, other.unit) and one.unit != other.unit:
+        return f"{other.unit} and {one.unit} would be mixed"
     return None
 
 
-def _unit(arrow_type: pa.DataType | None) -> str:
-    assert arrow_type is not None
-    item = plain(arrow_type)
-    item = plain(item.value_type) if is_list(item) else item
-    if pa.types.is_date(item):
-        return str(item)
-    return getattr(item, "unit", "") if pa.types.is_temporal(item) else ""
+def same_unit(name: str, *units: str | None) -> str:
+    """What to do about a field whose integers count these units; for the end of a message."""
+    cast = 'cast(pl.Datetime("us"))'
+    if "integers" in units:
+        cast = 'dt.epoch("us")'
+    elif len({str(unit).startswith("UTC") for unit in units}) > 1:
+        cast = 'dt.replace_time_zone("UTC")'
+    return f". Bring one to the other with an expression, such as columns={{{name!r}: pl.col({name!r}).{cast}}}"
+
+
+def _typed_schemas(schemas: Sequence[pa.Schema], before: Sequence[pa.Schema]) -> list[pa.Schema]:
+    """The schemas, where a column that holds nothing but nulls has the type of the first one that has values: writers
+    give such a column no type of its own. Those of `before` come first."""
+    if not any(is_null(column.type) for schema in schemas for column in schema):
+        return list(schemas)
+    first: dict[str, pa.DataType] = {}
+    for schema in (*before, *schemas):
+        for column in schema:
+            if not is_null(column.type):
+                first.setdefault(column.name, column.type)
+    return [
+        pa.schema(
+            column.with_type(with_items(column.type, first[column.name]))
+            if is_null(column.type) and column.name in first
+            else column
+            for column in schema
+        )
+        for schema in schemas
+    ]
 
 
 def _lines(

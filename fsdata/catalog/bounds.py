@@ -7,6 +7,7 @@ Letters: G row groups.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,11 +57,15 @@ class BoundsReader:
 
 def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
     """Those of `names` that are columns with bounds."""
-    leaves = {metadata.schema.column(leaf).path: leaf for leaf in range(metadata.num_columns)}
+    leaves: dict[str, list[int]] = defaultdict(list)
+    for leaf in range(metadata.num_columns):
+        leaves[metadata.schema.column(leaf).path].append(leaf)
     found = {}
     for name in names:
-        if name in leaves and len(schema.get_all_field_indices(name)) == 1:
-            reader = _reader(leaves[name], metadata.schema.column(leaves[name]), plain(schema.field(name).type))
+        # A column `a.b` has the same path as the field `b` of a struct `a`.
+        if len(leaves.get(name, ())) == 1 and len(schema.get_all_field_indices(name)) == 1:
+            (leaf,) = leaves[name]
+            reader = _reader(leaf, metadata.schema.column(leaf), plain(schema.field(name).type))
             if reader is not None:
                 found[name] = reader
     return found

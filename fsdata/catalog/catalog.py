@@ -31,7 +31,7 @@ from fsranks.machine.cores import usable_cores
 
 SHARED_FROM = 1_000  # files; the catalog of fewer is made by every process for itself
 _BLOCK = 256  # files that one thread reads at a time
-_VERSION = 2  # of the arrays that processes share
+_VERSION = 3  # of the arrays that processes share
 _BOUNDS = "bounds of "
 _ARRAYS = ("size", "schema_of", "first", "rows")
 

@@ -183,13 +183,27 @@ def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.F
         key = numbers.described, (metadata.metadata or {}).get(b"ARROW:schema")
         schema = schemas.get(key)
         if schema is None:
-            made = metadata.schema.to_arrow_schema().remove_metadata()
+            made = arrow_schema(metadata).remove_metadata()
             schema = schemas.setdefault(key, made)  # another thread may have made it meanwhile
     except CorruptFileError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
     return metadata, schema, numbers.chunks.reshape(*shape, kernel.CHUNK_COLUMNS)
+
+
+def arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
+    """The Arrow schema of what `parquet_file` reads, with the metadata by key."""
+    parquet = metadata.schema
+    if all(parquet.column(leaf).physical_type != "INT96" for leaf in range(metadata.num_columns)):
+        return parquet.to_arrow_schema()
+    return parquet_file(pa.BufferReader(b""), metadata=metadata).schema_arrow
+
+
+def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
+    """A Parquet file for decoding. INT96 counts microseconds: Spark writes them, and nanoseconds would wrap outside the
+    years 1678 to 2261, without an error."""
+    return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us", **options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
 from fsdata.catalog.column_paths import array_at, paths_in
-from fsdata.catalog.footers import open_file
+from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying, unreachable
@@ -206,7 +205,7 @@ def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
 def _first_rows(file: FileRef, most: int) -> pa.Table:
     with open_file(file) as handle:
         try:
-            parquet = pq.ParquetFile(handle)
+            parquet = parquet_file(handle)
             batches = (batch for batch in parquet.iter_batches(most, use_threads=False) if batch.num_rows)
             return pa.Table.from_batches([*islice(batches, 1)], parquet.schema_arrow)
         except (pa.ArrowException, OSError) as error:

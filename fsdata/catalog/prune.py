@@ -142,7 +142,10 @@ def _of_function(function: Any, column: "pl.Expr", *values: "pl.Expr") -> "pl.Ex
         return (high >= values[0]) & (low <= values[1])
     if isinstance(known, dict) and "IsIn" in known and len(values) == 1:
         found = pl.select(values[0]).to_series()
-        found = (found.explode() if found.dtype == pl.List else found).drop_nulls().unique()
+        found = found.explode() if isinstance(found.dtype, pl.List | pl.Array) else found
+        if known["IsIn"]["nulls_equal"] and found.null_count():
+            return None  # true for nulls, which have no bounds
+        found = found.drop_nulls().unique()
         if 0 < len(found) <= _MANY:
             return pl.any_horizontal([(low <= value) & (high >= value) for value in found])
         return (high >= found.min()) & (low <= found.max()) if len(found) else None

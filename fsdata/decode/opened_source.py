@@ -17,12 +17,13 @@ from fsdata.catalog.key_types import HashedTypes, between, folder_columns, hashe
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
+from fsdata.catalog.units import check_key, check_times, mixed
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import Histories
 from fsdata.decode.joins.event_rows import EventRows
-from fsdata.decode.joins.history_table import HistoryTable, item_types, load_histories, time_unit
+from fsdata.decode.joins.history_table import HistoryTable, load_histories
 from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
 from fsdata.decode.piece import align
@@ -45,7 +46,7 @@ class OpenSource:
         list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
         texts: passthrough fields that are text here.
         masks: fields of side tables with `missing="mask"`.
-        time_unit: "ns" for timestamps and dates, "integer" for integers, None without a time.
+        counted: what the integers of its fields count, those of joined tables included. time: the same of the time.
         may_drop: fewer rows may come out than the footers promise.
         fingerprint: see `fsdata.catalog.fingerprint`.
     """
@@ -88,7 +89,7 @@ class OpenSource:
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
-        self.time_unit = self._files.time_unit
+        self._count()
         self.may_drop = _may_drop(source, schema) or any(
             side.source.policy(name) == "drop"
             for side in joined
@@ -138,12 +139,36 @@ class OpenSource:
             files, *sides = _all_or_errors(
                 [partial(SourceFiles, source, wanted, index=self.index, **main, **options), *loads]
             )
-        for side in sides:
-            if isinstance(side, HistoryTable) and not side.join.by_position:
-                _check_units(files, side)
-            if source.events is None:
+        if source.events is None:
+            for side in sides:
                 _check_hashed_keys(files, side, self.label)
         return files, sides
+
+    def _count(self) -> None:
+        """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""
+        own = self._files.counted
+        self.time = next((each for field, each in own.items() if field.kind == "time"), None)
+        self.counted = {field.name: each for field, each in own.items() if field.number == "id" and not field.only_read}
+        for side in self._side_files:
+            of = (
+                {each.name: found for each, found in side.files.counted.items()}
+                if isinstance(side, SideTable)
+                else side.counted
+            )
+            self.counted |= {name: of[name] for name in side.join.fields if name in of}
+        of_events = {} if isinstance(self._files, SourceFiles) else self._files.known
+        for side in self._side_files:
+            on = side.join.on
+            key = Field(on, "join_key")
+            if isinstance(side, SideTable):
+                check_key(on, own.get(key), side.files.counted.get(key))
+            elif isinstance(side, LookupTable):
+                check_key(on, self.counted.get(on) or of_events.get(on), side.counted.get(on))
+            else:
+                check_key(on, own.get(key), side.counted.get(on))
+                if not side.join.by_position and side.join.time is not None:
+                    at, time = side.join.at, side.join.time
+                    check_times(at, own.get(Field(at, "row_time")), time, side.counted.get(time))
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -179,6 +204,7 @@ class OpenSource:
             self._files.extend(names, digests)
             self.groups = self._files.groups
             self._plans.clear()
+            self._count()
             lists, _ = self._label_forms(self._schema)
         changed = sorted(lists ^ self.list_labels)
         if changed:
@@ -355,8 +381,8 @@ def open_source(
 
 def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple[str, OpenSource, str]]:
     """(field, a source, what is wrong) of fields that have another form in this source than in one before it: labels
-    that are a list in one and a number in the other, passthrough fields that are text in one only, and hashes of two
-    types."""
+    that are a list in one and a number in the other, passthrough fields that are text in one only, ids that count
+    something else, and hashes of two types."""
     for number, source in enumerate(sources):
         for name in sorted(source.texts ^ sources[0].texts):
             text, integer = (source, sources[0]) if name in source.texts else (sources[0], source)
@@ -372,6 +398,8 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
             what = f"its column {here} in {source.label} and {there} in {sources[0].label}"
             todo = "a hash tells types apart. Declare one type with types={...} in both sources"
             yield name, source, f"{name} is a hash, and {what}: {todo}"
+    for name, number, what in mixed([source.counted for source in sources]):
+        yield name, sources[number], what
 
 
 def _hashed_types(files: SourceFiles | EventRows) -> HashedTypes:
@@ -542,17 +570,4 @@ def _check_as_of(join: AsOf, schema: Schema, label: str, looked_up: Collection[s
     if others:
         raise SchemaError(
             f"{label}: AsOf brings fields of sequences, and {', '.join(others)} are not: use a Join for values per key"
-        )
-
-
-def _check_units(files: SourceFiles | EventRows, table: HistoryTable) -> None:
-    join = table.join
-    if isinstance(files, EventRows):
-        unit = files.unit_of(join.at) or table.unit
-    else:
-        unit = time_unit(item_types(files, Field(join.at, "row_time")))
-    if unit != table.unit:
-        raise SchemaError(
-            f"{files.label}: {join.at} holds {unit}, and {join.time} of the {table.label} {table.unit}: bring one of "
-            "them to the other's unit with an expression in columns={...}"
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fsdata.catalog.arrow_types import is_null, type_for, with_items
 from fsdata.catalog.bind import Binding, FileKind
 from fsdata.catalog.column_paths import names_at
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
@@ -77,7 +78,7 @@ def plan_pieces(
     Raises:
         SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
     """
-    batches = _plan_batches(kind, condition, expressions, map)
+    batches = _plan_batches(kind, layout, condition, expressions, map)
     if batches.columns is None:
         position = {name: number for number, name in enumerate(batches.read)}
         column = {each.field: position[each.column] for each in kind.bindings if each.origin == "column"}  # type: ignore[index]
@@ -126,7 +127,11 @@ def constant(part: PlannedField, layout: Layout, rows: int) -> dict[int, Column]
 
 
 def _plan_batches(
-    kind: FileKind, condition: Expression | None, expressions: Mapping[str, Expression], map: Map | None
+    kind: FileKind,
+    layout: Layout,
+    condition: Expression | None,
+    expressions: Mapping[str, Expression],
+    map: Map | None,
 ) -> ArrowPlan:
     columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
     needed = set() if condition is None else set(condition.columns)
@@ -141,11 +146,24 @@ def _plan_batches(
         read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
         needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
         condition=condition,
-        columns=None if native and condition is None and map is None else columns,
+        columns=None
+        if native and condition is None and map is None
+        else tuple(_typed(each, layout) for each in columns),
+        typed={name: kind.schema.field(name).type for name in kind.typed if name in needed},
         expressions=expressions,
         partitions=kind.partitions,
         map=map,
     )
+
+
+def _typed(binding: Binding, layout: Layout) -> Binding:
+    """With the type that the field needs, where the column holds nothing but nulls in all files."""
+    if binding.origin != "column" or binding.type is None or not is_null(binding.type):
+        return binding
+    name, field = binding.field.name, binding.field
+    listed = name in layout.slots and layout.fields[layout.slots[name]].is_list and not binding.is_text
+    needed = type_for(field, text=binding.is_text, listed=listed and field.shape == "either")
+    return replace(binding, type=with_items(binding.type, needed))
 
 
 def _check_form(binding: Binding, field: Field) -> None:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import plain
 from fsdata.catalog.bind import bind
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
@@ -25,6 +24,7 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
+from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
@@ -468,13 +468,16 @@ class SourceFiles:
         return {"name": "pages", "chunks": pages.chunks, "skipped_pages": pages.skipped, "pyarrow": left}
 
     @property
-    def time_unit(self) -> str | None:
-        """What the time column counts: "ns" or "integer"; None without one."""
-        for kind in self.kinds:
+    def counted(self) -> dict[Field, Counted]:
+        """What the integers of fields count, of those whose columns have values: in all files the same, as `bind` has
+        found."""
+        found: dict[Field, Counted] = {}
+        for number, kind in enumerate(self.kinds):
             for binding in kind.bindings:
-                if binding.field.kind == "time" and binding.type is not None:
-                    return "ns" if pa.types.is_temporal(plain(binding.type)) else "integer"
-        return None
+                if binding.unit is not None and binding.field not in found:
+                    file = self.catalog.files.name(int(np.argmax(self._kind_of == number)))
+                    found[binding.field] = Counted.of(binding, f"{self.label}, {file}")
+        return found
 
     def close(self) -> None:
         self._open_files.close()

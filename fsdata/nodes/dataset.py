@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.catalog.units import mixed
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
@@ -242,13 +243,8 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int
     else:
         if schema.time is None:
             raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
-        units_of_time = {source.time_unit: source.label for source in sources}
-        if len(units_of_time) > 1:
-            named = ", ".join(f"{unit} in {label}" for unit, label in units_of_time.items())
-            raise SchemaError(
-                f"mix='time' cannot compare {schema.time!r}: {named} (timestamps and dates count as ns). Map one of "
-                "them with a polars expression"
-            )
+        for _, _, what in mixed([{} if source.time is None else {schema.time: source.time} for source in sources]):
+            raise SchemaError(f"mix='time' cannot compare times of two kinds: {what}")
         keys = Times(sources, schema.time, threads)
     return merged_units(groups, keys), keys
 

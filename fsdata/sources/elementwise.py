@@ -346,7 +346,7 @@ def _constant(value: Any, *, alone: bool) -> Any:
         values = _decoded(inner if kind == "Series" else next(iter(inner.values())))
         if kind == "Series" and alone and len(values) != 1:
             raise SchemaError(f"a Series of {len(values)} values is no constant: it would meet the rows one by one")
-        return ["constant", "list", _type_name(values.type), [_plain(each) for each in values.to_pylist()]]
+        return ["constant", "list", _type_name(values.type), [_plain(_python(each)) for each in values]]
     if kind not in ("Dyn", "Scalar") or (isinstance(inner, dict) and None in inner.values()):
         raise SchemaError(
             "a constant is a finite number, a text, a time or a list of them; ask with is_nan, is_infinite"
@@ -356,6 +356,13 @@ def _constant(value: Any, *, alone: bool) -> Any:
 
 def _decoded(stream: Any) -> pa.ChunkedArray:
     return pa.ipc.open_stream(io.BytesIO(bytes(stream))).read_all().column(0)
+
+
+def _python(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except ValueError:  # a time with nanoseconds, which Python's times do not have, or a list of them
+        return value.value if pa.types.is_temporal(value.type) else [_python(each) for each in value.values]
 
 
 def _type_name(kind: pa.DataType) -> str:

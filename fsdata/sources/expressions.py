@@ -176,18 +176,18 @@ def conjuncts(condition: Expression) -> list[Expression]:
         split = replace(condition, polars=None, form="", columns=(condition.split.column,))
         if condition.polars is None:
             return [split]
-        columns = tuple(condition.polars.meta.root_names())
+        columns = tuple(dict.fromkeys(condition.polars.meta.root_names()))
         return [*conjuncts(replace(condition, form="", columns=columns, split=None)), split]
     assert condition.polars is not None
     document = json.loads(condition.polars.meta.serialize(format="json"))
     root = document.get("BinaryExpr") if isinstance(document, dict) else None
     if root is None or root["op"] not in ("And", "LogicalAnd"):
         return [condition]
-    sides = [
-        replace(condition, polars=side, form="", columns=tuple(side.meta.root_names()))
-        for side in condition.polars.meta.pop()
+    sides = condition.polars.meta.pop()
+    found = [
+        replace(condition, polars=side, form="", columns=tuple(dict.fromkeys(side.meta.root_names()))) for side in sides
     ]
-    return [each for side in sides for each in conjuncts(side)]
+    return [each for side in found for each in conjuncts(side)]
 
 
 def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:

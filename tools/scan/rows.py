@@ -21,7 +21,7 @@ from pyarrow.fs import LocalFileSystem
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
 from freescale_tools.scan.levels import Lengths, read_lengths
-from fsdata.catalog.footers import Footer, digest, footer_bytes, open_file, read_footer
+from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
@@ -60,7 +60,7 @@ class Rows:
     @functools.cached_property
     def schema(self) -> pa.Schema:
         """With the metadata by key."""
-        return self._footer.metadata.schema.to_arrow_schema()
+        return arrow_schema(self._footer.metadata)
 
     def batches(self, columns: list[str] | None = None, *, rows: int | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, or the first `rows`, in order and some MiB at a time."""
@@ -146,7 +146,7 @@ class Rows:
         size = batch_rows(metadata.row_group(group), wide_columns(metadata, names))
         source = self._source()
         if self._parquet is None:
-            self._parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+            self._parquet = parquet_file(source, metadata=metadata)
         yield from self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
 
     def _again(self, read: Callable[[], Result]) -> Result:

@@ -69,6 +69,7 @@ class ArrowPlan:
         condition: the filter; None keeps all rows.
         columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
             if it is the decoded batch as it is.
+        typed: columns that hold nothing but nulls -> the type that they have in other files.
         expressions: field -> the expression that makes it.
         partitions: what the file's `key=value` folders say.
         map: see `ParquetSource`; lists that went through it have int64 offsets.
@@ -78,6 +79,7 @@ class ArrowPlan:
     needs_none: bool
     condition: Expression | None
     columns: tuple[Binding, ...] | None
+    typed: Mapping[str, pa.DataType]
     expressions: Mapping[str, Expression]
     partitions: Mapping[str, int | str | None]
     map: Map | None
@@ -127,6 +129,8 @@ def finished(
     """See `record_batches`. batches: (first row, batch), of the columns that the plan reads."""
     for first, batch in batches:
         rows = np.arange(first, first + batch.num_rows)
+        if plan.typed:
+            batch = _with_types(batch, plan.typed)
         if plan.condition is not None:
             made = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.faults)
             if made is None:
@@ -140,6 +144,12 @@ def finished(
         found = batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, wanted.faults)
         if found is not None:
             yield rows, found
+
+
+def _with_types(batch: pa.RecordBatch, typed: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    for name, kind in typed.items():
+        batch = batch.set_column(batch.schema.get_field_index(name), name, widen.nulls_as(batch.column(name), kind))
+    return batch
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,7 +191,10 @@ def _converted(
     if results is None:
         return None
     computed = iter(results)
-    raw = [next(computed) if each.origin == "expression" else array_at(batch, str(each.column)) for each in columns]
+    raw = [
+        next(computed) if each.origin == "expression" else widen.nulls_as(array_at(batch, str(each.column)), each.type)
+        for each in columns
+    ]
     if plan.map is not None and columns:
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []

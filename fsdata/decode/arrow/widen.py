@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import is_list, is_text
+from fsdata.catalog.arrow_types import is_list, is_null, is_text
 from fsdata.schema import Number
 
 _FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "passthrough": pa.int64(), "value": pa.float32()}
@@ -39,6 +39,14 @@ def convert(array: pa.Array, number: Number, bad: Bad) -> pa.Array:
         return _scalars(array, number, bad)
     values = _scalars(unwrap(array.values), number, bad, array)
     return _with_values(array, values)
+
+
+def nulls_as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column that holds nothing but nulls, or lists without a value, as one of this type; others as they are."""
+    if not is_null(array.type):
+        return array
+    array = unwrap(array)
+    return pa.nulls(len(array), kind) if pa.types.is_null(array.type) else array.cast(kind)
 
 
 def _bytes_of(array: pa.Array, bad: Bad) -> pa.Array:

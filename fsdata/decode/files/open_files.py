@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.footers import digest, footer_bytes, open_file, parsed
+from fsdata.catalog.footers import arrow_schema, digest, footer_bytes, open_file, parquet_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
@@ -156,7 +156,7 @@ class OpenFiles:
             metadata, indexes = self._footers.of(file, known.identity, lambda: _parsed(raw, known.size, file))
             if known.rows is not None:
                 _compare(metadata, known, known.rows)
-            parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+            parquet = parquet_file(source, metadata=metadata)
         except BaseException:
             source.close()
             raise
@@ -202,7 +202,7 @@ class OpenFiles:
 def _compare(metadata: pq.FileMetaData, known: Known, rows: np.ndarray) -> None:
     """Compare a footer with what a catalog says of it."""
     found = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    schema = metadata.schema.to_arrow_schema().remove_metadata()
+    schema = arrow_schema(metadata).remove_metadata()
     if found != rows.tolist() or not schema.equals(known.schema, check_metadata=True):
         raise CorruptFileError(
             f"{known.file.path}: its catalog says other rows or columns of it than its footer. Make the catalog again "

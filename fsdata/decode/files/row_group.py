@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+from fsdata.catalog.footers import parquet_file
 from fsdata.decode.files.byte_ranges import ByteRange, column_ranges, requests
 from fsdata.decode.files.open_files import Known, OpenParquet, RemoteFiles
 
@@ -86,7 +87,7 @@ class RowGroupBytes:
         source = _InMemory(self._parts, self._known.size, self._unplanned)
         try:
             # pre_buffer would read the gaps between columns, too
-            file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+            file = parquet_file(source, metadata=metadata, pre_buffer=False)
             result = decode(file, source)
             if not self._checked:
                 self._check()

@@ -19,6 +19,7 @@ from fsdata.catalog.bind import bind_rows
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
 from fsdata.decode.block import Column
 from fsdata.decode.decode_piece import decode_batch
@@ -135,13 +136,25 @@ class EventRows:
         return self._table.files
 
     @property
-    def time_unit(self) -> str:
-        """Times of tables are nanoseconds where they are timestamps."""
-        return "integer" if self._table.unit in ("", "integers") else "ns"
+    def known(self) -> dict[str, Counted]:
+        """What the integers of the columns of an event count."""
+        found = {name: each.counted[name] for name, each in self._found.items() if name in each.counted}
+        return {**found, **self._table.counted}
 
-    def unit_of(self, name: str) -> str | None:
-        """What times of a field or column count, as `HistoryTable.unit`; None where it is no time of the table."""
-        return self._table.unit if self.source.columns.get(name, name) in self._table.join.times else None
+    @property
+    def counted(self) -> dict[Field, Counted]:
+        """What the integers of fields count, of those that are columns of an event: results of expressions over events
+        are integers whose unit is not known."""
+        known, (kind,) = self.known, self.kinds
+        found = dict[Field, Counted]()
+        for binding in kind.bindings:
+            made = self.source.computed.get(binding.field.name)
+            column = (
+                made.columns[0] if made is not None and made.listed and made.form in made.columns else binding.column
+            )
+            if column in known:
+                found[binding.field] = known[column]
+        return found
 
     @property
     def _names(self) -> list[str]:
@@ -274,7 +287,7 @@ class _Finding:
         stretch = width or (last - first) // (len(rows) // _SORTED + 1) + 1
         number = (last - first) // stretch + 1
         if number > _MOST_WINDOWS:
-            unit = "integers" if self._table.unit == "integers" else "nanoseconds"
+            unit = "integers" if self._table.integer_times else "nanoseconds"
             raise SchemaError(
                 f"{self._table.label}: anchors(time_window={width}) makes {number} windows of times from {first} to "
                 f"{last}, and at most {_MOST_WINDOWS} can be kept. {self._table.join.time} counts {unit}: give the "

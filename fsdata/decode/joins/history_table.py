@@ -27,6 +27,7 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
+from fsdata.catalog.units import Counted, check_times
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.piece import DecodedPiece, align
@@ -85,7 +86,7 @@ _DISJOINT = " disjoint"  # whether every event is in one pool at most
 _SKIPPED = " skipped"  # JSON: what was left out of the files while they were read
 _ALL = 1 << 62  # events
 _AHEAD = 64 << 20  # bytes of events of row groups that are decoded ahead
-_VERSION = 3  # of the arrays that processes share
+_VERSION = 4  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class HistoryTable:
         label: how messages call it.
         keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
         times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
-        unit: of the times, see `time_unit`; empty without times.
+        counted: what the integers of its key and lists count.
         pools: see `fsdata.kernels.histories`; None without pools.
         files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
             where they are equal. kept: where they stay when nobody uses them.
@@ -106,7 +107,7 @@ class HistoryTable:
     label: str
     skipped: list[Skipped]
     fingerprint: dict[str, str]
-    unit: str
+    counted: Mapping[str, Counted]
     shared: SharedArrays
     pools: np.ndarray | None
     files: Catalog
@@ -138,6 +139,12 @@ class HistoryTable:
     @property
     def known(self) -> np.ndarray:
         return _NOTHING if self.join.known_at is None else self.shared[self.join.known_at]
+
+    @property
+    def integer_times(self) -> bool:
+        """Whether its times are integers, and not nanoseconds of timestamps."""
+        time = self.counted.get(self.join.times[0]) if self.join.times else None
+        return time is None or time.unit == "integers"
 
     @property
     def fields(self) -> Mapping[str, np.ndarray]:
@@ -196,10 +203,12 @@ def load_histories(
             files.leave_out(**left_out)
     finally:
         files.close()
-    unit = _event_unit(files, join) if join.times else ""
+    found = {field.name: each for field, each in files.counted.items()}
+    for name in join.times[1:]:
+        check_times(join.times[0], found.get(join.times[0]), name, found.get(name))
     table = _pool_table(join, shared) if join.pools else None
     lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
-    return HistoryTable(join, label, files.skipped, identity, unit, shared, table, files.catalog, lists, name, kept)
+    return HistoryTable(join, label, files.skipped, identity, found, shared, table, files.catalog, lists, name, kept)
 
 
 def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
@@ -258,19 +267,6 @@ def _holds_floats(catalog: Catalog, column: object) -> bool:
     return any(is_list(plain(each)) and pa.types.is_floating(plain(plain(each).value_type)) for each in found)
 
 
-def time_unit(kinds: set[pa.DataType | None]) -> str:
-    """What times of these Arrow types count: `integers`, `timestamps` or `timestamps with a time zone`."""
-    units = {
-        "integers"
-        if kind is None or not pa.types.is_temporal(kind)
-        else "timestamps with a time zone"
-        if getattr(kind, "tz", None)
-        else "timestamps"
-        for kind in kinds
-    }
-    return " and ".join(sorted(units))
-
-
 def item_types(files: SourceFiles, field: Field) -> set[pa.DataType | None]:
     """The types that a field has in the files, those of the elements of lists; None for a default."""
     found = set()
@@ -290,13 +286,6 @@ def versions(files: SourceFiles) -> list[tuple[object, ...]]:
         inode = os.stat(file.path).st_ino if file.local else None
         found.append((file.filesystem.type_name, file.path, info.size, info.mtime_ns, inode))
     return found
-
-
-def _event_unit(files: SourceFiles, join: AsOf) -> str:
-    units = {time_unit(item_types(files, Field(name, "event_times"))) for name in join.times}
-    if len(units) > 1 or " and " in next(iter(units)):
-        raise SchemaError(f"{files.label}: {' and '.join(join.times)} must count the same unit, got {sorted(units)}")
-    return units.pop()
 
 
 class _Reading:

@@ -18,6 +18,7 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.catalog.units import Counted
 from fsdata.decode.block import Column
 from fsdata.decode.joins.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
 from fsdata.decode.row_layout import Layout
@@ -30,7 +31,7 @@ from fsdata.sources.source import ParquetSource
 
 _IDS, _ROWS, _FORM = "ids", "rows", "form"
 _SPARSE = 8  # times as many values as rows: more take more memory than a hash table
-_VERSION = 2  # of the arrays that processes share
+_VERSION = 3  # of the arrays that processes share
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class LookupTable:
 
     Attributes:
         tables: field -> what its values are found by, see `fsdata.kernels.lookups`. floats: fields that are float32.
-        files: of the table.
+        counted: what the integers of its key and fields count. files: of the table.
     """
 
     join: Lookup
@@ -49,6 +50,7 @@ class LookupTable:
     shared: SharedArrays
     tables: Mapping[str, np.ndarray]
     floats: frozenset[str]
+    counted: Mapping[str, Counted]
     files: Catalog
 
     @property
@@ -97,7 +99,9 @@ def load_lookup(
     finally:
         files.close()
     floats = frozenset(field.name for field in fields if field.number == "value")
-    return LookupTable(join, label, files.skipped, identity, shared, _tables(fields, shared), floats, files.catalog)
+    found = {field.name: each for field, each in files.counted.items()}
+    tables = _tables(fields, shared)
+    return LookupTable(join, label, files.skipped, identity, shared, tables, floats, found, files.catalog)
 
 
 def _number(catalog: Catalog, column: object) -> str:

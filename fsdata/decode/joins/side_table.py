@@ -28,7 +28,7 @@ from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.joins import Join
 from fsdata.sources.source import ParquetSource
 
-_VERSION = 1  # of the arrays that processes share
+_VERSION = 2  # of the arrays that processes share
 _KEYS = "keys"
 _VALUES, _STARTS, _LENGTHS, _DENSE = "values of ", "starts of ", "lengths of ", "dense "
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fsdata.catalog.column_paths import array_at, names_at
-from fsdata.catalog.footers import open_file
+from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
@@ -119,7 +118,7 @@ def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
         raise SchemaError(f"{files.label}: the key {on!r} of a side table that is followed has to be a column")
     condition = source.condition
     with open_file(files.named([name])[0]) as handle:
-        parquet = pq.ParquetFile(handle, page_checksum_verification=True)
+        parquet = parquet_file(handle)
         there = {
             name: names_at(parquet.schema_arrow, name) for name in (column, *(condition.columns if condition else ()))
         }

@@ -230,30 +230,128 @@ def test_row_groups_that_are_left(folder, condition, groups):
         assert (again, found["pruned_row_groups"]) == (rows, pruned)
 
 
-@given(
-    parts=st.lists(
-        st.tuples(
-            st.sampled_from([a, b]), st.sampled_from(["gt", "lt", "ge", "le", "eq", "ne"]), st.integers(-12, 190),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    ands=st.lists(st.booleans(), min_size=3, max_size=3),
-    skip=st.integers(0, 100),
-)  # fmt: skip
-def test_random_conditions(folder, parts, ands, skip):
-    conditions = [
-        getattr(pl.lit(value), op)(column) if turned else getattr(column, op)(value)
-        for column, op, value, turned in parts
+# Filters of every form in which a null, NaN or -0.0 can be true
+
+OF = {  # column -> its type, and constants
+    "a": (pl.Int64, [-7, 0, 4, 5, 11, 40]),
+    "f": (pl.Float64, [-3.5, -0.0, 0.0, 2.0, 9.5]),
+    "s": (pl.String, ["", "b", "k", "z"]),
+    "p": (pl.Int64, [1, 2, 3]),
+    "q": (pl.String, ["x", "y"]),
+}
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+
+@pytest.fixture(scope="module")
+def gaps(tmp_path_factory):
+    """(a folder of small row groups with nulls, keyed by `p` and `q`; all of its rows)."""
+    folder, frames = tmp_path_factory.mktemp("gaps"), []
+    integers = [0, 4, None, 5, 5, 5, None, None, None, -7, 11, 3, 40, None, 41]
+    floats = [
+        -0.0,
+        0.0,
+        None,
+        float("nan"),
+        2.0,
+        9.5,
+        None,
+        None,
+        None,
+        0.0,
+        -3.5,
+        1.0,
+        float("nan"),
+        float("nan"),
+        -0.0,
     ]
-    condition = conditions[0]
-    for other, both in zip(conditions[1:], ands, strict=False):
-        condition = condition & other if both else condition | other
-    frames = [pl.read_parquet(folder / f"{number}.parquet") for number in range(3)]
-    frame = pl.concat([each.select("row", a.cast(pl.Int64), b.cast(pl.Int64)) for each in frames])
+    texts = ["b", "k", None, "", "c", "z", None, None, None, "k", "k", "k", "y", None, "a"]
+    for p, q in [(1, "x"), (2, None), (None, "y"), (2, "y")]:
+        below = folder / f"p={p or NULL_FOLDER}" / f"q={q or NULL_FOLDER}"
+        below.mkdir(parents=True)
+        rows = np.arange(len(integers)) + len(integers) * len(frames)
+        kinds = {"row": pl.Int64} | {name: OF[name][0] for name in "afs"}
+        stored = pl.DataFrame({"row": rows, "a": integers, "f": floats, "s": texts}, schema=kinds)
+        pq.write_table(stored.to_arrow(), below / "a.parquet", row_group_size=3)
+        keys = {"p": pl.lit(p, pl.Int64), "q": pl.lit(q, pl.String)}
+        frames.append((below, stored.with_columns(**keys)))
+    return folder, pl.concat([frame for _, frame in sorted(frames, key=lambda each: str(each[0]))])
+
+
+@st.composite
+def comparisons(draw, columns="afspq"):
+    """A condition over one column, or over one and what takes the place of its nulls."""
+    name = draw(st.sampled_from(columns))
+    kind, values = OF[name]
+    column, value = pl.col(name), st.sampled_from(values)
+    form = draw(st.sampled_from(["compare", "null", "in", "between", "fill", "coalesce", "nan"]))
+    if form == "null":
+        return draw(st.sampled_from([column.is_null(), column.is_not_null()]))
+    if form == "nan" and name == "f":
+        return draw(st.sampled_from([column.is_nan(), column.is_not_nan()]))
+    if form == "in":
+        chosen = draw(st.lists(st.one_of(value, st.none()), max_size=3))
+        chosen += [float("nan")] if name == "f" and draw(st.booleans()) else []
+        return column.is_in(pl.Series([chosen], dtype=pl.List(kind)), nulls_equal=draw(st.booleans()))
+    if form == "between":
+        ends = pl.lit(draw(value)), pl.lit(draw(value))
+        return column.is_between(*ends, closed=draw(st.sampled_from(["both", "left", "none"])))
+    if form == "fill":
+        column = column.fill_null(pl.lit(draw(value)))
+    elif form == "coalesce":
+        other = draw(st.sampled_from([each for each in OF if OF[each][0] == kind]))
+        column = pl.coalesce(column, pl.col(other), pl.lit(draw(value)))
+    ops = ["gt", "ge", "lt", "le", "eq", "ne", "eq_missing", "ne_missing"]
+    sides = [column, pl.lit(draw(st.one_of(value, st.none())), dtype=kind)]
+    # Polars 2.1 compares a constant with a coalesce of nulls once, not row by row, if the constant comes first.
+    left, right = sides if form == "coalesce" or draw(st.booleans()) else sides[::-1]
+    return getattr(left, draw(st.sampled_from(ops)))(right)
+
+
+def combined(conditions):
+    two = st.tuples(conditions, conditions)
+    return st.one_of(
+        two.map(lambda of: of[0] & of[1]),
+        two.map(lambda of: of[0] | of[1]),
+        conditions.map(lambda of: ~of),
+        st.tuples(conditions, conditions, conditions).map(lambda of: pl.when(of[0]).then(of[1]).otherwise(of[2])),
+    )
+
+
+@given(condition=st.recursive(comparisons(), combined, max_leaves=4), skip=st.sampled_from([0, 0, 0, 20]))
+@example(condition=pl.col("a").is_in([40, None], nulls_equal=True), skip=0)
+@example(condition=pl.col("p").is_in([1, None], nulls_equal=True) & (pl.col("a") > 3), skip=0)
+@example(condition=pl.col("a").is_in([40, None], nulls_equal=True) | (pl.col("a") == 11), skip=0)
+@example(condition=~pl.col("a").is_in([40, None], nulls_equal=True), skip=0)
+@example(condition=((pl.col("p") == 1) | (pl.col("p") == 2)) & (pl.col("a") > 3), skip=0)
+def test_any_filter_keeps_the_rows_that_polars_keeps(gaps, condition, skip):
+    folder, table = gaps
     rows, _ = read(ParquetSource(folder, filter=condition, skip=skip))
-    assert rows == frame.filter(condition & (pl.col("row") >= skip))["row"].to_list()
+    assert rows == table.with_row_index("at").filter(condition & (pl.col("at") >= skip))["row"].to_list()
+
+
+def test_constants_of_an_array_are_values_of_is_in(tmp_path):
+    """One row group, and as many values as rows of bounds are compared."""
+    table = pa.table({"row": [0, 1, 2], "a": [5, 6, None]})
+    pq.write_table(table, tmp_path / "0.parquet")
+    values = pl.lit(pl.Series([[6, 7]], dtype=pl.Array(pl.Int64, 2)))
+    assert read(ParquetSource(tmp_path, filter=a.is_in(values)))[0] == [1]
+
+
+@pytest.mark.parametrize("many", [1, 70])
+def test_is_in_of_nanoseconds(tmp_path, many):
+    """Times of Python have none: a constant must not become an earlier time."""
+    times = pa.array([1_500_000_000_123_456_789, 1_500_000_000_123_456_791, None], pa.timestamp("ns"))
+    pq.write_table(pa.table({"row": [0, 1, 2], "t": times}), tmp_path / "0.parquet", row_group_size=1)
+    values = pl.Series([[times[1].value, *range(many)]], dtype=pl.List(pl.Datetime("ns")))
+    assert read(ParquetSource(tmp_path, filter=t.is_in(values)))[0] == [1]
+
+
+@pytest.mark.parametrize("first", ["column", "struct"])
+def test_bounds_of_a_field_of_a_struct_are_not_those_of_a_column_that_is_called_like_it(tmp_path, first):
+    columns = {"a.b": [1, 2, 3], "a": [{"b": 100}, {"b": 101}, {"b": 102}]}
+    names = list(columns) if first == "column" else list(columns)[::-1]
+    pq.write_table(pa.table({name: columns[name] for name in names} | {"row": [0, 1, 2]}), tmp_path / "0.parquet")
+    assert read(ParquetSource(tmp_path, filter=pl.col("a.b") == 2))[0] == [1]
 
 
 def test_files_without_statistics_are_read(tmp_path):

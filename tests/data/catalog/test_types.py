@@ -115,23 +115,25 @@ def test_drift_that_widening_cannot_mend(tmp_path):
     with pytest.raises(SchemaError) as caught:
         open_source(ParquetSource(tmp_path), schema)
     said = str(caught.value)
-    assert "at: is timestamp[us] in some files and timestamp[ms] in the first: units would be mixed" in said
+    assert (
+        "at: is timestamp[us] in some files and timestamp[ms] in the first: timestamps in ms and timestamps in " in said
+    )
     assert "click: is list<element: float> in some files and double in the first" in said
 
 
 @pytest.mark.parametrize(
     ("array", "expected", "unit"),
     [
-        (pa.array([1, 2], pa.timestamp("ms")), [1_000_000, 2_000_000], "ns"),
-        (pa.array([1, 2], pa.timestamp("us", "UTC")), [1000, 2000], "ns"),
-        (pa.array([0, 1], pa.date32()), [0, 86_400_000_000_000], "ns"),
-        (pa.array([5, 6], pa.int32()), [5, 6], "integer"),
+        (pa.array([1, 2], pa.timestamp("ms")), [1_000_000, 2_000_000], "timestamps in ns"),
+        (pa.array([1, 2], pa.timestamp("us", "UTC")), [1000, 2000], "UTC timestamps in ns"),
+        (pa.array([0, 1], pa.date32()), [0, 86_400_000_000_000], "timestamps in ns"),
+        (pa.array([5, 6], pa.int32()), [5, 6], "integers"),
     ],
 )
 def test_times_are_nanoseconds_or_integers(tmp_path, array, expected, unit):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1, 2]), "at": array})
     handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
-    assert handle.time_unit == unit
+    assert handle.time.unit == unit
     assert handle.read_times(handle.groups[0]).tolist() == expected
 
 
@@ -144,3 +146,24 @@ def test_a_null_time_is_an_error_unless_filtered(tmp_path):
     handle, layout = opened(ParquetSource(path, filter=pl.col("at").is_not_null()), schema)
     assert handle.read_times(handle.groups[0]).tolist() == [0, 3, 3, 9]
     assert column(read_all(handle, layout), "user") == [[1], [3]]
+
+
+def test_int96_counts_microseconds_of_any_year(tmp_path):
+    """9999-12-31 is no end of time to Spark, and nanoseconds would wrap."""
+    far, near = 253_402_300_799_000_000, 1_700_000_000_000_000
+    times = pa.array([far, near, None], pa.timestamp("us"))
+    table = {"user": [1, 2, 3], "at": times, "item": pa.array([[far, near], [near], []], pa.list_(times.type))}
+    old = write(tmp_path / "old.parquet", table, use_deprecated_int96_timestamps=True)
+    write(tmp_path / "new.parquet", table)
+    schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("at",))
+    samples = read(ParquetSource(tmp_path, defaults={"at": 0}), schema)
+    assert column(samples, "at") == 2 * [[far], [near], [0]]
+    assert column(samples, "item") == 2 * [[far, near], [near], []]
+    later = pl.col("at") > pl.datetime(9000, 1, 1)
+    assert column(read(ParquetSource(old, filter=later), Schema(context=("user",))), "user") == [[1]]
+    handle, _ = opened(ParquetSource(old, filter=pl.col("user") == 2), Schema(context=("user",), time="at"))
+    with pytest.raises(DataError, match=f"row 0: at: {far} of timestamp.us. is outside the years 1678 to 2261"):
+        handle.read_times(handle.groups[0])
+    path = write(tmp_path / "near.parquet", {"user": [2], "at": times[1:2]}, use_deprecated_int96_timestamps=True)
+    handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
+    assert handle.read_times(handle.groups[0]).tolist() == [near * 1000]

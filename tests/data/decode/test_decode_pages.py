@@ -105,8 +105,8 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_times_of_files_that_store_them_differently(tmp_path, first):
-    """To Arrow INT64 and INT96 are one type, and so the files have one schema."""
-    table = pa.table({"at": pa.array(np.arange(1000), pa.timestamp("ns"))})
+    """Microseconds are read from INT64 and INT96, and so the files have one schema."""
+    table = pa.table({"at": pa.array(np.arange(1000), pa.timestamp("us"))})
     for name, old in (("a", first), ("b", not first)):
         pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=old)
     found = [

@@ -31,7 +31,6 @@ def test_bytes_that_are_no_text_name_their_row(tmp_path, kind, as_bytes):
         pa.array([b"ab"], pa.binary(2)),
         pa.array([1.0]),
         pa.array([True]),
-        pa.nulls(1),
         pa.array([1], pa.timestamp("ns")),
         pa.array([["a"]]),
     ],

@@ -169,7 +169,7 @@ def large(batch):
         (lambda batch: changed(batch, id=batch["user"]), "gave 'id', which is int64 where it got string: one of both"),
         (
             lambda batch: changed(batch, user=batch["user"].cast(pa.timestamp("s"))),
-            r"gave 'user', which is timestamp\[s\] where it got int64: units would be mixed",
+            r"gave 'user', which is timestamp\[s\] where it got int64: integers and timestamps in s would be mixed",
         ),
         (lambda batch: changed(batch, age=batch["id"]), "gave 'age', which is string: text is never turned"),
     ],

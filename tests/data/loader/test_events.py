@@ -298,7 +298,7 @@ def test_times_of_events_and_of_other_histories_count_the_same(tmp_path: Path) -
     join = AsOf(others.source, on="uid", at="ts", time="ts", fields=("other",))
     own = written(tmp_path, item=[[1]], ts=pa.array([[0]], pa.list_(pa.timestamp("s")))).anchors(join=join)
     schema = Schema(sequences=(*PLACE.sequences, Sequence("others", fields=("other",))))
-    with pytest.raises(SchemaError, match=r"ts holds timestamps, and ts of the .* integers"):
+    with pytest.raises(SchemaError, match=r"ts and ts .*, timestamps in ns with integers"):
         FreeScaleDataLoader(own, schema, batch_size=4)
 
 

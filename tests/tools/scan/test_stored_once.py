@@ -87,7 +87,7 @@ def refused():
     yield "no key", {"on": "uid"}, [], "uid"
     yield "no time", {"time": "ts"}, [], "ts"
     yield "no event times", {"event_time": "ts"}, [], "ts"
-    yield "event times of another unit", {"time": "day"}, [], "bring one of them to the other's unit"
+    yield "event times of another unit", {"time": "day"}, [], "Bring one to the other with an expression"
     yield "key of text", {"on": "name"}, [], "text is never turned into numbers"
     yield "no list", {}, ["itms"], "no file has a column 'itms'; .*has user, when, item"
     yield "one value", {}, ["user"], "user is int64, one value per row"

@@ -1,0 +1,70 @@
+"""What the integers of fields count: those that are compared or mixed must count the same.
+
+Keys of joined tables are compared as integers, and so are times; ids of several sources are mixed in one field. A date
+and a timestamp of the same day, or timestamps of two units, are different integers: they would match nothing, or be
+mixed, without an error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from fsdata.catalog.arrow_types import item_type
+from fsdata.catalog.bind import Binding, same_unit
+from fsdata.errors import SchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the integers of a field count in one table.
+
+    Attributes:
+        unit: see `fsdata.catalog.arrow_types.unit_of`.
+        what: the column and its type; where: the table and one of its files; for messages.
+    """
+
+    unit: str
+    what: str
+    where: str
+
+    @classmethod
+    def of(cls, binding: Binding, where: str) -> Self:
+        assert binding.unit is not None
+        what = f"the {binding.origin}" + (f" {binding.column!r}" if binding.column else "")
+        kind = "" if binding.type is None else f" is {item_type(binding.type)}"
+        return cls(binding.unit, what + kind, where)
+
+    def __str__(self) -> str:
+        return f"{self.what} in {self.where}"
+
+
+def check_key(on: str, own: Counted | None, other: Counted | None) -> None:
+    """Raise SchemaError if the key of a joined table counts something else than that of the rows. None: not known."""
+    if own is not None and other is not None and own.unit != other.unit:
+        raise SchemaError(
+            f"the key {on!r} has two types: {own}, and {other}. Keys are compared as integers, {own.unit} with "
+            f"{other.unit}, and would match nothing, or the wrong rows" + same_unit(on, own.unit, other.unit)
+        )
+
+
+def check_times(at: str, own: Counted | None, time: str, other: Counted | None) -> None:
+    """Raise SchemaError if times of a table of histories count something else than those of the rows."""
+    if own is not None and other is not None and own.unit != other.unit:
+        raise SchemaError(
+            f"{at} and {time} cannot be compared, {own.unit} with {other.unit}: {own}, and {other}"
+            + same_unit(at, own.unit, other.unit)
+        )
+
+
+def mixed(counts: Sequence[Mapping[str, Counted]]) -> Iterator[tuple[str, int, str]]:
+    """(field, number of a source, what is wrong) of fields that count something else there than in a source before it.
+
+    counts: of every source, by field.
+    """
+    first: dict[str, Counted] = {}
+    for number, of in enumerate(counts):
+        for name, own in of.items():
+            before = first.setdefault(name, own)
+            if own.unit != before.unit:
+                what = f"{name!r} has two types: {before}, and {own}: {before.unit} and {own.unit} would be mixed"
+                yield name, number, what + same_unit(name, before.unit, own.unit)
