@@ -129,7 +129,7 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
         FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: a file that is no Parquet, or damaged;
         SchemaError: no rows, files whose columns do not fit together, or no column that can be a field.
     """
-    files = discover(paths, filesystem)
+    files = discover(paths, filesystem, label=str(paths[0]))
     some, rows = _some_rows(files, f"{paths[0]}")
     lacking = {name for each in some for name in set(rows.schema.names) - set(each.schema.names)}
     found: dict[str, Guess] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -176,9 +176,11 @@ class SourceFiles:
 
     def _sample(self, follow: Follow) -> Catalog:
         """One whole file of a folder that is followed, to read the schema of. Blocks until there is one."""
-        begin = time.monotonic()
+        begin, label = time.monotonic(), cast("str | None", self.label)
         while True:
-            for name in self._names_there():
+            names = self._names_there(label)
+            label = None if names else label  # of what is not read is warned once
+            for name in names:
                 with suppress(FileNotFoundError):  # gone since it was listed
                     catalog, _ = self.open_more(self.named([name]))
                     if len(catalog):
@@ -187,10 +189,11 @@ class SourceFiles:
                 raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
             time.sleep(min(follow.every_s, 1.0))
 
-    def _names_there(self) -> list[str]:
+    def _names_there(self, label: str | None) -> list[str]:
+        """See `discover`."""
         _, root = self.root
         try:
-            files = discover(self.source.path_list, self.source.filesystem)
+            files = discover(self.source.path_list, self.source.filesystem, label=label)
         except FileNotFoundError:
             return []
         return list(files.below(root).names())
@@ -214,7 +217,7 @@ class SourceFiles:
             self._table = open_table(self.source.table, *self.source.table_parts)
             files = self._table.files
         else:
-            files = discover(self.source.path_list, self.source.filesystem)
+            files = discover(self.source.path_list, self.source.filesystem, label=self.label)
         if not self._counted:
             files = files.without(self._pruned(files))
         listed = time.perf_counter()
@@ -294,7 +297,9 @@ class SourceFiles:
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:
             if self.source.on_error == "raise":
-                raise CorruptFileError(f"{self.label}: {error}") from error
+                raise CorruptFileError(
+                    f"{self.label}: {error}. Repair or remove the file, or give on_error='skip' to leave such files out"
+                ) from error
             self.leave_out(name, str(error))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
