@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
+from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, objection, plain
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import Partitions
 from fsdata.errors import Fault, SchemaError
@@ -149,6 +149,12 @@ def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
     columns = {column for field in wanted if isinstance(column := source.columns.get(field.name, field.name), str)}
     expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
     return columns.union(*(expression.columns for expression in expressions))
+
+
+def encrypted_reads(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema) -> list[str]:
+    """The columns of a file that are read, and cannot be, as they are encrypted."""
+    read = _names_read(source, wanted)
+    return [name for name in encrypted_columns(schema) if name in read]
 
 
 def partition_values(folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:

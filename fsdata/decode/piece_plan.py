@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
+from fsdata.catalog.arrow_types import encrypted_columns
 from fsdata.catalog.bind import Binding, FileKind
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
 from fsdata.decode.arrow.widen import is_native
@@ -134,7 +136,7 @@ def _plan_batches(
     read = tuple(name for name in kind.schema.names if name in needed)
     native = all(each.origin == "column" and is_native(each.type, each.field.number) for each in columns)
     return ArrowPlan(
-        read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        read=read or (_any_column(kind.schema),),  # without a column nobody knows how many rows there are
         needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
         condition=condition,
         columns=None if native and condition is None and map is None else columns,
@@ -142,6 +144,12 @@ def _plan_batches(
         partitions=kind.partitions,
         map=map,
     )
+
+
+def _any_column(schema: pa.Schema) -> str:
+    """One that can be read, if there is one."""
+    encrypted = encrypted_columns(schema)
+    return next((name for name in schema.names if name not in encrypted), schema.names[0])
 
 
 def _check_form(binding: Binding, field: Field) -> None:

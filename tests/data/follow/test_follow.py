@@ -380,8 +380,8 @@ def test_what_is_left_out_is_logged_once_however_often_the_folder_is_listed(tmp_
     with loader_of(tmp_path, Follow(**FAST)) as loader:
         assert sum(len(rows_of(batch)) for batch in loader) == 4
     assert [message for message in caplog.messages if "left out" in message] == [
-        f"source 0 ({tmp_path}): 1 left out: 000000_0 (its name does not end in .parquet or .parq). To read such files, "
-        "give their paths or a glob"
+        f"source 0 ({tmp_path}): 1 left out: 000000_0 (its name does not end in .parquet or .parq). To read such "
+        "files, give their paths or a glob"
     ]
 
 
