@@ -1,9 +1,12 @@
 """Which Arrow types can serve a field, and why others cannot."""
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 from fsdata.schema import Field, Number
 
+_ENCRYPTED = b"freescale:encrypted"
 _STRING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _TEXT = (
     *_STRING,
@@ -81,6 +84,42 @@ def unit_of(number: Number, arrow_type: pa.DataType) -> str | None:
 
 def is_text(arrow_type: pa.DataType) -> bool:
     return any(test(arrow_type) for test in _STRING)
+
+
+def leaves_of(schema: pa.Schema) -> list[range]:
+    """The leaf columns of every column of a file, which stand in the order of the columns. Names do not tell them: the
+    leaf of a column `a.b` has the path of `b` in a struct `a`."""
+    found, begin = [], 0
+    for field in schema:
+        found.append(range(begin, begin + leaf_count(field.type)))
+        begin = found[-1].stop
+    return found
+
+
+def leaf_count(arrow_type: pa.DataType) -> int:
+    """How many leaf columns a column of this type has in a Parquet file."""
+    kind = plain(arrow_type)
+    if pa.types.is_map(kind):
+        return leaf_count(kind.key_type) + leaf_count(kind.item_type)
+    if pa.types.is_struct(kind):
+        return sum(leaf_count(field.type) for field in kind)
+    inside = is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return leaf_count(kind.value_type) if inside else 1
+
+
+def marked(schema: pa.Schema, leaves: Collection[int]) -> pa.Schema:
+    """The schema with a mark on the columns of encrypted leaves, see `encrypted_columns`."""
+    found = schema
+    for place, of_column in enumerate(leaves_of(schema)):
+        if not set(of_column).isdisjoint(leaves):
+            field = schema.field(place)
+            found = found.set(place, field.with_metadata({**(field.metadata or {}), _ENCRYPTED: b"yes"}))
+    return found
+
+
+def encrypted_columns(schema: pa.Schema) -> list[str]:
+    """The columns that cannot be read without a key, in a schema that was read from a footer."""
+    return [field.name for field in schema if field.metadata and _ENCRYPTED in field.metadata]
 
 
 def objection(field: Field, arrow_type: pa.DataType) -> str | None:

@@ -9,9 +9,19 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_list, is_null, is_text, objection, plain, type_for, unit_of, with_items
+from fsdata.catalog.arrow_types import (
+    encrypted_columns,
+    is_list,
+    is_null,
+    is_text,
+    objection,
+    plain,
+    type_for,
+    unit_of,
+    with_items,
+)
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.column_paths import fields_near, type_at
+from fsdata.catalog.column_paths import fields_near, names_at, type_at
 from fsdata.catalog.key_types import differences as hash_differences
 from fsdata.catalog.key_types import folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import Partitions
@@ -172,6 +182,12 @@ def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
     columns = {column for field in wanted if isinstance(column := source.columns.get(field.name, field.name), str)}
     expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
     return columns.union(*(expression.columns for expression in expressions))
+
+
+def encrypted_reads(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema) -> list[str]:
+    """The columns of a file that are read, and cannot be, as they are encrypted."""
+    read = {names[0] for name in _names_read(source, wanted) if (names := names_at(schema, name)) is not None}
+    return [name for name in encrypted_columns(schema) if name in read]
 
 
 def partition_values(source: ParquetSource, folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:

@@ -41,7 +41,7 @@ class BoundsReader:
     by: int = 1
 
     def read(self, raw: bytes, chunks: np.ndarray, leaves: int) -> np.ndarray:
-        """int64 [2, G]. raw: the footer; chunks: int64 [G * leaves, 9], see `fsdata.kernels.footer`."""
+        """int64 [2, G]. raw: the footer; chunks: int64 [G * leaves, 11], see `fsdata.kernels.footer`."""
         mine = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
         found = np.empty((2, len(mine)), np.int64)
         for group, (least, greatest) in enumerate(mine.tolist()):

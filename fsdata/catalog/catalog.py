@@ -382,7 +382,7 @@ def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
         metadata, schema, _ = parsed(raw, size, file, {})
         return schema, metadata.num_columns, readers(metadata, schema, schemas.bounds_of)
 
-    kind = schemas.kind(numbers.described, numbers.by_key, parse)
+    kind = schemas.kind(numbers.described, b"".join([numbers.by_key, *map(b"%d ".__mod__, numbers.encrypted)]), parse)
     bounds = {name: reader.read(raw, numbers.chunks, kind.leaves) for name, reader in kind.readers.items()}
     return _Entry(size, digest(raw), kind.number, numbers.rows, bounds)
 

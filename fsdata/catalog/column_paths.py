@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.arrow_types import is_list, leaf_count, leaves_of, plain
 from fsdata.sources.expressions import list_of
 
 
@@ -39,21 +39,14 @@ def leaf_at(schema: pa.Schema, names: Sequence[str]) -> int:
     Paths of leaf columns cannot say it: they join names, which can have dots themselves, by dots.
     """
     at = schema.get_field_index(names[0])
-    leaf = sum(_leaf_count(field.type) for field in list(schema)[:at])
+    leaf = leaves_of(schema)[at].start
     kind = schema.field(at).type
     for name in names[1:]:
         struct = _struct(kind)
         at = struct.get_field_index(name)
-        leaf += sum(_leaf_count(struct.field(before).type) for before in range(at))
+        leaf += sum(leaf_count(struct.field(before).type) for before in range(at))
         kind = struct.field(at).type
     return leaf
-
-
-def _leaf_count(kind: pa.DataType) -> int:
-    inner = _struct(kind)
-    if pa.types.is_struct(inner):
-        return sum(_leaf_count(field.type) for field in inner)
-    return _leaf_count(inner.key_type) + _leaf_count(inner.item_type) if pa.types.is_map(inner) else 1
 
 
 def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:

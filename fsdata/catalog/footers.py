@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import marked
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
@@ -82,7 +83,7 @@ def _bar(what: str, total: int) -> "Progress":
 MAGIC = b"PAR1"
 _TAIL_BYTES = 65_536  # read at once from remote files: one request for most footers
 _LOCAL_TAIL_BYTES = 8  # local reads are cheap, so read exactly what is there
-Schemas = dict[tuple[bytes, bytes | None], pa.Schema]
+Schemas = dict[tuple[bytes, bytes | None, tuple[int, ...]], pa.Schema]
 _END = b"????PAR1"  # length and magic
 _FAULTS = {
     kernel.NO_SCHEMA: "it has no schema, or more row groups than fit into it",
@@ -108,7 +109,8 @@ class Footer:
 
     Attributes:
         digest: a hash of the raw footer: it is the file's identity.
-        schema: without the metadata by key, which `metadata` has; one object for all files of the same schema.
+        schema: without the metadata by key, which `metadata` has, and see `encrypted_columns`; one object for all files
+            of the same schema.
         null_counts: int64 [row groups, leaf columns], -1 where the footer has none, or more than values.
     """
 
@@ -170,21 +172,22 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
 
 
 def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.FileMetaData, pa.Schema, np.ndarray]:
-    """(what pyarrow makes of a footer; its schema; int64 [row groups, leaf columns, 9], see `fsdata.kernels.footer`).
+    """(what pyarrow makes of a footer; its schema; int64 [row groups, leaf columns, 11], see `fsdata.kernels.footer`).
 
-    See `read_footer`. raw: with length and magic.
+    See `read_footer`. raw: with length and magic. Of encrypted columns the metadata says what anybody may know.
     """
     numbers = checked(raw, size, file)
     try:
-        metadata = pq.read_metadata(pa.BufferReader(MAGIC + raw))
+        metadata = pq.read_metadata(pa.BufferReader(MAGIC + _without_encryption(raw, numbers.chunks)))
         shape = metadata.num_row_groups, metadata.num_columns
         if len(numbers.chunks) != shape[0] * shape[1]:
             raise _contradiction(file, (kernel.COLUMNS, -1, -1, len(numbers.chunks), shape[0] * shape[1]))
-        key = numbers.described, (metadata.metadata or {}).get(b"ARROW:schema")
+        key = numbers.described, (metadata.metadata or {}).get(b"ARROW:schema"), numbers.encrypted
         schema = schemas.get(key)
         if schema is None:
             made = arrow_schema(metadata).remove_metadata()
-            schema = schemas.setdefault(key, made)  # another thread may have made it meanwhile
+            # another thread may have made it meanwhile
+            schema = schemas.setdefault(key, marked(made, numbers.encrypted) if numbers.encrypted else made)
     except CorruptFileError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -211,7 +214,7 @@ class Numbers:
     """What the bytes of a footer say.
 
     Attributes:
-        chunks: int64 [row groups x leaf columns, 9], see `fsdata.kernels.footer`.
+        chunks: int64 [row groups x leaf columns, 11], see `fsdata.kernels.footer`.
         rows: int64 [row groups].
         described: the bytes of the schema; by_key: those of the metadata by key.
     """
@@ -220,6 +223,28 @@ class Numbers:
     rows: np.ndarray
     described: bytes
     by_key: bytes
+
+    @property
+    def encrypted(self) -> tuple[int, ...]:
+        """The leaf columns that are encrypted in a row group."""
+        if not self.chunks[:, kernel.ENCRYPTION].any():
+            return ()
+        leaves = len(self.chunks) // len(self.rows)
+        return tuple(sorted({place % leaves for place in np.flatnonzero(self.chunks[:, kernel.ENCRYPTION]).tolist()}))
+
+
+def _without_encryption(raw: bytes, chunks: np.ndarray) -> bytes:
+    """The footer without what it says of encryption: pyarrow 26 ends the process where it is asked for a column chunk
+    of which it has no key."""
+    places = chunks[chunks[:, kernel.ENCRYPTION] > 0][:, [kernel.ENCRYPTION, kernel.ENCRYPTION_END]].tolist()
+    if not places:
+        return raw
+    parts, at = [], 0
+    for begin, end in places:
+        parts.append(raw[at:begin])
+        at = end
+    rest = b"".join([*parts, raw[at : -len(_END)]])
+    return rest + len(rest).to_bytes(4, "little") + MAGIC
 
 
 def checked(raw: bytes, size: int, file: FileRef) -> Numbers:
@@ -299,7 +324,7 @@ def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
 
 def _what_instead(head: bytes, end: bytes, size: int) -> str:
     if b"PARE" in (head, end):
-        return "an encrypted Parquet file; encryption is not supported"
+        return "an encrypted Parquet file, which is not read: write it again without encryption"
     if head == MAGIC:
         return f"truncated: it begins like Parquet but has no footer at its end ({size} bytes)"
     return f"not a Parquet file: it begins with {head!r}"

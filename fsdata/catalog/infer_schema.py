@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import is_list, is_text, objection, plain
+from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, leaves_of, objection, plain
 from fsdata.catalog.column_paths import array_at, paths_in
-from fsdata.catalog.footers import open_file, parquet_file
+from fsdata.catalog.footers import footer_bytes, open_file, parquet_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying, unreachable
@@ -130,14 +129,16 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
         FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: a file that is no Parquet, or damaged;
         SchemaError: no rows, files whose columns do not fit together, or no column that can be a field.
     """
-    files = discover(paths, filesystem)
+    files = discover(paths, filesystem, label=str(paths[0]))
     some, rows = _some_rows(files, f"{paths[0]}")
     lacking = {name for each in some for name in set(rows.schema.names) - set(each.schema.names)}
     found: dict[str, Guess] = {}
     lists: dict[bytes, list[str]] = {}  # by the lengths of all rows
     for name in rows.schema.names:
         column, kind = rows.column(name), plain(rows.schema.field(name).type)
-        if name in files[0].partitions:
+        if name in encrypted_columns(rows.schema):
+            found[name] = Guess(column=name, role=None, why="it is encrypted")
+        elif name in files[0].partitions:
             found[name] = Guess(column=name, role=None, why="it is a key of the folders, too")
         elif is_list(kind):
             lists.setdefault(_lengths(column).tobytes(), []).append(name)
@@ -203,15 +204,36 @@ def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
 
 
 def _first_rows(file: FileRef, most: int) -> pa.Table:
+    """Without metadata by key; encrypted columns are null."""
     with open_file(file) as handle:
+        size = handle.size()
+        metadata, schema, _ = parsed(footer_bytes(handle, size, file), size, file, {})
         try:
-            parquet = parquet_file(handle)
-            batches = (batch for batch in parquet.iter_batches(most, use_threads=False) if batch.num_rows)
-            return pa.Table.from_batches([*islice(batches, 1)], parquet.schema_arrow)
+            parquet = parquet_file(handle, metadata=metadata)
+            encrypted = encrypted_columns(schema)
+            plain_leaves = [
+                leaf
+                for field, leaves in zip(schema, leaves_of(schema), strict=True)
+                for leaf in (leaves if field.name not in encrypted else ())
+            ]
+            batches = parquet.reader.iter_batches(most, range(metadata.num_row_groups), plain_leaves, use_threads=False)
+            batch = next((batch for batch in batches if batch.num_rows), None)
+            return _with_nulls(batch, schema, encrypted)
         except (pa.ArrowException, OSError) as error:
             if unreachable(error):
                 raise
             raise CorruptFileError(f"{file.path}: cannot be read as Parquet: {error}") from error
+
+
+def _with_nulls(batch: pa.RecordBatch | None, schema: pa.Schema, nulls: Sequence[str]) -> pa.Table:
+    """A table with all columns of a schema; `batch` has those that are not in `nulls`."""
+    if batch is None:
+        return schema.empty_table()
+    columns = iter(batch.columns)
+    return pa.Table.from_arrays(
+        [pa.nulls(batch.num_rows, field.type) if field.name in nulls else next(columns) for field in schema],
+        schema=schema,
+    )
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
@@ -340,7 +362,7 @@ def _keep_one_time(found: dict[str, Guess]) -> None:
 
 def _with_gaps(guess: Guess, column: pa.ChunkedArray, *, missing: bool) -> Guess:
     """The guess with what it says of values that are not there. Some fields have nothing in their place."""
-    if not missing and not _has_gaps(column):
+    if guess.role is None or (not missing and not _has_gaps(column)):
         return guess
     if missing and (guess.buckets or guess.role == "labels"):
         why = f"{guess.why}; some files lack it, and {'an expression' if guess.buckets else 'a label'} has no default"

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_null, type_for, with_items
+from fsdata.catalog.arrow_types import encrypted_columns, is_null, type_for, with_items
 from fsdata.catalog.bind import Binding, FileKind
 from fsdata.catalog.column_paths import names_at
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
@@ -143,7 +144,7 @@ def _plan_batches(
         each.origin == "column" and each.column in roots and is_native(each.type, each.field.number) for each in columns
     )
     return ArrowPlan(
-        read=read or (kind.schema.names[0],),  # without a column nobody knows how many rows there are
+        read=read or (_any_column(kind.schema),),  # without a column nobody knows how many rows there are
         needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
         condition=condition,
         columns=None
@@ -164,6 +165,12 @@ def _typed(binding: Binding, layout: Layout) -> Binding:
     listed = name in layout.slots and layout.fields[layout.slots[name]].is_list and not binding.is_text
     needed = type_for(field, text=binding.is_text, listed=listed and field.shape == "either")
     return replace(binding, type=with_items(binding.type, needed))
+
+
+def _any_column(schema: pa.Schema) -> str:
+    """One that can be read, if there is one."""
+    encrypted = encrypted_columns(schema)
+    return next((name for name in schema.names if name not in encrypted), schema.names[0])
 
 
 def _check_form(binding: Binding, field: Field) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import bind
+from fsdata.catalog.bind import bind, encrypted_reads
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped
@@ -110,9 +110,10 @@ class SourceFiles:
             self.catalog = self._listed() if source.catalog is None else self._from_file()
         begin = time.perf_counter()
         self.wanted = wanted(self.catalog) if callable(wanted) else wanted
+        readable = self._readable(self.catalog)
         self.kinds, self._kind_of = bind(source, self.wanted, self.catalog, label, notes=notes)
         self.seconds["binding"] = time.perf_counter() - begin
-        self._keep = may_have_rows(self.catalog, source)
+        self._keep = may_have_rows(self.catalog, source) & readable
         if source.follow is not None:
             self._keep[:] = False  # the file of the sample is read when it is its turn
         self._index = index
@@ -145,6 +146,7 @@ class SourceFiles:
                 raise CorruptFileError(
                     f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
                 )
+        readable = self._readable(catalog)
         kinds, kind_of = bind(self.source, self.wanted, catalog, self.label, self.kinds)
         numbers = []
         for kind in kinds:
@@ -153,7 +155,7 @@ class SourceFiles:
             numbers.append(self.kinds.index(kind))
         # Threads that decode read these one by one: what is there already stays where it is.
         self._kind_of = np.concatenate([self._kind_of, np.array(numbers, np.int32)[kind_of]])
-        self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source)])
+        self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source) & readable])
         self.catalog = self.catalog.plus(catalog)
         self.groups = self._groups()
 
@@ -176,9 +178,11 @@ class SourceFiles:
 
     def _sample(self, follow: Follow) -> Catalog:
         """One whole file of a folder that is followed, to read the schema of. Blocks until there is one."""
-        begin = time.monotonic()
+        begin, label = time.monotonic(), cast("str | None", self.label)
         while True:
-            for name in self._names_there():
+            names = self._names_there(label)
+            label = None if names else label  # of what is not read is warned once
+            for name in names:
                 with suppress(FileNotFoundError):  # gone since it was listed
                     catalog, _ = self.open_more(self.named([name]))
                     if len(catalog):
@@ -187,10 +191,11 @@ class SourceFiles:
                 raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
             time.sleep(min(follow.every_s, 1.0))
 
-    def _names_there(self) -> list[str]:
+    def _names_there(self, label: str | None) -> list[str]:
+        """See `discover`."""
         _, root = self.root
         try:
-            files = discover(self.source.path_list, self.source.filesystem)
+            files = discover(self.source.path_list, self.source.filesystem, label=label)
         except FileNotFoundError:
             return []
         return list(files.below(root).names())
@@ -214,7 +219,7 @@ class SourceFiles:
             self._table = open_table(self.source.table, *self.source.table_parts)
             files = self._table.files
         else:
-            files = discover(self.source.path_list, self.source.filesystem)
+            files = discover(self.source.path_list, self.source.filesystem, label=self.label)
         if not self._counted:
             files = files.without(self._pruned(files))
         listed = time.perf_counter()
@@ -291,10 +296,34 @@ class SourceFiles:
                 found.append(number)
         return found
 
+    def _readable(self, catalog: Catalog) -> np.ndarray:
+        """bool [row groups], false in files with an encrypted column that is read; they are noted under
+        `on_error="skip"`.
+
+        Raises: CorruptFileError under `on_error="raise"`, or if all files are such.
+        """
+        found = np.ones(len(catalog), bool)
+        for number, schema in enumerate(catalog.schemas):
+            names = encrypted_reads(self.source, self.wanted, schema)
+            for file in np.flatnonzero(catalog.schema_of == number).tolist() if names else ():
+                found[file] = False
+                reason = (
+                    f"{catalog.files.path(file)}: column {', '.join(map(repr, names))} is encrypted, and there is no "
+                    "key. Write the file again without encryption, or leave the column out"
+                )
+                if self.source.on_error == "raise":
+                    raise CorruptFileError(f"{self.label}: {reason}")
+                self.leave_out(catalog.files.name(file), reason)
+        if len(catalog) and not found.any():
+            raise CorruptFileError(f"{self.label}: none of its {len(catalog)} files is readable: {reason}")
+        return np.repeat(found, np.diff(catalog.first))
+
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:
             if self.source.on_error == "raise":
-                raise CorruptFileError(f"{self.label}: {error}") from error
+                raise CorruptFileError(
+                    f"{self.label}: {error}. Repair or remove the file, or give on_error='skip' to leave such files out"
+                ) from error
             self.leave_out(name, str(error))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")

@@ -12,7 +12,7 @@ import numpy as np
 from fsdata.kernels.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
 from fsranks.libraries import kernel
 
-# Columns of the table of chunks, int64 [G * L, 9].
+# Columns of the table of chunks, int64 [G * L, 11].
 BEGIN = 0  # first byte of the chunk in the file
 STORED = 1  # bytes of the chunk
 NULLS = 2  # null count of the statistics, -1 without one
@@ -22,7 +22,9 @@ LEAST = 5  # where the least value of the statistics stands in the footer, -1 wi
 GREATEST = 6
 INDEX_AT = 7  # first byte of the offset index in the file
 INDEX_BYTES = 8  # of it; 0 without one that lies before the footer
-CHUNK_COLUMNS = 9
+ENCRYPTION = 9  # where the footer says how the chunk is encrypted, 0 where it is not
+ENCRYPTION_END = 10  # first byte after that, which ends what the footer says of the chunk
+CHUNK_COLUMNS = 11
 
 # Codes of a report: [code, row group, leaf, found, allowed]; row group and leaf are -1 where it is about more.
 OK = 0
@@ -193,9 +195,14 @@ def _group(raw, at, leaves, chunks, report, inside):
                     break
                 part = np.int64(0)
                 while True:
+                    begin = at
                     part, inner, at = next_field(raw, at, part)
                     if inner == 0:
+                        if leaf < len(leaves) and chunks[leaf, ENCRYPTION]:
+                            chunks[leaf, ENCRYPTION_END] = begin
                         break
+                    if part >= 8 and leaf < len(leaves) and not chunks[leaf, ENCRYPTION]:
+                        chunks[leaf, ENCRYPTION] = begin  # the last two fields: how, and what may be read with a key
                     if part == 3 and inner == STRUCT and leaf < len(leaves):
                         at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report, inside)
                     elif ((part == 4 and inner == 6) or (part == 5 and inner == 5)) and leaf < len(leaves):
@@ -231,7 +238,7 @@ def _check_chunks(leaves, chunks, rows, room, report):
 
 @kernel(called_with="Array(uint8, 1, 'C', True), int64, int64[::1]")
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 9], as far as nothing is wrong; and int64 [5]: the first byte of the
+    """Chunks of all row groups, int64 [G * L, 11], as far as nothing is wrong; and int64 [5]: the first byte of the
     schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of
     the metadata by key and the first one after it; and the rows of each row group, int64 [G].
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.levels import ListLevels, list_levels
-from fsdata.catalog.arrow_types import is_list, is_text, plain
+from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, plain
 from fsdata.catalog.footers import Footer, Skipped
 
 _NAMED = 12
@@ -64,7 +64,7 @@ def bind(files: FileSet, columns: Sequence[str], form: str | Mapping[str, str] =
         schema = footer.metadata.schema
         # Names inside lists can differ although Arrow's types are equal.
         if before is None or not (
-            footer.schema.equals(before.schema)
+            footer.schema.equals(before.schema, check_metadata=True)
             and all(isinstance(one, str) or schema.column(one.index).path == one.path for one in found.values())
         ):
             found = {column: leaf(footer, column, forms[column]) for column in columns}
@@ -97,6 +97,8 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
         some = ", ".join(paths[index] for index in found[:5])
         return f"{column} has {len(found)} leaf columns: name one of {some}"
     one = schema.column(found[0])
+    if first_name(footer.schema.names, column)[0] in encrypted_columns(footer.schema):
+        return f"{column} is encrypted"
     if one.max_repetition_level > 1:
         return f"{column} holds lists in lists; a sequence is a list of numbers"
     in_list = one.max_repetition_level == 1

@@ -43,7 +43,7 @@ def open_files(paths: Sequence[str]) -> FileSet:
     Raises UsageError if a path stands for no file, if a store or a file cannot be reached, or if no file is readable.
     """
     try:
-        files = discover(paths, None)
+        files = discover(paths, None, label=named(paths))
         threads = usable_cores() if files[0].local else REMOTE_THREADS
         found = read_footers(files, threads=threads, retry=Retrying())
     except (FileNotFoundError, SchemaError) as error:
@@ -61,10 +61,14 @@ def open_files(paths: Sequence[str]) -> FileSet:
     return FileSet(footers=footers, skipped=skipped)
 
 
+def named(paths: Sequence[str]) -> str:
+    """Paths for a message, the first few."""
+    return ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+
+
 def out_of_reach(paths: Sequence[str], error: Exception) -> UsageError:
     """What to say of files, or of a store, that cannot be reached."""
-    names = ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     reason = " ".join(str(error).split()) or type(error).__name__
     return UsageError(
-        f"{names} cannot be read: {reason}. Check the address, the network, the credentials and the permissions"
+        f"{named(paths)} cannot be read: {reason}. Check the address, the network, the credentials and the permissions"
     )

@@ -8,7 +8,7 @@ reads of remote files are repeated.
 import functools
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from pyarrow.fs import LocalFileSystem
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
 from freescale_tools.scan.levels import Lengths, read_lengths
+from fsdata.catalog.arrow_types import encrypted_columns
 from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
@@ -99,6 +100,7 @@ class Rows:
         return pa.concat_arrays(found) if found else pa.array([], pa.int64())
 
     def _lengths(self, group: int, column: str, leaf: Leaf) -> Lengths:
+        self._check_plain([first_name(self.schema.names, column)[0]])
         row_group, source = self._footer.metadata.row_group(group), self._source()
         buffered = None
         if not self._footer.file.local:  # bytes are read in large requests, one after another
@@ -143,11 +145,20 @@ class Rows:
         if metadata.row_group(group).num_rows == 0:
             return
         names = self.schema.names if columns is None else [first_name(self.schema.names, name)[0] for name in columns]
+        self._check_plain(names)
         size = batch_rows(metadata.row_group(group), wide_columns(metadata, names))
         source = self._source()
         if self._parquet is None:
             self._parquet = parquet_file(source, metadata=metadata)
         yield from self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+
+    def _check_plain(self, names: Sequence[str]) -> None:
+        for name in encrypted_columns(self._footer.schema):
+            if name in names:
+                raise CorruptFileError(
+                    f"{self._footer.file.path}: column {name!r} is encrypted, and there is no key. Write the file "
+                    "again without encryption, or leave the column out"
+                )
 
     def _again(self, read: Callable[[], Result]) -> Result:
         """`read()`, of a remote file several times, each with a file that is opened anew."""

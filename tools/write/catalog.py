@@ -41,7 +41,7 @@ def catalog(
 
         begin = time.monotonic()
         try:
-            files = discover(paths, None)
+            files = discover(paths, None, label=paths[0])
             system = files.folders[0].filesystem
             old = read_catalog_file(out, None if files[0].local else system) if update and out.exists() else EMPTY
             threads = usable_cores() if files[0].local else 16

@@ -3,6 +3,8 @@
 Of a folder of this machine each file comes once, whichever paths lead to it.
 """
 
+import errno
+import logging
 import os
 import re
 import stat
@@ -10,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -20,21 +23,32 @@ from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import SchemaError
 
+_LOG = logging.getLogger("fsdata")
 _Identity = tuple[int, int]  # device and inode
+_FOLDER = "a folder"
 
 
-def files_below(folder: str, *, recursive: bool) -> list[str]:
-    """All files, by name; names that begin with `.` or `_` are left out. Links are followed.
+class Entry(NamedTuple):
+    """What a folder has: a file if `what` is empty, else `what` says what it is in place of a file."""
+
+    path: str
+    version: Version
+    what: str
+
+
+def entries_below(folder: str, *, recursive: bool) -> list[Entry]:
+    """All entries of a folder of this machine, by name; names that begin with `.` or `_` are left out. Links are
+    followed.
 
     Raises:
         SchemaError: a link to a folder above it, through which every file would be found again and again.
     """
-    found: list[str] = []
+    found: list[Entry] = []
     _walk(folder.rstrip("/") or "/", {}, found, recursive=recursive)
     return sorted(found)
 
 
-def _walk(folder: str, above: dict[_Identity, str], found: list[str], *, recursive: bool) -> None:
+def _walk(folder: str, above: dict[_Identity, str], found: list[Entry], *, recursive: bool) -> None:
     identity = _identity(folder)
     if identity in above:
         raise SchemaError(
@@ -45,10 +59,22 @@ def _walk(folder: str, above: dict[_Identity, str], found: list[str], *, recursi
     with os.scandir(folder) as entries:
         shown = [entry for entry in entries if entry.name[0] not in "._"]
     for entry in shown:
+        path, what = f"{folder.rstrip('/')}/{entry.name}", _what(entry)
+        found.append(Entry(path, UNKNOWN, what))
+        if recursive and what == _FOLDER:
+            _walk(path, inside, found, recursive=True)
+
+
+def _what(entry: "os.DirEntry[str]") -> str:
+    """See `Entry.what`. Calls `stat` for links only, where the filesystem says what its entries are."""
+    try:
         if entry.is_file():
-            found.append(f"{folder.rstrip('/')}/{entry.name}")
-        elif recursive and entry.is_dir():
-            _walk(f"{folder.rstrip('/')}/{entry.name}", inside, found, recursive=True)
+            return ""
+        return _FOLDER if entry.is_dir() else _what_it_is(entry.path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "a link to itself"
 
 
 def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
@@ -73,21 +99,44 @@ def _identity(path: str) -> _Identity:
 
 
 SUFFIXES = (".parquet", ".parq")
-_NATIVE_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+_NATIVE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _NAMED = 5
+_LEFT_OUT_NAMED = 3
+_BESIDE_DATA = (".md", ".txt", ".json", ".toml", ".yaml", ".yml")  # descriptions and settings: expected beside data
+_ASK = "Ask for this permission, or name every file"
+_FILE_URL = re.compile(r"file:(?://(?:localhost(?=/|$))?(.*)|(/.*))", re.IGNORECASE | re.DOTALL)
 _OPTIONS = re.compile(r"\?[a-z_]+=[^?&]*(&[a-z_]+=[^?&]*)*$")
 
 
-def discover(paths: Sequence[str], filesystem: Any) -> FileList:
+def discover(paths: Sequence[str], filesystem: Any, *, label: str | None = None) -> FileList:
     """The files that `paths` stand for, in order: paths as given, the files of one glob or folder by name.
+
+    label: how a warning calls the source, if folders and globs have anything that is not read; None logs nothing.
 
     Raises:
         FileNotFoundError: a path, glob or folder without a Parquet file.
+        PermissionError, ConnectionError: a folder that cannot be listed.
         SchemaError: a file that is found twice, a folder inside itself, an unknown kind of filesystem.
     """
-    files = FileList.of(_found(paths, filesystem))
+    left_out: list[tuple[str, str]] = []
+    files = FileList.of(_found(paths, filesystem, left_out))
     _check_repeats(files)
+    if label is not None and left_out:
+        said = "%s: %d left out: %s. To read such files, give their paths or a glob"
+        _LOG.warning(said, label, len(left_out), _described(left_out))
     return files
+
+
+def _described(left_out: Sequence[tuple[str, str]]) -> str:
+    """Some names with reasons: one of every reason before further ones of the same."""
+    seen: Counter[str] = Counter()
+    places = []
+    for name, why in left_out:
+        places.append((seen[why], name, why))
+        seen[why] += 1
+    named = [f"{name} ({why})" for _, name, why in sorted(places, key=lambda each: each[0])[:_LEFT_OUT_NAMED]]
+    more = f" and {len(left_out) - len(named)} more" if len(left_out) > len(named) else ""
+    return ", ".join(named) + more
 
 
 def found_now(files: FileList, *, threads: int, retry: Retrying) -> list[Version | None]:
@@ -118,13 +167,15 @@ def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
     return system, (base if rest else path).rstrip("/") + "/"
 
 
-def _found(paths: Sequence[str], filesystem: Any) -> Iterator[tuple[pafs.FileSystem, str, Version]]:
+def _found(
+    paths: Sequence[str], filesystem: Any, left_out: list[tuple[str, str]]
+) -> Iterator[tuple[pafs.FileSystem, str, Version]]:
     for given in paths:
         system, path = resolve(given, filesystem)
         local = isinstance(system, pafs.LocalFileSystem)
-        for file, version in _expand(system, path, given) if local else _expand_remote(system, path, given):
-            _check_text(file)
-            yield system, file, (local_version(file) if local else version)
+        for entry in _listed(system, path, given, left_out):
+            _check_text(entry.path)
+            yield system, entry.path, (local_version(entry.path) if local else entry.version)
 
 
 def _check_text(path: str) -> None:
@@ -159,31 +210,70 @@ def _check_repeats(files: FileList) -> None:
 
 
 def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
-    """The filesystem of a path or URL, and the path in it."""
+    """The filesystem of a path or URL, and the path in it.
+
+    Raises:
+        SchemaError: not a path, not a URL, or one of which no filesystem can be made.
+        FileNotFoundError, PermissionError, ConnectionError: what the filesystem is made of cannot be opened.
+    """
     if filesystem is not None:
         return _as_arrow(filesystem), given
+    file_url = _FILE_URL.fullmatch(given)
+    if file_url is not None:
+        return pafs.LocalFileSystem(), _path_of_file_url(given, file_url[1] or file_url[2])
     scheme = given.split("://", 1)[0] if "://" in given else ""
     if not scheme:
-        try:
-            return pafs.LocalFileSystem(), str(Path(given).expanduser().absolute())
-        except RuntimeError as error:
-            raise SchemaError(f"{given}: there is no such user, or no home folder. Give the folder itself") from error
-    if scheme == "file":
-        return pafs.LocalFileSystem(), str(Path(given.split("://", 1)[1]).absolute())
+        return pafs.LocalFileSystem(), str(_with_home(given).absolute())
     if scheme in _NATIVE_SCHEMES:
         path, options = _options(given)
         fixed, rest = _fixed_part(path)
         try:
             system, path = pafs.FileSystem.from_uri(fixed + options)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaError(f"{given}: not a URL: {error}") from error
         return system, path.rstrip("/") + rest
+    return _by_fsspec(given)
+
+
+def _path_of_file_url(given: str, path: str) -> str:
+    """What follows `file://` is percent-encoded, as in any URL, unless it exists as it is written: Iceberg encodes
+    nothing in its URLs."""
+    if not path:
+        raise SchemaError(f"{given}: names no file. After file:// comes an absolute path: file:///data/a.parquet")
+    decoded = unquote(path)
+    base, base_of_decoded = _fixed_part(path)[0], _fixed_part(decoded)[0]
+    literal = os.path.lexists(path) or (os.path.lexists(base) and not os.path.lexists(base_of_decoded))
+    return str(Path(path if literal else decoded).absolute())
+
+
+def _with_home(given: str) -> Path:
+    """With the home folder in place of a `~` at the beginning, as a shell does it."""
+    if not given.startswith("~"):
+        return Path(given)
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        if os.path.lexists(given):
+            return Path(given)
+        raise SchemaError(f"{given}: there is no such user, or no home folder. Give the folder itself") from error
+
+
+def _by_fsspec(given: str) -> tuple[pafs.FileSystem, str]:
     import fsspec
 
     try:
         system, path = fsspec.core.url_to_fs(given)
-    except (ValueError, TypeError, ImportError) as error:
-        raise SchemaError(f"{given}: {error}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{given}: {error}") from error
+    except PermissionError as error:
+        raise PermissionError(f"{given}: {error}") from error
+    except (ConnectionError, TimeoutError) as error:
+        raise ConnectionError(f"{given}: cannot be reached: {error}") from error
+    except Exception as error:  # each filesystem raises errors of its own
+        raise SchemaError(
+            f"{given}: no filesystem can be made of this URL: {type(error).__name__}: {error}. Give a URL that fsspec "
+            "or pyarrow knows, or make the filesystem and give ParquetSource(filesystem=...)"
+        ) from error
     return _as_arrow(system), path
 
 
@@ -212,49 +302,109 @@ def _fixed_part(path: str) -> tuple[str, str]:
     return path[: max(cut, 0)], path[max(cut, 0) :]
 
 
-def _expand(system: pafs.FileSystem, path: str, given: str) -> list[tuple[str, Version]]:
+def _listed(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
+    """The files of one path. Raises errors that name it; see `discover`."""
+    try:
+        return _expand(system, path, given, left_out)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{given}: {error}. Give paths without a scheme to filesystem=...") from error
+    except PermissionError as error:
+        raise PermissionError(f"{given}: no permission to list it: {error}. {_ASK}") from error
+    except NotADirectoryError as error:
+        raise FileNotFoundError(f"{given}: no file matches: {_fixed_part(path)[0]} is not a folder") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileNotFoundError(f"{given}: no such file or folder: the name is too long") from error
+        if type(error) is not OSError:
+            raise
+        if "ACCESS_DENIED" in str(error):
+            raise PermissionError(f"{given}: no permission to list it: {error}. {_ASK}") from error
+        raise ConnectionError(f"{given}: cannot be listed: {error}") from error
+
+
+def _expand(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
     info = system.get_file_info(path)
     if info.type == pafs.FileType.File:
-        return [(info.path, _version(info))]
+        return [Entry(info.path, _version(info), "")]
     if info.type == pafs.FileType.Directory:
-        files = [each for each in _below(system, info.path, recursive=True) if each[0].endswith(SUFFIXES)]
-        if not files:
-            raise FileNotFoundError(f"{given}: no {' or '.join(SUFFIXES)} file in this folder or below it")
-        return files
+        return _files_of_folder(_below(system, info.path, recursive=True), info.path, given, left_out)
     if info.type == pafs.FileType.Unknown:
         raise SchemaError(
             f"{given}: {_what_it_is(path)}, where a file or folder is needed: copy what it gives to a file"
         )
     base, rest = _fixed_part(path)
     if not rest:
-        raise FileNotFoundError(f"{given}: no such file or folder")
+        raise FileNotFoundError(f"{given}: {_why_missing(system, path, given)}")
     base = base or path[: path.startswith("/")]
     if system.get_file_info(base).type == pafs.FileType.NotFound:
         raise FileNotFoundError(f"{given}: no file matches; there is no folder {base}")
-    pattern = _pattern(path)
-    below = _below(system, base, recursive=rest.count("/") > 1 or "**" in rest)
-    files = [each for each in below if pattern.fullmatch(each[0])]
+    return _files_of_glob(
+        _below(system, base, recursive=rest.count("/") > 1 or "**" in rest),
+        _pattern(path, given),
+        base,
+        given,
+        left_out,
+    )
+
+
+def _files_of_folder(below: list[Entry], base: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
+    """Those with a suffix of Parquet; the others are added to `left_out`, without folders and what describes data."""
+    files = [each for each in below if not each.what and each.path.endswith(SUFFIXES)]
+    suffixes = " or ".join(SUFFIXES)
+    rest = [each for each in below if each.what not in ("", _FOLDER) or not (each.what or each.path.endswith(SUFFIXES))]
+    others = [
+        (_short(each.path, base), each.what or f"its name does not end in {suffixes}")
+        for each in rest
+        if not each.path.endswith(_BESIDE_DATA)
+    ]
     if not files:
-        raise FileNotFoundError(f"{given}: no file matches")
+        why = f", but {len(others)} left out: {_described(others)}" if others else ""
+        todo = (
+            f". A glob reads files of any name: {given.rstrip('/')}/**" if not all(each.what for each in rest) else ""
+        )
+        raise FileNotFoundError(f"{given}: no {suffixes} file in this folder or below it{why}{todo}")
+    left_out += others
     return files
 
 
-def _expand_remote(system: pafs.FileSystem, path: str, given: str) -> list[tuple[str, Version]]:
-    """`_expand`, with errors that name the path."""
-    try:
-        return _expand(system, path, given)
-    except OSError as error:
-        if type(error) is not OSError:
-            raise
-        if "ACCESS_DENIED" in str(error):
-            raise PermissionError(
-                f"{given}: no permission to list it: {error}. Ask for this permission, or name every file"
-            ) from error
-        raise ConnectionError(f"{given}: cannot be listed: {error}") from error
+def _files_of_glob(
+    below: list[Entry], pattern: re.Pattern[str], base: str, given: str, left_out: list[tuple[str, str]]
+) -> list[Entry]:
+    """Those that match; what matches and is no file is added to `left_out`, without folders whose files match."""
+    matches = [each for each in below if pattern.fullmatch(each.path)]
+    files = [each for each in matches if not each.what]
+    others = [each for each in matches if each.what]
+    if any(each.what == _FOLDER for each in others):
+        read = {each.path[: match.start()] for each in files for match in re.finditer("/", each.path)}
+        others = [each for each in others if each.path not in read]
+    named = [(_short(each.path, base), each.what) for each in others]
+    if files:
+        left_out += named
+        return files
+    if others and all(each.what == _FOLDER for each in others):
+        raise FileNotFoundError(
+            f"{given}: no file matches, only folders: {_described(named)}. Give the folder itself, or "
+            f"{given.rstrip('/')}/**/*.parquet for the files below"
+        )
+    why = f", but {len(named)} left out: {_described(named)}" if named else ""
+    raise FileNotFoundError(f"{given}: no file matches{why}")
+
+
+def _short(path: str, base: str) -> str:
+    return path[len(base) :].lstrip("/")
+
+
+def _why_missing(system: pafs.FileSystem, path: str, given: str) -> str:
+    if isinstance(system, pafs.LocalFileSystem) and os.path.islink(path):
+        return f"a link that leads nowhere: to {os.readlink(path)}"
+    return "no such file or folder" + (f": {path}" if path != given else "")
 
 
 def _what_it_is(path: str) -> str:
-    mode = os.stat(path).st_mode
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "a link that leads nowhere"
     kinds = {
         stat.S_IFIFO: "a named pipe",
         stat.S_IFCHR: "a device",
@@ -264,28 +414,41 @@ def _what_it_is(path: str) -> str:
     return kinds.get(stat.S_IFMT(mode), "neither a file nor a folder")
 
 
-def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[tuple[str, Version]]:
+def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[Entry]:
     if isinstance(system, pafs.LocalFileSystem):
-        return [(file, UNKNOWN) for file in files_below(folder, recursive=recursive)]
-    selector = pafs.FileSelector(folder, recursive=recursive)
-    found = (info for info in system.get_file_info(selector) if info.type == pafs.FileType.File)
+        return entries_below(folder, recursive=recursive)
+    found = system.get_file_info(pafs.FileSelector(folder, recursive=recursive))
     skip = len(folder.rstrip("/"))
     shown = [info for info in found if not re.search(r"/[._]", "/" + info.path[skip:].lstrip("/"))]
-    return sorted((info.path, _version(info)) for info in shown)
+    kinds = {pafs.FileType.File: "", pafs.FileType.Directory: _FOLDER}
+    return sorted(
+        Entry(info.path.rstrip("/"), _version(info), kinds.get(info.type, "neither a file nor a folder"))
+        for info in shown
+    )
 
 
 def _version(info: pafs.FileInfo) -> Version:
     return info.size or 0, info.mtime_ns or 0, 0
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
+def _pattern(glob: str, given: str) -> re.Pattern[str]:
     """A regular expression for a glob in which `*` stays inside a folder and `**` does not."""
-    parts = re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", glob)
+    parts = re.findall(r"\*\*/|\*\*|\*|\?|\[[!^]?(?:\][^\]]*|[^\]]+)\]|.", glob, re.DOTALL)
     translated = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
     for part in parts:
         if len(part) > 1 and part[0] == "[":
-            text += "[" + ("^" + part[2:] if part[1] == "!" else part[1:])
+            text += _class(part[1:-1])
         else:
             text += translated.get(part, re.escape(part))
-    return re.compile(text)
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise SchemaError(f"{given}: not a glob: {error.msg}") from error
+
+
+def _class(inside: str) -> str:
+    """What is between the brackets of a glob, as a regular expression."""
+    negated = len(inside) > 1 and inside[0] in "!^"
+    signs = re.sub(r"([\\\[\]^&~|])", r"\\\1", inside[negated:])
+    return f"(?!/)[{'^' if negated else ''}{signs}]"

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.footers import arrow_schema, digest, footer_bytes, open_file, parquet_file, parsed
+from fsdata.catalog.footers import digest, footer_bytes, open_file, parquet_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
@@ -71,13 +71,13 @@ def modified(file: FileRef) -> int:
     return file.filesystem.get_file_info(file.path).mtime_ns or 0
 
 
-_Parsed = tuple[pq.FileMetaData, np.ndarray]
-"""A footer, and `OpenParquet.indexes`."""
+_Parsed = tuple[pq.FileMetaData, pa.Schema, np.ndarray]
+"""A footer, its schema, and `OpenParquet.indexes`."""
 
 
 def _parsed(raw: bytes, size: int, file: FileRef) -> _Parsed:
-    metadata, _, chunks = parsed(raw, size, file, {})
-    return metadata, chunks[:, :, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
+    metadata, schema, chunks = parsed(raw, size, file, {})
+    return metadata, schema, chunks[:, :, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
 
 
 class _Footers:
@@ -153,9 +153,9 @@ class OpenFiles:
         try:
             stamp = modified(file) if stamp is None else stamp
             raw = self._compared(known, stamp, source)
-            metadata, indexes = self._footers.of(file, known.identity, lambda: _parsed(raw, known.size, file))
+            metadata, schema, indexes = self._footers.of(file, known.identity, lambda: _parsed(raw, known.size, file))
             if known.rows is not None:
-                _compare(metadata, known, known.rows)
+                _compare(metadata, schema, known, known.rows)
             parquet = parquet_file(source, metadata=metadata)
         except BaseException:
             source.close()
@@ -199,10 +199,9 @@ class OpenFiles:
         return raw
 
 
-def _compare(metadata: pq.FileMetaData, known: Known, rows: np.ndarray) -> None:
+def _compare(metadata: pq.FileMetaData, schema: pa.Schema, known: Known, rows: np.ndarray) -> None:
     """Compare a footer with what a catalog says of it."""
     found = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    schema = arrow_schema(metadata).remove_metadata()
     if found != rows.tolist() or not schema.equals(known.schema, check_metadata=True):
         raise CorruptFileError(
             f"{known.file.path}: its catalog says other rows or columns of it than its footer. Make the catalog again "

@@ -1,6 +1,7 @@
 """Sources: finding files by folder, glob and URL, and the columns that their places give."""
 
 import os
+import re
 
 import fsspec
 import polars as pl
@@ -60,9 +61,10 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path):
     assert found(tmp_path / "a[1].parquet") == [1]
 
 
-@pytest.mark.parametrize("path", ["missing.parquet", "*.nothing", "none/*.parquet", "empty"])
+@pytest.mark.parametrize("path", ["missing.parquet", "*.nothing", "none/*.parquet", "empty", "file/*", "n" * 300])
 def test_nothing_found_names_the_path(tmp_path, path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError, match=path.replace("*", r"\*")):
         found(tmp_path / path)
 
@@ -96,6 +98,87 @@ def test_links_to_other_files_are_followed_and_hard_links_are_files_of_their_own
     assert found(folder) == [1, 2, 1, 9, 3, 4]
 
 
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder with one entry of every kind that is left out."""
+    for number, name in enumerate(["a.parquet", "000000_0", "day.parquet/b.parquet", "README.md", "_SUCCESS"]):
+        users(tmp_path, name, number)
+    (tmp_path / "loop.parquet").symlink_to("loop.parquet")
+    (tmp_path / "gone.parquet").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    users(tmp_path, "000001_0")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("below", "numbers", "message"),
+    [
+        ("", [0, 2], r"5 left out: 000000_0 \(its name does not end in \.parquet or \.parq\), gone\.parquet \(a link "
+                     r"that leads nowhere\), loop\.parquet \(a link to itself\) and 2 more\. To read such files"),
+        ("/[ad]*", [0], r"1 left out: day\.parquet \(a folder\)\."),
+        ("/p*", None, r"no file matches, but 1 left out: pipe\.parquet \(a named pipe\)"),
+        ("/d*", None, r"only folders: day\.parquet .*Give the folder itself, or .*/d\*/\*\*/\*\.parquet"),
+        ("/gone.parquet", None, "gone.parquet: a link that leads nowhere: to nowhere"),
+        ("/loop.parquet", None, "loop.parquet: a link that leads nowhere: to loop.parquet"),
+        ("/**/[ab].parquet", [0, 2], None),
+        ("/d*/**", [2], None),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_is_named_once(mixed, caplog, below, numbers, message):
+    if numbers is None:
+        with pytest.raises(FileNotFoundError, match=message):
+            found(f"{mixed}{below}")
+        return
+    assert found(f"{mixed}{below}") == numbers
+    assert len(caplog.messages) == (message is not None)
+    assert message is None or re.search(message, caplog.messages[0])
+
+
+def test_a_folder_without_a_suffix_of_parquet_names_its_files(tmp_path):
+    users(tmp_path, "000000_0", 7)
+    with pytest.raises(
+        FileNotFoundError, match=r"but 1 left out: 000000_0 .* A glob reads files of any name: .*/\*\*$"
+    ):
+        found(tmp_path)
+    assert found(f"{tmp_path}/**") == [7]
+
+
+def test_what_stores_have_besides_files_is_left_out_by_name(folder, caplog):
+    memory = fsspec.filesystem("memory")
+    raw = (folder / "a.parquet").read_bytes()
+    memory.pipe({f"/mixed/{name}": raw for name in ("a.parquet", "b.parquet/c.parquet", "000000_0")})
+    assert found("memory://mixed") == [1, 1]
+    assert found("memory://mixed/*.parquet") == [1]
+    with pytest.raises(FileNotFoundError, match=r"no file matches, only folders: b\.parquet"):
+        found("memory://mixed/b*")
+    memory.rm("/mixed", recursive=True)
+    assert [re.search(r"left out: (.*\))", each)[1] for each in caplog.messages] == [
+        "000000_0 (its name does not end in .parquet or .parq)",
+        "b.parquet (a folder)",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "a%zz", "~", "[", "a]b", "a?b", "a\nb", "a::b", "#"])
+def test_names_with_signs_of_urls_and_globs(tmp_path, monkeypatch, name):
+    users(tmp_path, f"{name}/{name}.parquet", 1)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"./{name}", f"{name}/{name}.parquet", f"file://{tmp_path}/{name}", f"{tmp_path}/{name}/*.parquet"):
+        if name != "~" or path[0] != "~":  # that is the home folder
+            assert found(path) == [1], path
+
+
+def test_urls_of_files(tmp_path):
+    users(tmp_path, "a b/c.parquet", 1)
+    for url in (
+        "file://{}/a%20b",
+        "file://localhost{}/a%20b",
+        "FILE://{}/a%20b/*.parquet",
+        "file:{}/a b",
+        "file://{}/a%20*/*",
+    ):
+        assert found(url.format(tmp_path)) == [1], url
+
+
 @pytest.mark.parametrize(
     ("url", "path"),
     [
@@ -127,7 +210,11 @@ def test_urls_and_filesystems(folder):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nosuch://bucket/a.parquet", "nosuch://"),
+        ("nosuch://bucket/a.parquet", "nosuch://.* no filesystem can be made of this URL: .*not known"),
+        ("dir:///bucket", "dir://.* no filesystem can be made of this URL: AttributeError"),
+        ("zip://a.parquet::no.zip", "zip://.* no filesystem can be made of this URL: BadZipFile"),
+        ("file://", "names no file"),
+        ("[z-a].parquet", "not a glob: bad character range z-a"),
         ("~nobody-of-this-name/a.parquet", "there is no such user"),
         ("a\0b.parquet", "no path contains such a character"),
         ("a\0*.parquet", "no path contains such a character"),
@@ -140,6 +227,7 @@ def test_urls_and_filesystems(folder):
 def test_paths_that_lead_nowhere(tmp_path, monkeypatch, path, message):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
+    (tmp_path / "no.zip").write_bytes(b"no zip")
     with pytest.raises(SchemaError, match=message):
         found(path)
 
@@ -151,6 +239,20 @@ def test_no_permission_names_the_file(folder):
 
     with pytest.raises(PermissionError, match=r"a\.parquet: no permission to read this file"):
         found(str(folder / "a.parquet"), filesystem=Closed())
+
+
+def test_no_permission_to_list_names_the_folder(folder, monkeypatch):
+    def closed(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionError, match=r"no permission to list it: .*'/.*Ask for this permission"):
+        found(folder)
+
+
+def test_a_filesystem_takes_paths_without_a_scheme(folder):
+    with pytest.raises(SchemaError, match=r"got a URI.*Give paths without a scheme to filesystem="):
+        found(f"file://{folder}", filesystem=pafs.LocalFileSystem())
 
 
 def test_row_groups_without_rows_are_left_out(tmp_path):

@@ -374,17 +374,28 @@ def test_a_folder_without_files_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     listed, looked = source_files.discover, []
 
-    def discover(*args):
+    def discover(*args, **options):
         looked.append(args)
         if len(looked) == 3:
             write(tmp_path / "in", "a.parquet", range(5))
-        return listed(*args)
+        return listed(*args, **options)
 
     monkeypatch.setattr(source_files, "discover", discover)
     with loader_of(tmp_path / "in", Follow(**ENDLESS)) as loader:
         assert rows_of(next(iter(loader))) == [0, 1, 2, 3]
     with pytest.raises(FileNotFoundError, match="no whole file has come for 80ms"):
         loader_of(tmp_path / "elsewhere")
+
+
+def test_what_is_left_out_is_logged_once_however_often_the_folder_is_listed(tmp_path, caplog):
+    for name in ("a.parquet", "000000_0"):
+        write(tmp_path, name, range(4))
+    with loader_of(tmp_path, Follow(**FAST)) as loader:
+        assert sum(len(rows_of(batch)) for batch in loader) == 4
+    assert [message for message in caplog.messages if "left out" in message] == [
+        f"source 0 ({tmp_path}): 1 left out: 000000_0 (its name does not end in .parquet or .parq). To read such "
+        "files, give their paths or a glob"
+    ]
 
 
 def test_later_files_have_to_fit(folder):
