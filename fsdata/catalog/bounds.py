@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import plain
+from fsdata.catalog.arrow_types import leaves_of, plain
 from fsdata.kernels import footer as kernel
 
 Bounds = Mapping[str, np.ndarray]
@@ -56,11 +56,12 @@ class BoundsReader:
 
 def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
     """Those of `names` that are columns with bounds."""
-    leaves = {metadata.schema.column(leaf).path: leaf for leaf in range(metadata.num_columns)}
+    leaves = dict(zip(schema.names, leaves_of(schema), strict=True))
     found = {}
     for name in names:
-        if name in leaves and len(schema.get_all_field_indices(name)) == 1:
-            reader = _reader(leaves[name], metadata.schema.column(leaves[name]), plain(schema.field(name).type))
+        if len(schema.get_all_field_indices(name)) == 1:
+            leaf = leaves[name][0]
+            reader = _reader(leaf, metadata.schema.column(leaf), plain(schema.field(name).type))
             if reader is not None:
                 found[name] = reader
     return found

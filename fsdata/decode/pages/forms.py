@@ -60,15 +60,15 @@ class Form:
         return np.array([physical, self.repeated, self.top, self.present, self.stored, itemsize, least, most])
 
 
-def form_of(column: pq.ColumnSchema, arrow_type: pa.DataType, number: Number) -> Form | str:
+def form_of(column: pq.ColumnSchema, name: str, arrow_type: pa.DataType, number: Number) -> Form | str:
     """The form of a leaf column that serves a field, or why it is left to pyarrow.
 
     Args:
-        arrow_type: of the column in the file's Arrow schema.
+        name, arrow_type: of the column in the file's Arrow schema.
     """
     if isinstance(arrow_type, pa.BaseExtensionType) or pa.types.is_dictionary(arrow_type):
         arrow_type = plain(arrow_type)
-    parts = column.path.split(".")
+    parts = column.path[len(name) :].split(".")  # without the name, which may have dots
     levels = (column.max_repetition_level, column.max_definition_level)
     repeated = is_list(arrow_type)
     if repeated:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import leaves_of
 from fsdata.catalog.bind import Binding
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
@@ -167,18 +168,16 @@ class _Chunk:
 def _forms(file: pq.ParquetFile, bindings: Sequence[Binding]) -> dict[Field, tuple[Form | str, int]]:
     """Field -> the form of its column, or why it is left to pyarrow; and the number of the leaf column."""
     schema, arrow = file.schema, file.schema_arrow
-    leaves: dict[str, list[int]] = {}
-    for leaf in range(len(schema)):
-        leaves.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
+    leaves = dict(zip(arrow.names, leaves_of(arrow), strict=True))
     forms: dict[Field, tuple[Form | str, int]] = {}
     for binding in bindings:
         assert binding.column is not None
-        field, here = binding.field, leaves.get(binding.column, [])
+        field, here = binding.field, leaves[binding.column]
         if binding.is_text:
             forms[field] = "text", -1
         elif len(here) != 1 or field.shape == "nested":
             forms[field] = "nested", -1
         else:
             arrow_type = arrow.field(binding.column).type
-            forms[field] = form_of(schema.column(here[0]), arrow_type, field.number), here[0]
+            forms[field] = form_of(schema.column(here[0]), binding.column, arrow_type, field.number), here[0]
     return forms
