@@ -7,7 +7,6 @@ Letters: G row groups.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import plain
+from fsdata.catalog.arrow_types import leaves_of, plain
 from fsdata.kernels import footer as kernel
 
 Bounds = Mapping[str, np.ndarray]
@@ -57,14 +56,11 @@ class BoundsReader:
 
 def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
     """Those of `names` that are columns with bounds."""
-    leaves: dict[str, list[int]] = defaultdict(list)
-    for leaf in range(metadata.num_columns):
-        leaves[metadata.schema.column(leaf).path].append(leaf)
+    leaves = dict(zip(schema.names, leaves_of(schema), strict=True))
     found = {}
     for name in names:
-        # A column `a.b` has the same path as the field `b` of a struct `a`.
-        if len(leaves.get(name, ())) == 1 and len(schema.get_all_field_indices(name)) == 1:
-            (leaf,) = leaves[name]
+        if len(schema.get_all_field_indices(name)) == 1:
+            leaf = leaves[name][0]
             reader = _reader(leaf, metadata.schema.column(leaf), plain(schema.field(name).type))
             if reader is not None:
                 found[name] = reader

@@ -137,7 +137,7 @@ def _plan_batches(
     columns = tuple(each for each in kind.bindings if each.origin in ("column", "expression"))
     needed = set() if condition is None else set(condition.columns)
     for binding in columns:
-        needed.update([binding.column] if binding.column else expressions[binding.field.name].columns)
+        needed.update(expressions[binding.field.name].columns if binding.column is None else [binding.column])
     roots = {names[0] for each in needed if (names := names_at(kind.schema, each)) is not None}
     read = tuple(name for name in kind.schema.names if name in roots)
     native = all(

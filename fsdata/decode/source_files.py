@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import leaves_of
 from fsdata.catalog.bind import bind, encrypted_reads
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
@@ -96,6 +97,7 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._wide: _Leaves = {}
         self._leaves: _Leaves = {}
+        self._by_column: dict[int, dict[str, range]] = {}
         self._lock = threading.Lock()
         self._show = show
         self._hosts = hosts
@@ -413,6 +415,7 @@ class SourceFiles:
                 wide=_once(self._wide, key, wide_columns, parquet.metadata),
                 faults=self.faults_of(group),
                 indexes=indexes,
+                leaves=self._leaves_of(number),
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
@@ -439,6 +442,15 @@ class SourceFiles:
             self._damaged(group, error)
             return None
         raise failed
+
+    def _leaves_of(self, file: int) -> Mapping[str, Sequence[int]]:
+        """See `GroupRows.leaves`."""
+        number = int(self.catalog.schema_of[file])
+        found = self._by_column.get(number)
+        if found is None:
+            schema = self.catalog.schemas[number]
+            found = self._by_column[number] = dict(zip(schema.names, leaves_of(schema), strict=True))
+        return found
 
     def _damaged(self, group: RowGroup, error: Exception) -> None:
         """Raise what is wrong with a row group, or note that it is skipped."""

@@ -165,7 +165,9 @@ def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> b
 
 
 def first_name(names: Sequence[str], column: str) -> tuple[str, str]:
-    """(first name of a dotted path, rest of the path)."""
+    """(first name of a dotted path, rest of the path). A column may have dots in its own name."""
+    if column in names:
+        return column, ""
     for name in names:
         if column == name or column.startswith(f"{name}."):
             return name, column[len(name) + 1 :]

@@ -5,7 +5,7 @@ where one table per row group would touch fresh memory for every column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from fsdata.catalog.arrow_types import objection
 from fsdata.catalog.bind import Binding, difference, partition_column
 from fsdata.catalog.column_paths import array_at
 from fsdata.decode.arrow import widen
+from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.errors import DataError, Faults, SchemaError
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
@@ -45,7 +46,7 @@ class GroupRows:
         to_end: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
         schema: a number that files with the same schema share.
-        wide: see `wide_columns`.
+        wide: see `wide_columns`. leaves: the leaf columns of each column of the file.
         faults: what becomes of rows that contradict the schema.
         indexes: where the offset indexes of the row group stand, see `PageDecoder.columns`.
     """
@@ -58,6 +59,7 @@ class GroupRows:
     wide: Sequence[int]
     faults: Faults
     indexes: np.ndarray | None = None
+    leaves: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +89,11 @@ class ArrowPlan:
 
 def wide_columns(metadata: pq.FileMetaData, read: Sequence[str]) -> tuple[int, ...]:
     """Leaf columns of those in `read` that may hold more than one number per row."""
-    leaves = [(leaf, metadata.schema.column(leaf)) for leaf in range(metadata.num_columns)]
+    leaves = [(leaf, metadata.schema.column(leaf)) for leaf in leaf_columns(metadata, read)]
     return tuple(
         leaf
         for leaf, column in leaves
-        if column.path.split(".")[0] in read
-        and (column.max_repetition_level > 0 or column.physical_type.endswith("BYTE_ARRAY"))
+        if column.max_repetition_level > 0 or column.physical_type.endswith("BYTE_ARRAY")
     )
 
 
@@ -168,9 +169,10 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
 def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
-    wide = [leaf for leaf in wanted.wide if file.schema.column(leaf).path.split(".")[0] in columns]
-    size = batch_rows(file.metadata.row_group(wanted.group), wide)
-    for batch in file.iter_batches(size, row_groups=[wanted.group], columns=list(columns), use_threads=False):
+    leaves = [leaf for name in columns for leaf in wanted.leaves[name]]
+    size = batch_rows(file.metadata.row_group(wanted.group), sorted({*wanted.wide}.intersection(leaves)))
+    # By names, pyarrow would also give the column `a.b` the field `b` of a struct `a`.
+    for batch in file.reader.iter_batches(size, [wanted.group], leaves, use_threads=False):
         end = begin + batch.num_rows
         low, high = max(start, begin), min(stop, end)
         if low < high:

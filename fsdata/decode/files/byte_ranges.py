@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow.parquet as pq
 
+from fsdata.catalog.arrow_types import leaves_of
+
 ByteRange = tuple[int, int]
 
 GAP_BYTES = 1 << 20
@@ -18,9 +20,9 @@ REQUEST_BYTES = 8 << 20
 
 def leaf_columns(metadata: pq.FileMetaData, columns: Iterable[str]) -> tuple[int, ...]:
     """The leaf columns that `columns` consist of."""
-    wanted = set(columns)
-    paths = (metadata.schema.column(leaf).path for leaf in range(metadata.num_columns))
-    return tuple(leaf for leaf, path in enumerate(paths) if path.split(".")[0] in wanted)
+    wanted, schema = set(columns), metadata.schema.to_arrow_schema()
+    found = zip(schema.names, leaves_of(schema), strict=True)
+    return tuple(leaf for name, leaves in found if name in wanted for leaf in leaves)
 
 
 def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[ByteRange]:
