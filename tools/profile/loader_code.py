@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from freescale_tools.model.batches import Setting, balance_options
 from freescale_tools.profile.recommend import cut_sentences
-from freescale_tools.scan.columns import bind, first_name, holds
+from freescale_tools.scan.columns import bind, holds, inside_structs
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
 from fsdata.catalog.footers import Footer
@@ -125,11 +125,10 @@ def _sources(
 
 def _expression(footer: Footer, path: str, field: str) -> str | None:
     """What extracts a list column of this file; None if a loader takes the column of that name."""
-    name, inside = first_name(footer.schema.names, path)
-    parts = [f"pl.col({name!r})", *(f".struct.field({one!r})" for one in inside.split(".") if one)]
+    column = ".".join(inside_structs(footer.schema, path)[0])
     if any(holds(footer, path, test) for test in _TEXT):
-        parts.append(_HASH)
-    return "".join(parts) if len(parts) > 1 or name != field else None
+        return f"pl.col({column!r}){_HASH}"
+    return repr(column) if column != field else None
 
 
 def _paths(paths: Sequence[str]) -> str:

@@ -13,7 +13,8 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.levels import ListLevels, list_levels
-from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, plain
+from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
+from fsdata.catalog.column_paths import leaf_at, names_at, type_at
 from fsdata.catalog.footers import Footer, Skipped
 
 _NAMED = 12
@@ -90,7 +91,12 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     """
     schema = footer.metadata.schema
     paths = [schema.column(index).path for index in range(len(schema))]
-    found = [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+    names = names_at(footer.schema, column)
+    if names is None:  # a path as Parquet has it, with the groups of lists
+        found = [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+    else:
+        first = leaf_at(footer.schema, names)
+        found = list(range(first, first + leaf_count(inside_structs(footer.schema, column)[1])))
     if not found:
         return f"no column {column}"
     if len(found) > 1:
@@ -149,14 +155,30 @@ def only_list(files: FileSet) -> str:
 
 
 def inside_structs(schema: pa.Schema, column: str) -> tuple[tuple[str, ...], pa.DataType]:
-    """(names that lead to a column, the first that of the file's; its type), into structs, but not into lists."""
+    """(names that lead to a column, the first that of the file's; its type). A field of a list of structs is a list.
+
+    column: a path of names, or one as Parquet has it, in which two more names stand for every list.
+    """
+    names = names_at(schema, column) or _without_lists(schema, column)
+    kind = type_at(schema, ".".join(names))
+    assert kind is not None
+    return names, plain(kind)
+
+
+def _without_lists(schema: pa.Schema, column: str) -> tuple[str, ...]:
     name, rest = first_name(schema.names, column)
-    names, kind = [name], plain(schema.field(name).type)
-    while rest and pa.types.is_struct(kind):
-        name, rest = first_name([kind.field(index).name for index in range(kind.num_fields)], rest)
-        names.append(name)
-        kind = plain(kind.field(name).type)
-    return tuple(names), kind
+    names: tuple[str, ...] = (name,)
+    kind = plain(schema.field(name).type)
+    while rest:
+        if is_list(kind):
+            rest = ".".join(rest.split(".")[2:])
+            kind = plain(kind.value_type)
+        elif pa.types.is_struct(kind):
+            name, rest = first_name([field.name for field in kind], rest)
+            names, kind = (*names, name), plain(kind.field(name).type)
+        else:
+            break
+    return names
 
 
 def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> bool:

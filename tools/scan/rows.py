@@ -22,6 +22,7 @@ from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
 from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.arrow_types import encrypted_columns
+from fsdata.catalog.column_paths import array_at
 from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
@@ -132,11 +133,7 @@ class Rows:
         rows = 0
         for batch in self._batches(group, [leaf.path]):
             rows += batch.num_rows
-            first, *inside = inside_structs(batch.schema, column)[0]
-            array = widen.unwrap(batch.column(first))
-            for name in inside:
-                array = widen.unwrap(pc.struct_field(array, array.type.get_field_index(name)))
-            yield array
+            yield widen.unwrap(array_at(batch, ".".join(inside_structs(batch.schema, column)[0])))
         if rows != self._footer.metadata.row_group(group).num_rows:
             raise pa.ArrowInvalid(f"{rows} rows where the footer says otherwise")
 
