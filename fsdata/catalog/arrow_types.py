@@ -183,9 +183,4 @@ def _text_example(field: Field, arrow_type: pa.DataType) -> str:
     if field.number == "value":
         cast = "cast(pl.Float32)"
         return f"{column}.list.eval(pl.element().{cast})" if is_list(plain(arrow_type)) else f"{column}.{cast}"
-    hashed = "hash(seed=1) % 2**20"
-    if field.shape == "nested":
-        return f"{column}.list.eval(pl.element().list.eval(pl.element().{hashed}))"
-    if is_list(plain(arrow_type)):
-        return f"{column}.list.eval(pl.element().{hashed})"
-    return f"{column}.{hashed}"
+    return f"fsdata.text_key({field.name!r}, buckets=2**20)"

@@ -24,7 +24,7 @@ schema = Schema(sequences=({sequence},){candidates})
 """
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _ALIKE = ("histogram", "per_file", "longest")  # what aligned lists have in common
-_HASH = ".list.eval(pl.element().hash(seed=1) % 2**20)"  # text has to become numbers; how many is the user's to say
+_BUCKETS = "2**20"  # text has to become numbers; how many is for the user to say
 
 
 def loader_code(
@@ -70,11 +70,11 @@ def loader_code(
         histories = f"histories = AsOf(ParquetSource({_paths(stored.paths)}), {times}, fields=({column!r},))\n"
     names = ["Balance", "FreeScaleDataLoader", "ParquetSource", "Schema", "Sequence", type(chosen.cost).__name__]
     names += ["AsOf"] if stored else []
+    names += ["text_key"] if any("text_key(" in one for one in sources) else []
     options = {**balance_options(advice["method"], chosen, advice["max_tokens"]), "cost": chosen.cost}
     listed = ",\n    ".join(sources)
     return _CODE.format(
-        imports=("import polars as pl\n" if any("pl.col(" in one for one in sources) else "")
-        + f"from fsdata import {', '.join(sorted(names))}",
+        imports=f"from fsdata import {', '.join(sorted(names))}",
         sequence=f"Sequence({fields[column]!r}, {role(events)}, max_length={advice['max_length']}{shared})",
         histories=histories,
         candidates=f', candidates=Sequence("candidates", {role([candidates])})' if candidates else "",
@@ -127,7 +127,7 @@ def _expression(footer: Footer, path: str, field: str) -> str | None:
     """What extracts a list column of this file; None if a loader takes the column of that name."""
     column = ".".join(inside_structs(footer.schema, path)[0])
     if any(holds(footer, path, test) for test in _TEXT):
-        return f"pl.col({column!r}){_HASH}"
+        return f"text_key({column!r}, buckets={_BUCKETS})"
     return repr(column) if column != field else None
 
 
