@@ -374,8 +374,8 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
     for number, source in enumerate(sources):
         for name in sorted(source.texts ^ sources[0].texts):
             text, integer = (source, sources[0]) if name in source.texts else (sources[0], source)
-            what = f"text in {text.label} and an integer in {integer.label}"
-            todo = "bring one of them to the other's type with a polars expression"
+            what = f"text in {text.label}, and an integer or null in all files in {integer.label}"
+            todo = "bring one of them to the other's type with a polars expression, such as cast(pl.String)"
             yield name, source, f"passthrough {name!r} is {what}: {todo}"
         for name in (each for each in schema.labels if each not in source.default_labels):
             first = next(of for of in sources[: number + 1] if name not in of.default_labels)
