@@ -13,7 +13,6 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.units import check_key, check_times, mixed
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
@@ -27,6 +26,7 @@ from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.units import check_key, check_times, mixed
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.joins import POSITION, AsOf, Join, Lookup

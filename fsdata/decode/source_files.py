@@ -24,7 +24,6 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
-from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
@@ -36,6 +35,7 @@ from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
+from fsdata.decode.units import Counted
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.follow import Follow

@@ -19,7 +19,6 @@ from fsdata.catalog.bind import bind_rows
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
 from fsdata.decode.block import Column
 from fsdata.decode.decode_piece import decode_batch
@@ -29,6 +28,7 @@ from fsdata.decode.joins.lookup_table import LookupTable
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_layout import Layout
+from fsdata.decode.units import Counted
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.expressions import Expression

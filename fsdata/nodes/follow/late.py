@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.find_files import discover
+from fsdata.decode.arrow import widen
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import SchemaError
+from fsdata.errors import DataError, SchemaError
 from fsdata.nodes.follow.watermark import Arrived, modified_at, stamps_of
 from fsdata.order.segment import SideFile
 from fsdata.sources import expressions
@@ -125,8 +126,12 @@ def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
     if condition is not None and filtered:
         (mask,) = expressions.evaluate([condition], [pa.bool_()], table.select(list(condition.columns)))
         table = table.filter(mask)
-    keys = pc.drop_null(table[column])
-    return keys.cast(pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
+    keys = pc.drop_null(table[column]).combine_chunks()
+
+    def bad(kind: str, rows: np.ndarray, what: str) -> None:
+        raise DataError(f"{files.label}, {name}: {on}: {what}")
+
+    return widen.convert(keys, "id", bad).to_numpy(zero_copy_only=False)
 
 
 def sides_of(tables: Sequence[LateTable], file: Arrived) -> tuple[SideFile, ...]:
