@@ -21,12 +21,12 @@ from fsdata.decode.joins.event_rows import EventRows
 from fsdata.decode.joins.history_table import HistoryTable, load_histories
 from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
+from fsdata.decode.joins.units import check_key, check_times, mixed
 from fsdata.decode.piece import align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.decode.units import check_key, check_times, mixed
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.joins import POSITION, AsOf, Join, Lookup

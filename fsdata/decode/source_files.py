@@ -30,12 +30,12 @@ from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.pages.page_decoder import PageDecoder
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.units import Counted
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.follow import Follow

@@ -14,9 +14,9 @@ from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
+from fsdata.decode.joins.units import mixed
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.units import mixed
 from fsdata.errors import SchemaError
 from fsdata.nodes.node import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units

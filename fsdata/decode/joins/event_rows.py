@@ -25,10 +25,10 @@ from fsdata.decode.decode_piece import decode_batch
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.history_table import HistoryTable, Pile, where
 from fsdata.decode.joins.lookup_table import LookupTable
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.units import Counted
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.schema import Field
 from fsdata.sources.expressions import Expression

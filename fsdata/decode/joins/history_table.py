@@ -28,10 +28,10 @@ from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
+from fsdata.decode.joins.units import Counted, check_times
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.decode.units import Counted, check_times
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import STORED_AS

@@ -19,9 +19,9 @@ from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column
 from fsdata.decode.joins.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.decode.units import Counted
 from fsdata.errors import Fault, SchemaError
 from fsdata.kernels import lookups
 from fsdata.schema import Field, Schema, fields_of
