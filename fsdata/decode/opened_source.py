@@ -17,7 +17,6 @@ from fsdata.catalog.key_types import HashedTypes, between, folder_columns, hashe
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
-from fsdata.catalog.units import check_key, check_times, mixed
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup
@@ -26,6 +25,7 @@ from fsdata.decode.joins.event_rows import EventRows
 from fsdata.decode.joins.history_table import HistoryTable, load_histories
 from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
+from fsdata.decode.joins.units import check_key, check_times, mixed
 from fsdata.decode.piece import align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
@@ -386,8 +386,8 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
     for number, source in enumerate(sources):
         for name in sorted(source.texts ^ sources[0].texts):
             text, integer = (source, sources[0]) if name in source.texts else (sources[0], source)
-            what = f"text in {text.label} and an integer in {integer.label}"
-            todo = "bring one of them to the other's type with a polars expression"
+            what = f"text in {text.label}, and an integer or null in all files in {integer.label}"
+            todo = "bring one of them to the other's type with a polars expression, such as cast(pl.String)"
             yield name, source, f"passthrough {name!r} is {what}: {todo}"
         for name in (each for each in schema.labels if each not in source.default_labels):
             first = next(of for of in sources[: number + 1] if name not in of.default_labels)

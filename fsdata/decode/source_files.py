@@ -25,13 +25,13 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
-from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.pages.page_decoder import PageDecoder
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces

@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.catalog.units import mixed
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
+from fsdata.decode.joins.units import mixed
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError

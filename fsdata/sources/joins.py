@@ -30,7 +30,8 @@ class Join(Joined):
 
     Args:
         source: the side table. Its rows must have different keys.
-        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
+        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers, or dates or
+            timestamps of one type in both.
         fields: the schema's fields that come from the side table; their columns follow `source.columns`.
         missing: what becomes of a row whose key has no match: `"default"`, every field has its default (all need one);
             `"mask"`, it has its default or 0, and `Batch.mask[field]` is False; `"drop"`, the row is left out;
@@ -104,7 +105,8 @@ class AsOf(Joined):
 
     Args:
         source: the table of histories. Its rows must have different keys.
-        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers.
+        on: the key in both tables, a field or column name; each table's `columns` may rename it. Integers, or dates or
+            timestamps of one type in both.
         at: the time of a row, a field or column of the main source. `time` counts the same unit: both are timestamps or
             dates, or both are integers. `"position"`: rows are placed by their `position`, a column of integers that
             says how many events of the history come before the row. Then ties in time do not matter, and the rows may

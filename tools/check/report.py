@@ -18,7 +18,7 @@ REMEDIES = {
     "null": _NULLS,
     "null element": _NULLS,
     "not finite": _NULLS,
-    "range": "map the column to int64 with an expression in columns, such as a hash",
+    "range": "map the column to int64 with an expression in columns: .reinterpret(signed=True) keeps a hash whole",
     "not text": "write the column as UTF-8, or leave the rows out with filter=...",
     "ragged": "repair the rows, or move a field that is not aligned to a Sequence of its own",
     "no match": "add the keys to the side table, or give its ParquetSource defaults or nulls='drop'",

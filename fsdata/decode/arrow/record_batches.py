@@ -201,7 +201,7 @@ def _converted(
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
     for binding, array in zip(columns, raw, strict=True):
-        bad = partial(_note, faults, binding.field.name, rows)
+        bad = partial(_note, faults, binding, rows)
         if binding.field.shape == "nested":
             counts, array = widen.nested_parts(array)
             arrays.append(counts)
@@ -212,9 +212,24 @@ def _converted(
     return unnamed(arrays, batch.num_rows)
 
 
-def _note(faults: Faults, name: str, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
-    """Tell of a fault in `some` of these rows, see `widen.Bad`."""
-    faults.found(kind, name, rows[some], f"{name}: {what}")
+def _note(faults: Faults, binding: Binding, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
+    """Raise or note a fault in `some` of these rows, see `widen.Bad`."""
+    name, todo = binding.field.name, ""
+    if kind == "range" and binding.field.number != "time":
+        todo = f". Keep the bits of a hash as int64: {_signed(binding)}"
+    faults.found(kind, name, rows[some], f"{name}: {what}", todo=todo)
+
+
+def _signed(binding: Binding) -> str:
+    """An expression that makes int64 of uint64, for messages."""
+    name, signed = binding.field.name, "reinterpret(signed=True)"
+    if binding.origin == "expression":
+        return f"use .{signed} in the expression of {name!r}"
+    if binding.is_list:
+        signed = f"list.eval(pl.element().{signed})"
+    if binding.field.shape == "nested":
+        signed = f"list.eval(pl.element().{signed})"
+    return f"columns={{{name!r}: pl.col({binding.column!r}).{signed}}}"
 
 
 def _mapped(

@@ -19,13 +19,13 @@ from fsdata.catalog.bind import bind_rows
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.catalog.units import Counted
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
 from fsdata.decode.block import Column
 from fsdata.decode.decode_piece import decode_batch
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.history_table import HistoryTable, Pile, where
 from fsdata.decode.joins.lookup_table import LookupTable
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_layout import Layout

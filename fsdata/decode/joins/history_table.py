@@ -27,9 +27,9 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
-from fsdata.catalog.units import Counted, check_times
 from fsdata.decode.block import Column, run
 from fsdata.decode.files.row_groups import RowGroup
+from fsdata.decode.joins.units import Counted, check_times
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles

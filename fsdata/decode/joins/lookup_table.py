@@ -18,9 +18,9 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.catalog.units import Counted
 from fsdata.decode.block import Column
 from fsdata.decode.joins.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
+from fsdata.decode.joins.units import Counted
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from fsdata.catalog.column_paths import array_at, names_at
 from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.find_files import discover
+from fsdata.decode.arrow import widen
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import SchemaError
+from fsdata.errors import DataError, SchemaError
 from fsdata.nodes.follow.watermark import Arrived, modified_at, stamps_of
 from fsdata.order.segment import SideFile
 from fsdata.sources import expressions
@@ -134,7 +135,11 @@ def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
         (mask,) = expressions.evaluate([condition], [pa.bool_()], read)
         keys = keys.filter(mask)
     keys = pc.drop_null(keys)
-    return keys.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+    def bad(kind: str, rows: np.ndarray, what: str) -> None:
+        raise DataError(f"{files.label}, {name}: {on}: {what}")
+
+    return widen.convert(keys, "id", bad).to_numpy(zero_copy_only=False)
 
 
 def sides_of(tables: Sequence[LateTable], file: Arrived) -> tuple[SideFile, ...]:

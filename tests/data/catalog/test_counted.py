@@ -140,11 +140,11 @@ def test_times_of_all_units_are_merged(tmp_path):
 
 
 def test_a_new_file_of_another_unit_is_refused(tmp_path):
-    write(tmp_path / "a.parquet", {"x": times("ms")})
-    source = ParquetSource(tmp_path, follow=Follow(by="path", idle="0.1s", every="0.05s"))
-    with FreeScaleDataLoader(source, Schema(context=("x",)), batch_size=2) as loader:
-        rows = iter(loader)
-        next(rows)
-        write(tmp_path / "b.parquet", {"x": times("us")})
-        with pytest.raises(SchemaError, match=r"x: is timestamp\[us\] in some files and timestamp\[ms\] in the first"):
-            list(rows)
+    for name, unit in (("a", "ms"), ("b", "us")):
+        write(tmp_path / f"{name}.parquet", {"x": times(unit)})
+    source = ParquetSource(tmp_path, follow=Follow(idle="0.1s", every="0.01s", at_most=1))
+    with (
+        FreeScaleDataLoader(source, Schema(context=("x",)), batch_size=2) as loader,
+        pytest.raises(SchemaError, match=r"x: is timestamp\[us\] in some files and timestamp\[ms\] in the first"),
+    ):
+        list(loader)

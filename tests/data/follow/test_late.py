@@ -288,3 +288,16 @@ def test_a_side_file_that_is_not_whole_is_named_once(tmp_path, caplog):
     assert batch.mask["score"].tolist() == [True] * 4 + [False] * 4
     assert caplog.text.count("rows wait for its matches in vain") == 1
     assert caplog.text.count("b.parquet") == 1
+
+
+def test_keys_that_are_dates(tmp_path):
+    days = pl.Series([0, 1, 2]).cast(pl.Date)
+    put(pl.DataFrame({"row": [0, 1, 2], "day": days}), tmp_path / "rows" / "0.parquet")
+    put(pl.DataFrame({"day": days[1:], "score": [0.5, 1.5]}), tmp_path / "side" / "0.parquet")
+    side = ParquetSource(tmp_path / "side", follow=Follow(**FAST))
+    join = Join(side, on="day", fields=("score",), missing="mask", wait="0s")
+    rows = ParquetSource(tmp_path / "rows", follow=Follow(**FAST), join=[join])
+    with FreeScaleDataLoader(rows, Schema(context=("row",), labels=("score",)), batch_size=3) as loader:
+        (batch,) = loader
+    assert batch.mask["score"].tolist() == [False, True, True]
+    assert batch.labels["score"].tolist() == [0.0, 0.5, 1.5]
