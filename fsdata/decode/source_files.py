@@ -44,6 +44,7 @@ from fsranks.machine.cores import usable_cores
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
+_MORE_OPEN = 32  # local files, beside those of the decode threads
 _Leaves = dict[tuple[int, tuple[str, ...]], tuple[int, ...]]  # by schema and columns read
 _ADVICE = (
     "Start the job again, with files that nobody writes",
@@ -123,7 +124,8 @@ class SourceFiles:
         self.groups = self._groups()
         self._pool = pool
         self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
-        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
+        advice = _ADVICE[source.catalog is not None]
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=advice, more=_MORE_OPEN)
         self.remote = RemoteFiles(self._open_files.open)
 
     @property
