@@ -19,8 +19,8 @@ from fsdata.catalog.bind import bind, encrypted_reads
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.listing.file_list import UNKNOWN, FileList
-from fsdata.catalog.listing.find_files import discover, found_now, root_of
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
+from fsdata.catalog.listing.find_files import discover, found_now, local_version, root_of
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
@@ -45,6 +45,7 @@ from fsranks.machine.cores import usable_cores
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
+_MORE_OPEN = 32  # local files, beside those of the decode threads
 _Leaves = dict[tuple[int, tuple[str, ...]], tuple[int, ...]]  # by schema and columns read
 _ADVICE = (
     "Start the job again, with files that nobody writes",
@@ -124,7 +125,8 @@ class SourceFiles:
         self.groups = self._groups()
         self._pool = pool
         self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
-        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=_ADVICE[source.catalog is not None])
+        advice = _ADVICE[source.catalog is not None]
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=advice, more=_MORE_OPEN)
         self.remote = RemoteFiles(self._open_files.open)
 
     @property
@@ -165,12 +167,11 @@ class SourceFiles:
         self, files: FileList, bounds_of: Sequence[str] = ()
     ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
         """See `open_catalog`; the bounds of the filter's columns are there, too."""
-        at_once = self._threads if files[0].local else max(self._threads, _REMOTE_THREADS)
         condition = self.source.condition
         wanted = dict.fromkeys([*(() if condition is None else condition.columns), *bounds_of])
         return open_catalog(
             files,
-            threads=at_once,
+            threads=self._at_once(files),
             retry=self.retry,
             label=self.label,
             bounds_of=list(wanted),
@@ -284,8 +285,7 @@ class SourceFiles:
         """
         found = []
         files = catalog.files.without(np.delete(np.arange(len(catalog)), some).tolist())
-        threads = self._threads if not files or files[0].local else max(self._threads, _REMOTE_THREADS)
-        now = found_now(files, threads=threads, retry=self.retry)
+        now = found_now(files, threads=self._at_once(files), retry=self.retry)
         for number, then, there in zip(some.tolist(), files.versions[:, :2].tolist(), now, strict=True):
             path = catalog.files.path(number)
             if there is None:
@@ -319,6 +319,20 @@ class SourceFiles:
         if len(catalog) and not found.any():
             raise CorruptFileError(f"{self.label}: none of its {len(catalog)} files is readable: {reason}")
         return np.repeat(found, np.diff(catalog.first))
+
+    def versions(self) -> list[Version]:
+        """Of all files, in order: as they were listed, or as their folders say now where a catalog or a table names
+        the files. Blocks for listing these folders."""
+        files = self.catalog.files
+        if self.source.catalog is None and (files.versions[:, 0] > 0).all():
+            return [(size, modified, inode) for size, modified, inode in files.versions.tolist()]
+        if files[0].local:
+            return [local_version(path) for path in map(files.path, range(len(files)))]
+        return [each or UNKNOWN for each in found_now(files, threads=self._at_once(files), retry=self.retry)]
+
+    def _at_once(self, files: FileList) -> int:
+        """Requests at a time."""
+        return self._threads if not files or files[0].local else max(self._threads, _REMOTE_THREADS)
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
         for name, error in faults:

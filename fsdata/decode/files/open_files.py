@@ -7,13 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.footers import digest, footer_bytes, open_file, parquet_file, parsed
+from fsdata.catalog.footers import Schemas, digest, footer_bytes, open_file, parquet_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
@@ -55,6 +56,11 @@ class OpenParquet:
     source: Any
     indexes: np.ndarray
 
+    @property
+    def footer_bytes(self) -> int:
+        """Memory of the parsed footer."""
+        return self.parquet.metadata.serialized_size * _PARSED
+
     def close(self) -> None:
         self.source.close()
 
@@ -75,8 +81,8 @@ _Parsed = tuple[pq.FileMetaData, pa.Schema, np.ndarray]
 """A footer, its schema, and `OpenParquet.indexes`."""
 
 
-def _parsed(raw: bytes, size: int, file: FileRef) -> _Parsed:
-    metadata, schema, chunks = parsed(raw, size, file, {})
+def _parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> _Parsed:
+    metadata, schema, chunks = parsed(raw, size, file, schemas)
     return metadata, schema, chunks[:, :, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
 
 
@@ -115,14 +121,18 @@ class OpenFiles:
 
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
+        more: further ones, as long as all their footers together are no larger than those that are kept parsed: where
+            rows are shuffled, the next row group is one of another file.
         advice: what to do about a file that was replaced.
     """
 
-    def __init__(self, keep: int, advice: str = "") -> None:
+    def __init__(self, keep: int, advice: str = "", more: int = 0) -> None:
         self._keep = keep
+        self._more = more
         self._advice = advice
         self._idle: list[OpenParquet] = []
         self._footers = _Footers()
+        self._schemas: Schemas = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -153,7 +163,8 @@ class OpenFiles:
         try:
             stamp = modified(file) if stamp is None else stamp
             raw = self._compared(known, stamp, source)
-            metadata, schema, indexes = self._footers.of(file, known.identity, lambda: _parsed(raw, known.size, file))
+            parse = partial(_parsed, raw, known.size, file, self._schemas)
+            metadata, schema, indexes = self._footers.of(file, known.identity, parse)
             if known.rows is not None:
                 _compare(metadata, schema, known, known.rows)
             parquet = parquet_file(source, metadata=metadata)
@@ -167,6 +178,8 @@ class OpenFiles:
         with self._lock:
             self._idle.append(file)
             kept = 0 if self._closed else self._keep
+            if kept and sum(idle.footer_bytes for idle in self._idle) <= FOOTER_BYTES:
+                kept += self._more
             surplus = self._idle[: max(len(self._idle) - kept, 0)]
             del self._idle[: len(surplus)]
         for idle in surplus:

@@ -4,7 +4,6 @@ Letters: K keys, E events of all of them, T fields.
 """
 
 import json
-import os
 import secrets
 import time
 from collections import deque
@@ -280,12 +279,11 @@ def item_types(files: SourceFiles, field: Field) -> set[pa.DataType | None]:
 
 def versions(files: SourceFiles) -> list[tuple[object, ...]]:
     """What tells files apart whose footers are equal: footers without statistics say nothing of the values."""
-    found: list[tuple[object, ...]] = []
-    for file in files.catalog.files:
-        (info,) = file.filesystem.get_file_info([file.path])
-        inode = os.stat(file.path).st_ino if file.local else None
-        found.append((file.filesystem.type_name, file.path, info.size, info.mtime_ns, inode))
-    return found
+    found = zip(files.catalog.files, files.versions(), strict=True)
+    return [
+        (file.filesystem.type_name, file.path, size, modified or None, inode if file.local else None)
+        for file, (size, modified, inode) in found
+    ]
 
 
 class _Reading:

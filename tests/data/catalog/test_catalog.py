@@ -401,6 +401,21 @@ def test_footers_that_were_used_last_are_kept(
     assert parsed.call_count == parsed_footers
 
 
+@pytest.mark.parametrize(("kept", "more", "times_opened"), [(1 << 20, 3, 4), (1 << 20, 0, 8), (0, 3, 8)])
+def test_more_idle_files_stay_open_while_their_footers_are_small(
+    lake: Path, kept: int, more: int, times_opened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "FOOTER_BYTES", kept)
+    catalog = opened(lake / "day=3")
+    pool = open_files.OpenFiles(keep=1, more=more)
+    with mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file:
+        for number in (0, 1, 2, 3, 0, 1, 2, 3):
+            known = open_files.Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+            pool.give(pool.take(known))
+    pool.close()
+    assert open_file.call_count == times_opened
+
+
 @pytest.mark.parametrize(("columns", "groups"), [(1, 1), (22, 2), (4, 50)])
 def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, monkeypatch) -> None:
     """Else the cache grows over its bound."""
@@ -415,11 +430,11 @@ def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, 
     raw = out.getvalue().to_pybytes()
     footer = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
     file, kept = FileRef("a.parquet", "a.parquet", None), open_files._Footers()
-    open_files._parsed(footer, len(raw), file)  # what is made once for all
+    open_files._parsed(footer, len(raw), file, {})  # what is made once for all
     gc.collect()
     before = mallinfo()
     for number in range(20):
-        kept.of(file, str(number), lambda: open_files._parsed(footer, len(raw), file))
+        kept.of(file, str(number), lambda: open_files._parsed(footer, len(raw), file, {}))
     after = mallinfo()
     taken = sum(after.numbers[at] - before.numbers[at] for at in (4, 7))
     assert 0.5 * kept._bytes < taken < 1.1 * kept._bytes

@@ -1,11 +1,16 @@
 """Side tables."""
 
+from collections import Counter
+from dataclasses import replace
+from typing import ClassVar
+
 import polars as pl
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from parquet import column, lists, opened, read, write
 
-from fsdata import Schema, Sequence
+from fsdata import AsOf, Lookup, Schema, Sequence
 from fsdata.decode.opened_source import open_source
 from fsdata.errors import DataError, SchemaError
 from fsdata.sources import Join, ParquetSource
@@ -162,3 +167,36 @@ def test_joins_that_make_no_sense(main, tmp_path):
     given = ParquetSource(main, join=[Join(table, on="user", fields=("age",))])
     with pytest.raises(SchemaError, match=both):
         open_source(given, Schema(context=("user", "nothing"), dense=("age",)))
+
+
+@pytest.mark.parametrize("kind", ["Lookup", "AsOf"])
+def test_a_store_is_not_asked_again_for_what_its_listing_said(tmp_path, kind):
+    asked = Counter()
+
+    class Store(MemoryFileSystem):
+        store: ClassVar[dict] = {}
+        pseudo_dirs: ClassVar[list] = [""]
+
+        def info(self, path, **options):
+            asked[path.rpartition("/")[2]] += 1
+            return super().info(path, **options)
+
+    store = Store(skip_instance_cache=True)
+    main = write(tmp_path / "main.parquet", {"user": [0, 1], "at": [9, 9], "items": lists(pa.int64(), [0], [1])})
+    for number in range(2):
+        columns = {"user": [number], "age": [number], "ts": lists(pa.int64(), [1]), "item": lists(pa.int64(), [7])}
+        path = write(tmp_path / "side" / f"{number}.parquet", columns)
+        store.pipe(f"/side/{number}.parquet", path.read_bytes())
+    side = ParquetSource("/side/*.parquet", filesystem=store)
+    join, schema = {
+        "Lookup": (
+            Lookup(replace(side, columns={"items": "user"}), on="items", fields=("age",)),
+            Schema(sequences=[Sequence("uih", fields=("items", "age"))]),
+        ),
+        "AsOf": (
+            AsOf(side, on="user", at="at", time="ts", fields=("item",)),
+            Schema(sequences=[Sequence("uih", fields=("item",))]),
+        ),
+    }[kind]
+    assert len(read(ParquetSource(main, join=[join]), schema)) == 2
+    assert asked["0.parquet"] == asked["1.parquet"] == 2  # once to read its footer, once to read its rows
