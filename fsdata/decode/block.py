@@ -155,7 +155,7 @@ class Block:
 
     @classmethod
     def of(cls, fields: Sequence[Column], rows: int, source: int = 0) -> "Block":
-        """Fields whose rows begin alike, as those of one sequence do, share these numbers."""
+        """Fields that share an array of starts or lengths, as those of one sequence do, share the numbers here, too."""
         starts, lengths = _Lines(), _Lines()
         numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
         for at, each in enumerate(fields):
@@ -179,20 +179,21 @@ class Block:
 
 
 class _Lines:
-    """Numbers of rows, those of several fields once if they are equal."""
+    """Numbers of rows, once for all fields that have them from the same memory, as those of a sequence do."""
 
     def __init__(self) -> None:
         self.found: list[np.ndarray] = []
+        self._line_of: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def line(self, numbers: np.ndarray | None) -> int:
         """Which line of the table these are; -1 of None."""
         if numbers is None:
             return -1
-        for at, other in enumerate(self.found):
-            if numbers is other or np.array_equal(numbers, other):
-                return at
-        self.found.append(numbers)
-        return len(self.found) - 1
+        memory = numbers.__array_interface__["data"][0], numbers.strides
+        line = self._line_of.setdefault(memory, len(self.found))
+        if line == len(self.found):
+            self.found.append(numbers)
+        return line
 
     def table(self, rows: int, dtype: type) -> np.ndarray:
         table: np.ndarray = np.empty((len(self.found), rows), dtype)

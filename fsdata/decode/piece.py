@@ -47,6 +47,8 @@ class DecodedPiece:
 def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
     """Give all lists of a sequence one length: check it, truncate, and let null lists be of defaults, in place.
 
+    Fields that begin at the same values get one array of starts, too, so that a block holds it once.
+
     defaults: field -> its default, of those that have one. Lengths are compared before truncation.
 
     Raises:
@@ -69,10 +71,13 @@ def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
         if first.max_length is not None and kept.max(initial=0) > first.max_length:
             whole, kept = kept, np.minimum(kept, first.max_length)
             skip = whole - kept if first.keep_last else 0
+        before, shared = np.empty(0, np.int64), np.empty(0, np.int64)  # starts of the field before, whole and cut
         for slot, length in zip(slots, lengths, strict=True):
             column = columns[slot]
             start = column.start if column.start is not None else column.step * np.arange(len(kept))
-            column = replace(column, start=start + skip if isinstance(skip, np.ndarray) else start, length=kept)
+            if start is not before and not np.array_equal(start, before):
+                before, shared = start, start + skip if isinstance(skip, np.ndarray) else start
+            column = replace(column, start=shared, length=kept)
             columns[slot] = (
                 _with_defaults(column, length < 0, piece, layout.fields[slot], defaults) if nulls else column
             )
