@@ -198,9 +198,7 @@ class Block:
         self._owners = starts, lengths, owners
 
     @classmethod
-    def of(
-        cls, fields: Sequence[Column | None], rows: int, source: int = 0, scalars: Scalars | None = None
-    ) -> "Block":
+    def of(cls, fields: Sequence[Column | None], rows: int, source: int = 0, scalars: Scalars | None = None) -> "Block":
         """Fields that share an array of starts or lengths, as those of one sequence do, share the numbers here, too.
 
         fields: by slot; None for those of `scalars`.

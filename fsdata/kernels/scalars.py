@@ -1,4 +1,4 @@
-"""Fields with one value, or a fixed number, in every row: read from Arrow's memory and copied row by row (numba, nogil).
+"""Fields with one value, or a fixed number, in every row: from Arrow's memory to batches (numba, nogil).
 
 Arrow hands a record batch over as the structures of its C data interface
 (https://arrow.apache.org/docs/format/CDataInterface.html): one call for all columns, where Python would ask each.
@@ -54,12 +54,14 @@ def find_not_finite(at, count, found):
 @kernel(called_with="int64[::1], int64[::1], int64, float32[:, ::1]")
 def interleave(at, places, count, dense):
     """`count` float32 at each address -> the columns `places` of `dense`, [N, D]."""
+    width, target = dense.shape[1], dense.ctypes.data
     for first in range(0, count, _TILE):
-        stop = min(first + _TILE, count)
+        some = min(_TILE, count - first)
         for c in range(len(at)):
-            values, place = carray(pointer(at[c]), (count,), np.float32), places[c]
-            for n in range(first, stop):
-                dense[n, place] = values[n]
+            values = carray(pointer(at[c] + 4 * first), (some,), np.float32)
+            places_of = carray(pointer(target + 4 * (first * width + places[c])), (some * width,), np.float32)
+            for n in range(some):
+                places_of[np.uint64(n * width)] = values[n]
 
 
 @kernel(called_with="int64[::1], int64[::1], int64, int64[::1]")

@@ -1,7 +1,8 @@
 """Record batches of a row group: decoded, filtered, mapped by a function of the user, of the types that kernels read.
 
 A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses the pages it has just given back,
-where one table per row group would touch fresh memory for every column.
+where one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once:
+its values stay where Arrow has decoded them, and every batch costs Arrow something for every column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from fsdata.sources.expressions import Expression
 _BATCH_BYTES = 3 << 20
 _MIN_ROWS = 512
 _MAX_ROWS = 8192
+_MAX_FLAT_ROWS = 1 << 17  # a column then has the size of a page of 1 MiB, which writers make by default
 
 Map = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -65,9 +67,10 @@ class ArrowPlan:
 
     Attributes:
         read: columns to decode, in the file's order. needs_none: one that nothing needs but the number of its rows.
+        flat: all of them hold numbers, one per row.
         condition: the filter; None keeps all rows.
         columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
-            if it is the decoded batch as it is.
+            if it is the decoded batch as it is. native: whether kernels read each of them as it is.
         expressions: field -> the expression that makes it.
         partitions: what the file's `key=value` folders say.
         map: see `ParquetSource`; lists that went through it have int64 offsets.
@@ -75,8 +78,10 @@ class ArrowPlan:
 
     read: tuple[str, ...]
     needs_none: bool
+    flat: bool
     condition: Expression | None
     columns: tuple[Binding, ...] | None
+    native: tuple[bool, ...]
     expressions: Mapping[str, Expression]
     partitions: Mapping[str, int | str | None]
     map: Map | None
@@ -117,7 +122,7 @@ def record_batches(
         MapFailed: `map` raised.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    yield from finished(_decoded(file, wanted, plan.read), wanted, plan)
+    yield from finished(_decoded(file, wanted, plan), wanted, plan)
 
 
 def finished(
@@ -154,11 +159,15 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
-    wide = [leaf for leaf in wanted.wide if file.schema.column(leaf).path.split(".")[0] in columns]
-    size = batch_rows(file.metadata.row_group(wanted.group), wide)
+    row_group, columns = file.metadata.row_group(wanted.group), plan.read
+    if plan.flat:
+        size = min(row_group.num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
+    else:
+        wide = [leaf for leaf in wanted.wide if file.schema.column(leaf).path.split(".")[0] in columns]
+        size = batch_rows(row_group, wide)
     for batch in file.iter_batches(size, row_groups=[wanted.group], columns=list(columns), use_threads=False):
         end = begin + batch.num_rows
         low, high = max(start, begin), min(stop, end)
@@ -184,14 +193,15 @@ def _converted(
     if plan.map is not None and columns:
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
-    for binding, array in zip(columns, raw, strict=True):
+    for binding, array, native in zip(columns, raw, plan.native, strict=True):
         bad = partial(_note, faults, binding.field.name, rows)
         if binding.field.shape == "nested":
             counts, array = widen.nested_parts(array)
             arrays.append(counts)
         if binding.is_text and binding.policy == "default":
             array = widen.fill_texts(array, str(binding.value))
-        array = widen.convert(array, binding.field.number, bad)
+        if not native or plan.map is not None:
+            array = widen.convert(array, binding.field.number, bad)
         arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
     return unnamed(arrays, batch.num_rows)
 
