@@ -15,16 +15,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsdata.kernels import columns, deal, footer, histories, lookups, packing, texts
+from fsdata.kernels import columns, deal, footer, histories, lookups, packing, scalars, texts
 from fsdata.kernels.pages import headers, locations, rows
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
 
 # Those that take long come first, so that the processes end at about the same time.
-COPYING = (columns.gather_fields, columns.find_spans)
+COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (
     *(rows.read_pages, footer.read_chunks, headers.read_headers, rows.finish_rows),
     *(rows.room_for, locations.begin_with_rows, *COPYING),
+    *(scalars.read_arrays, scalars.find_not_finite, scalars.interleave, scalars.copy_all),
 )
 BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),

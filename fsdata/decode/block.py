@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdata.kernels import columns
+from fsdata.kernels import columns, scalars
 from fsdata.kernels.pages import runs
 
 _NARROW = 2**31  # starts and lengths below take 4 bytes
@@ -78,6 +78,14 @@ class Column:
         """V, how many values there are."""
         return int(self.runs[-1, runs.FIRST])
 
+    @property
+    def flat(self) -> int:
+        """Address of the first value, where every row has `width` values in memory as they are needed; else 0."""
+        elsewhere = self.start is not None or self.length is not None or self.pools is not None
+        if elsewhere or self.lookup is not None or len(self.runs) != 2 or self.runs[0, runs.FORM] != runs.FINAL:
+            return 0
+        return int(self.runs[0, runs.AT])
+
     def take(self, rows: np.ndarray | slice) -> "Column":
         """The rows at `rows`, numbers, or a stretch where rows have starts."""
         start = self.start[rows] if self.start is not None else self.step * np.asarray(rows)
@@ -135,6 +143,42 @@ def joined(parts: Sequence[Column]) -> Column:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalars:
+    """Fields with one value in each of N rows, where they lie, as they are needed.
+
+    Attributes:
+        slots: int64 [S], of the layout. at: int64 [S], addresses of their values, one after another.
+        rows: N.
+        owners: keep the values. bytes: of the values.
+    """
+
+    slots: np.ndarray
+    at: np.ndarray
+    rows: int
+    owners: tuple[Any, ...]
+    bytes: int
+
+    def column(self, slot: int) -> Column:
+        """The field at a slot. KeyError if it is none of these."""
+        places = np.flatnonzero(self.slots == slot).tolist()
+        if not places:
+            raise KeyError(slot)
+        return Column(run(int(self.at[places[0]]), self.rows), owners=self.owners)
+
+    def enter(self, numbers: np.ndarray) -> np.ndarray:
+        """Their numbers, see `Block`, which refer to the array that is returned."""
+        table = np.zeros((len(self.slots), 2, runs.COLUMNS), np.int64)
+        table[:, 0, runs.FORM], table[:, 0, runs.AT], table[:, 1, runs.FIRST] = runs.FINAL, self.at, self.rows
+        found = np.zeros((len(self.slots), columns.NUMBERS), np.int64)
+        found[:, columns.RUNS] = table.ctypes.data + table.strides[0] * np.arange(len(table))
+        found[:, columns.FLAT] = self.at
+        found[:, [columns.COUNT, columns.STEP, columns.WIDTH]] = 1
+        found[:, [columns.START, columns.LENGTH]] = -1
+        numbers[self.slots] = found
+        return table
+
+
 class Block:
     """N rows of F fields, decoded by one thread. Nothing of it changes.
 
@@ -154,11 +198,18 @@ class Block:
         self._owners = starts, lengths, owners
 
     @classmethod
-    def of(cls, fields: Sequence[Column], rows: int, source: int = 0) -> "Block":
-        """Fields whose rows begin alike, as those of one sequence do, share these numbers."""
+    def of(cls, fields: Sequence[Column | None], rows: int, source: int = 0, scalars: Scalars | None = None) -> "Block":
+        """Fields that share an array of starts or lengths, as those of one sequence do, share the numbers here, too.
+
+        fields: by slot; None for those of `scalars`.
+        """
         starts, lengths = _Lines(), _Lines()
         numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
+        owners: list[Any] = [] if scalars is None else [scalars.enter(numbers), scalars.owners]
+        size = 0 if scalars is None else scalars.bytes
         for at, each in enumerate(fields):
+            if each is None:
+                continue
             numbers[at] = (
                 each.runs.ctypes.data,
                 len(each.runs) - 1,
@@ -170,30 +221,32 @@ class Block:
                 each.width,
                 0 if each.pools is None else each.pools.ctypes.data,
                 0 if each.lookup is None else each.lookup.ctypes.data,
+                each.flat,
             )
+            owners.append((each.runs, each.pools, each.lookup, each.owners))
+            size += each.bytes
         # No list has so many elements, but what `rebalance` is given as the length of a sample may be any cost.
         narrow = all(int(each.max(initial=0)) < _NARROW for each in (*starts.found, *lengths.found))
         dtype = np.int32 if narrow else np.int64
-        owners = [(each.runs, each.pools, each.lookup, each.owners) for each in fields]
-        size = sum(each.bytes for each in fields)
         return cls(numbers, starts.table(rows, dtype), lengths.table(rows, dtype), source, owners, size)
 
 
 class _Lines:
-    """Numbers of rows, those of several fields once if they are equal."""
+    """Numbers of rows, once for all fields that have them from the same memory, as those of a sequence do."""
 
     def __init__(self) -> None:
         self.found: list[np.ndarray] = []
+        self._line_of: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def line(self, numbers: np.ndarray | None) -> int:
         """Which line of the table these are; -1 of None."""
         if numbers is None:
             return -1
-        for at, other in enumerate(self.found):
-            if numbers is other or np.array_equal(numbers, other):
-                return at
-        self.found.append(numbers)
-        return len(self.found) - 1
+        memory = numbers.__array_interface__["data"][0], numbers.strides
+        line = self._line_of.setdefault(memory, len(self.found))
+        if line == len(self.found):
+            self.found.append(numbers)
+        return line
 
     def table(self, rows: int, dtype: type) -> np.ndarray:
         table: np.ndarray = np.empty((len(self.found), rows), dtype)
@@ -203,7 +256,8 @@ class _Lines:
 
 
 class Blocks:
-    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], lines [B, 4]."""
+    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], lines [B, 4], and
+    flat, uint8 [F], the fields that lie flat in all blocks (`fsdata.kernels.scalars`)."""
 
     def __init__(self, blocks: Sequence[Block], fields: int) -> None:
         self.of = tuple(blocks)
@@ -211,6 +265,9 @@ class Blocks:
         self.lines = np.empty((len(blocks), 4), np.int64)
         for number, block in enumerate(blocks):
             self.columns[number], self.lines[number] = block.columns, block.lines
+        widths = self.columns[:, :, columns.WIDTH]
+        flat = (self.columns[:, :, columns.FLAT] != 0) & (widths == widths[:1])
+        self.flat = flat.all(axis=0).view(np.uint8) if self.of else np.zeros(fields, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +299,13 @@ class RowRefs:
 
     def spans(self, slot: int | None = None) -> "Spans":
         """Where the values of every field lie, or of the one at `slot`."""
-        table = self.blocks.columns
+        table, flat = self.blocks.columns, self.blocks.flat
         if slot is not None:
-            table = np.ascontiguousarray(table[:, slot : slot + 1])
+            table, flat = np.ascontiguousarray(table[:, slot : slot + 1]), flat[slot : slot + 1]
         start = np.empty((table.shape[1], len(self.row)), np.int64)
-        length = np.empty_like(start)
-        columns.find_spans(table, self.blocks.lines, self.block, self.row, start, length)
-        return Spans(self.blocks, table, self.block, start, length)
+        length, count = np.empty_like(start), np.empty(len(start), np.int64)
+        columns.find_spans(table, self.blocks.lines, flat, self.block, self.row, start, length, count)
+        return Spans(self.blocks, table, flat, self.block, self.row, start, length, count)
 
     def numbers(self, slot: int, width: int) -> np.ndarray:
         """int64 [N, width]: the values of a field of so many in every row."""
@@ -267,15 +324,20 @@ class Spans:
 
     Attributes:
         blocks: keep the values.
-        columns: int64 [B, F, NUMBERS]; block: int32 [N], of each row.
-        start, length: int64 [F, N], the first value of each row in its column, and how many.
+        columns: int64 [B, F, NUMBERS]; flat: uint8 [F], see `Blocks`; block, row: int32 [N], of each row.
+        start, length: int64 [F, N], the first value of each row in its column, and how many. Fields that lie flat have
+            no `start`.
+        counts: int64 [F]: values of every field in all rows.
     """
 
     blocks: Blocks
     columns: np.ndarray
+    flat: np.ndarray
     block: np.ndarray
+    row: np.ndarray
     start: np.ndarray
     length: np.ndarray
+    counts: np.ndarray
 
     @property
     def num_rows(self) -> int:
@@ -283,16 +345,22 @@ class Spans:
 
     def take(self, index: np.ndarray) -> "Spans":
         start, length = self.start.take(index, axis=1), self.length.take(index, axis=1)
-        return Spans(self.blocks, self.columns, self.block[index], start, length)
+        return replace(self, block=self.block[index], row=self.row[index], start=start).with_length(length)
 
-    def counts(self) -> np.ndarray:
-        """int64 [F]: values of every field in all rows."""
-        counts: np.ndarray = np.add.reduce(self.length, axis=1)
-        return counts
+    def with_length(self, length: np.ndarray) -> "Spans":
+        """With other lengths of fields that do not lie flat."""
+        return replace(self, length=length, counts=np.add.reduce(length, axis=1))
 
     def gather(self, itemsize: np.ndarray, target: np.ndarray) -> None:
         """Copy the rows of every field one after another. itemsize: int64 [F]; target: int64 [F], addresses, or 0."""
-        columns.gather_fields(self.columns, self.block, self.start, self.length, itemsize, target)
+        scalars.gather_flat(self.columns, self.flat, self.block, self.row, itemsize, target)
+        columns.gather_fields(self.columns, self.flat, self.block, self.start, self.length, itemsize, target)
+
+    def gather_each(self, itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
+        """Copy every field of the rows `order`, int64 [M], to places of their own. target: int64 [F, M], or 0."""
+        columns.gather_samples(
+            self.columns, self.flat, self.block, self.row, self.start, self.length, itemsize, order, target
+        )
 
 
 @dataclass(frozen=True, slots=True)

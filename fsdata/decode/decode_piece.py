@@ -1,4 +1,4 @@
-"""Decoding a piece of a row group: columns from pages where that is possible, the others by pyarrow (orchestration)."""
+"""Decoding a piece of a row group: lists from pages where that is possible, the rest by pyarrow (orchestration)."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from fsdata.catalog.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.lists import list_column, nested_columns, packed
 from fsdata.decode.arrow.record_batches import GroupRows, finished, record_batches
+from fsdata.decode.arrow.scalars import ScalarColumns
 from fsdata.decode.block import Column, joined, run
 from fsdata.decode.pages.page_decoder import PageDecoder
 from fsdata.decode.piece import DecodedPiece, Nulls
@@ -39,7 +40,7 @@ def decode(
     rows = row_group.num_rows
     if wanted.stop > rows:
         raise pa.ArrowInvalid(f"{rows} rows where {wanted.stop} or more are known")
-    forms = {} if pages is None else pages.forms(file, plan.stored, wanted.schema)
+    forms = pages.forms(file, plan.stored, wanted.schema) if pages is not None and plan.stored else {}
     if pages is None or not forms:
         return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
     needed: range | np.ndarray = range(rows) if wanted.to_end else range(wanted.start, wanted.stop)
@@ -49,10 +50,10 @@ def decode(
         needed = builder.rows
     if not len(needed):
         return _Builder(plan, wanted, pool).finish()
-    columns = pages.columns(row_group, source, needed, forms, wanted.indexes)
+    columns = pages.columns(row_group, source, needed, forms, wanted.indexes, wanted.schema)
     if builder is None or columns.keys() != served:
         builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
-    builder.add_columns(columns, plan)
+    builder.add_lists(columns, plan)
     return builder.finish()
 
 
@@ -83,7 +84,7 @@ def _by_pyarrow(
 
 
 class _Builder:
-    """Adds record batches one after another, then columns of pages."""
+    """Adds record batches one after another, then lists from pages."""
 
     def __init__(self, plan: PiecePlan, wanted: GroupRows, pool: Pool | None) -> None:
         size, layout = wanted.stop - wanted.start, plan.layout
@@ -92,17 +93,12 @@ class _Builder:
         self._rows = np.arange(wanted.start, wanted.stop)
         self._drop = np.full(size, plan.drops_all)
         self._dense = np.empty((size, len(layout.dense)), np.float32)
-        self._scalars = {
-            part.slot: np.empty(size, layout.fields[part.slot].dtype)
-            for part in plan.fields
-            if part.column >= 0 and not layout.fields[part.slot].is_list
-        }
+        self._scalars = ScalarColumns(plan.scalars, size, self._dense)
         self._lists: dict[int, list[Column]] = defaultdict(list)
         self._columns: dict[int, Column] = {}
         self._arrays = {part.binding.field: _constant(part.binding, size) for part in plan.arrays}
-        for part in plan.dense:
-            if part.column < 0:
-                self._dense[:, part.slot] = part.binding.value or 0.0
+        for place, value in plan.alike_dense.items():
+            self._dense[:, place] = value
 
     @property
     def rows(self) -> np.ndarray:
@@ -114,24 +110,17 @@ class _Builder:
         here = slice(self._added, self._added + len(rows))
         self._rows[here] = rows
         nulls = Nulls(rows, self._drop[here], self._faults)
+        self._scalars.add(batch, self._added, nulls)
         lists: dict[int, Column] = {}
-        for part in self._plan.fields:
-            if part.column < 0:
-                continue
+        for part in self._plan.lists:
             array, slot = batch.column(part.column), part.slot
             if part.binding.field.shape == "nested":
                 field, ids = self._layout.fields[slot], self._layout.slots[ids_of(part.binding.field.name)]
                 lists[slot], lists[ids] = nested_columns(
                     array, batch.column(part.column + 1), part.binding, field, nulls
                 )
-            elif slot in self._scalars:
-                self._scalars[slot][here] = nulls.scalars(part.binding, *widen.numbers_of(array))
             else:
                 lists[slot] = list_column(array, part.binding, nulls)
-        for part in self._plan.dense:
-            if part.column >= 0:
-                numbers = widen.numbers_of(batch.column(part.column))
-                self._dense[here, part.slot] = nulls.scalars(part.binding, *numbers)
         for part in self._plan.arrays:
             if part.column >= 0:
                 values, null = self._arrays[part.binding.field]
@@ -144,46 +133,29 @@ class _Builder:
         self._added += len(rows)
 
     def skip(self, rows: int) -> None:
-        """Add rows that have no fields but those of `add_columns`, and those that all rows have alike."""
+        """Add rows that have no fields but those of `add_lists`, and those that all rows have alike."""
         self._added += rows
 
-    def add_columns(self, columns: Mapping[Field, Column], plan: PiecePlan) -> None:
-        """What `plan` has besides the fields of the batches, for the rows of all batches added."""
+    def add_lists(self, columns: Mapping[Field, Column], plan: PiecePlan) -> None:
+        """Lists of `plan` from pages, for the rows of all batches added."""
         count, rows = self._added, self.rows
         some = slice(rows[0], rows[-1] + 1) if count and rows[-1] - rows[0] == count - 1 else rows
         nulls = Nulls(rows, self._drop[:count], self._faults)
-        for part in plan.fields:
+        for part in plan.lists:
             column = columns.get(part.binding.field)
             if column is None:
                 continue
-            if self._layout.fields[part.slot].is_list:
-                column = column.take(some)
-                _, length = column.bounds
-                if length.min(initial=0) < 0:
-                    nulls.lists(part.binding, length < 0)
-                self._columns[part.slot] = column
-            else:
-                values = nulls.scalars(part.binding, *_scalars(column, some), checked=True)
-                self._columns[part.slot] = Column.of(values)
-        for part in plan.dense:
-            column = columns.get(part.binding.field)
-            if column is not None:
-                values = nulls.scalars(part.binding, *_scalars(column, some), checked=True)
-                self._dense[:count, part.slot] = values
-        for part in plan.arrays:
-            column = columns.get(part.binding.field)
-            if column is not None:
-                values, null = _scalars(column, some)
-                self._arrays[part.binding.field] = values, np.zeros(count, bool) if null is None else null
+            column = column.take(some)
+            _, length = column.bounds
+            if length.min(initial=0) < 0:
+                nulls.lists(part.binding, length < 0)
+            self._columns[part.slot] = column
 
     def finish(self) -> DecodedPiece:
         """The rows of all batches added."""
         count, layout = self._added, self._layout
-        for part in self._plan.fields:
-            if part.column < 0:
-                self._columns |= constant(part, layout, count)
-        for slot, values in self._scalars.items():
-            self._columns[slot] = Column.of(values[:count])
+        for part in self._plan.alike:
+            self._columns |= constant(part, layout, count)
         for slot, parts in self._lists.items():
             self._columns[slot] = joined(parts)
         if not count:
@@ -192,6 +164,7 @@ class _Builder:
         return DecodedPiece(
             layout=layout,
             columns=self._columns,
+            scalars=self._scalars.finish(count),
             dense=self._dense[:count],
             arrays={field: (values[:count], null[:count]) for field, (values, null) in self._arrays.items()},
             drop=self._drop[:count],
@@ -204,15 +177,3 @@ def _constant(binding: Binding, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """A time or key as all rows have it, where it is no column: int64 [rows], and whether it is null."""
     null = binding.origin == "partition" and binding.value is None
     return np.full(rows, int(binding.value or 0)), np.full(rows, null)
-
-
-def _scalars(column: Column, some: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray | None]:
-    """The values of some rows that have one or are null, and where they are null."""
-    assert column.values is not None
-    start, length = column.bounds
-    if len(column.values) == len(length):
-        return column.values[some], None
-    null = length[some] < 0
-    if not len(column.values):
-        return np.zeros(len(null), column.values.dtype), null
-    return column.values.take(start[some], mode="clip"), null

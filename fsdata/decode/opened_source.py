@@ -277,10 +277,10 @@ class OpenSource:
             piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
         looked_up = [(each, name) for each in self._lookups for name in each.join.fields if name in layout.slots]
         for lookup, name in looked_up:  # they are as long as their ids
-            piece.columns.setdefault(layout.slots[name], piece.columns[layout.slots[lookup.join.on]])
+            piece.columns.setdefault(layout.slots[name], piece.column(layout.slots[lookup.join.on]))
         align(piece, self._defaults)
         for lookup, name in looked_up:
-            piece.columns[layout.slots[name]] = lookup.over(piece.columns[layout.slots[lookup.join.on]], name)
+            piece.columns[layout.slots[name]] = lookup.over(piece.column(layout.slots[lookup.join.on]), name)
         if layout.exploded is not None:
             piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
         rows = RowRefs.of(piece.block(self.index))

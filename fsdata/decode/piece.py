@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fsdata.catalog.bind import Binding
-from fsdata.decode.block import Block, Column
+from fsdata.decode.block import Block, Column, Scalars
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import Faults
 from fsdata.schema import Field
@@ -19,6 +19,7 @@ class DecodedPiece:
     Attributes:
         layout: which fields they have.
         columns: slot of the layout -> its values; the dense fields stand in `dense`, float32 [N, D].
+        scalars: the slots that `columns` does not have, if any.
         arrays: times and keys: int64 [N], and where they are null, bool [N].
         drop: bool [N], rows that a null policy leaves out.
         rows: int64 [N], their numbers in the row group.
@@ -27,6 +28,7 @@ class DecodedPiece:
 
     layout: Layout
     columns: dict[int, Column]
+    scalars: Scalars | None
     dense: np.ndarray
     arrays: dict[Field, tuple[np.ndarray, np.ndarray]]
     drop: np.ndarray
@@ -38,14 +40,22 @@ class DecodedPiece:
         """int64 [n]: the rows that are not left out."""
         return np.flatnonzero(~self.drop)
 
+    def column(self, slot: int) -> Column:
+        """The values at a slot."""
+        if slot not in self.columns and self.scalars is not None:
+            return self.scalars.column(slot)
+        return self.columns[slot]
+
     def block(self, source: int = 0) -> Block:
         """All rows; every field of the layout has a column."""
-        fields = [self.columns[slot] for slot in range(len(self.layout.fields))]
-        return Block.of(fields, len(self.rows), source)
+        fields = [self.columns.get(slot) for slot in range(len(self.layout.fields))]
+        return Block.of(fields, len(self.rows), source, self.scalars)
 
 
 def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
     """Give all lists of a sequence one length: check it, truncate, and let null lists be of defaults, in place.
+
+    Fields that begin at the same values get one array of starts, too, so that a block holds it once.
 
     defaults: field -> its default, of those that have one. Lengths are compared before truncation.
 
@@ -69,10 +79,13 @@ def align(piece: DecodedPiece, defaults: Mapping[str, float | str]) -> None:
         if first.max_length is not None and kept.max(initial=0) > first.max_length:
             whole, kept = kept, np.minimum(kept, first.max_length)
             skip = whole - kept if first.keep_last else 0
+        before, shared = np.empty(0, np.int64), np.empty(0, np.int64)  # starts of the field before, whole and cut
         for slot, length in zip(slots, lengths, strict=True):
             column = columns[slot]
             start = column.start if column.start is not None else column.step * np.arange(len(kept))
-            column = replace(column, start=start + skip if isinstance(skip, np.ndarray) else start, length=kept)
+            if start is not before and not np.array_equal(start, before):
+                before, shared = start, start + skip if isinstance(skip, np.ndarray) else start
+            column = replace(column, start=shared, length=kept)
             columns[slot] = (
                 _with_defaults(column, length < 0, piece, layout.fields[slot], defaults) if nulls else column
             )
@@ -117,18 +130,16 @@ class Nulls:
     drop: np.ndarray
     faults: Faults
 
-    def scalars(
-        self, binding: Binding, values: np.ndarray, null: np.ndarray | None, *, checked: bool = False
-    ) -> np.ndarray:
+    def scalars(self, binding: Binding, values: np.ndarray, null: np.ndarray | None) -> np.ndarray:
         """int64 or float32 [n], with the default in place of nulls and of numbers that are not finite.
 
-        null: bool [n], None without any. checked: all values are finite.
+        null: bool [n], None without any.
 
         Raises:
             DataError: where the policy is `error`.
         """
         bad = null if null is not None and null.any() else None
-        if values.dtype == np.float32 and not checked:
+        if values.dtype == np.float32:
             finite = np.isfinite(values)
             if not finite.all():
                 bad = ~finite if bad is None else bad | ~finite

@@ -11,6 +11,7 @@ from fsdata.catalog.arrow_types import encrypted_columns, is_null, type_for, wit
 from fsdata.catalog.bind import Binding, FileKind
 from fsdata.catalog.column_paths import names_at
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
+from fsdata.decode.arrow.scalars import ScalarPlan
 from fsdata.decode.arrow.widen import is_native
 from fsdata.decode.block import Column, run
 from fsdata.decode.row_layout import Layout, ids_of
@@ -32,33 +33,31 @@ class PlannedField:
     column: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PiecePlan:
     """How rows of one kind of file become those of a piece.
 
     Attributes:
         layout: which fields the piece has.
         batches: how the record batches are made.
-        fields, dense: of samples. arrays: times and keys.
+        scalars: fields with one number per row, the dense included. lists: those with lists or texts.
+        alike: fields that all rows have alike, and dense fields that are (the default of each place).
+        arrays: times and keys.
+        stored: lists that are columns of the file as they stand there.
         drops_all: a partition value is null under the policy `drop`.
         without: fields -> the plan of the others.
     """
 
     layout: Layout
     batches: ArrowPlan
-    fields: tuple[PlannedField, ...]
-    dense: tuple[PlannedField, ...]
+    scalars: ScalarPlan
+    lists: tuple[PlannedField, ...]
+    alike: tuple[PlannedField, ...]
+    alike_dense: Mapping[int, float]
     arrays: tuple[PlannedField, ...]
+    stored: tuple[Binding, ...]
     drops_all: bool
     without: Callable[[frozenset[Field]], "PiecePlan"]
-
-    @property
-    def stored(self) -> tuple[Binding, ...]:
-        """The fields that are columns of the file as they stand there."""
-        if self.batches.map is not None:
-            return ()
-        parts = (*self.fields, *self.dense, *self.arrays)
-        return tuple(dict.fromkeys(each.binding for each in parts if each.binding.origin == "column"))
 
 
 def plan_pieces(
@@ -103,12 +102,22 @@ def plan_pieces(
         rest = tuple(each for each in kind.bindings if each.field not in served)
         return plan_pieces(replace(kind, bindings=rest), layout, condition=condition, expressions=expressions, map=map)
 
+    read = [each for each in fields if each.column >= 0]
+    scalars = [each for each in read if not layout.fields[each.slot].is_list]
+    lists = tuple(each for each in read if layout.fields[each.slot].is_list)
+    stored = (each.binding for each in lists if each.binding.origin == "column" and map is None)
     return PiecePlan(
         layout=layout,
         batches=batches,
-        fields=tuple(fields),
-        dense=tuple(dense),
+        scalars=ScalarPlan.of(
+            [(each.binding, each.column, each.slot, layout.fields[each.slot].itemsize) for each in scalars],
+            [(each.binding, each.column, each.slot) for each in dense if each.column >= 0],
+        ),
+        lists=lists,
+        alike=tuple(each for each in fields if each.column < 0),
+        alike_dense={each.slot: float(each.binding.value or 0) for each in dense if each.column < 0},
         arrays=tuple(arrays),
+        stored=tuple(stored),
         drops_all=any(each.binding.origin == "partition" and each.binding.value is None for each in (*fields, *dense)),
         without=without,
     )
@@ -140,17 +149,21 @@ def _plan_batches(
         needed.update(expressions[binding.field.name].columns if binding.column is None else [binding.column])
     roots = {names[0] for each in needed if (names := names_at(kind.schema, each)) is not None}
     read = tuple(name for name in kind.schema.names if name in roots)
-    native = all(
-        each.origin == "column" and each.column in roots and is_native(each.type, each.field.number) for each in columns
-    )
+    native = tuple(each.type is not None and is_native(each.type, each.field.number) for each in columns)
+    as_they_are = all(native) and all(each.origin == "column" and each.column in roots for each in columns)
+    made = any(each.origin == "expression" for each in columns)
+    needs_none = not read and condition is None and not made
+    read = read or (_any_column(kind.schema),)  # without a column nobody knows how many rows there are
     return ArrowPlan(
-        read=read or (_any_column(kind.schema),),  # without a column nobody knows how many rows there are
-        needs_none=not read and condition is None and not any(each.origin == "expression" for each in columns),
+        read=read,
+        needs_none=needs_none,
+        flat=all(pa.types.is_primitive(each.type) for each in kind.schema if each.name in read),
         condition=condition,
         columns=None
-        if native and condition is None and map is None
+        if as_they_are and condition is None and map is None
         else tuple(_typed(each, layout) for each in columns),
-        typed={name: kind.schema.field(name).type for name in kind.typed if name in needed},
+        native=native,
+        typed={name: kind.schema.field(name).type for name in kind.typed if name in roots},
         expressions=expressions,
         partitions=kind.partitions,
         map=map,

@@ -29,6 +29,14 @@ class Layout:
     exploded: str | None = None
     schema: Schema | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: every row group looks up how the layout is decoded."""
+        return hash((self.fields, self.num_keys, self.dense))
+
     @cached_property
     def itemsize(self) -> np.ndarray:
         return np.array([field.itemsize for field in self.fields], np.int64)

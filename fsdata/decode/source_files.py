@@ -99,6 +99,7 @@ class SourceFiles:
         self._wide: _Leaves = {}
         self._leaves: _Leaves = {}
         self._by_column: dict[int, dict[str, range]] = {}
+        self._last_known: tuple[int, Known] | None = None
         self._lock = threading.Lock()
         self._show = show
         self._hosts = hosts
@@ -388,12 +389,16 @@ class SourceFiles:
 
     def _known(self, number: int) -> Known:
         """What is compared when a file is opened: more of one that a catalog knows, which anybody may have written."""
+        last = self._last_known  # the next row group mostly is of the same file
+        if last is not None and last[0] == number:
+            return last[1]
         catalog = self.catalog
         known = Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
-        if self.source.catalog is None:
-            return known
-        rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]]
-        return replace(known, rows=rows, schema=catalog.schema(number))
+        if self.source.catalog is not None:
+            rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]]
+            known = replace(known, rows=rows, schema=catalog.schema(number))
+        self._last_known = number, known
+        return known
 
     def decode(
         self,
@@ -414,7 +419,6 @@ class SourceFiles:
             DataError: see `decode`.
         """
         catalog, number = self.catalog, group.file
-        file = catalog.files[number]
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
 
@@ -447,7 +451,7 @@ class SourceFiles:
 
         failed: Exception
         try:
-            return self.retry.call(attempt, file)
+            return self.retry.call(attempt, self._known(number).file)
         except MapFailed as carrier:
             failed = carrier.error
         except DataError:

@@ -19,7 +19,7 @@ from fsdata.kernels.memory import ask_for, pointer, stream, word_at
 from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
-# Of a column, int64 [10]. First where its values lie.
+# Of a column, int64 [11]. First where its values lie.
 RUNS = 0  # address of its runs
 COUNT = 1  # of them
 DICTIONARY = 2  # address of its values, as they are needed
@@ -33,7 +33,9 @@ WIDTH = 7
 # Then what becomes of them, 0 without it.
 MERGED = 8  # address of `fsdata.kernels.histories`: a row has events of its pools, before the one at which it begins
 LOOKUP = 9  # address of `fsdata.kernels.lookups`: values are ids, and what stands for them there is wanted
-NUMBERS = 10
+# For `fsdata.kernels.scalars`.
+FLAT = 10  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
+NUMBERS = 11
 
 # Of a block, int64 [4].
 STARTS_AT = 0  # address of its starts, [lines, rows]
@@ -219,20 +221,32 @@ def _number(table, at, size):
     return carray(pointer(table + at * 8), (1,), np.int64)[0]
 
 
-@kernel(called_with="int64[:, :, ::1], int64[:, ::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1]")
+@kernel(
+    called_with="int64[:, :, ::1], int64[:, ::1], uint8[::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1], "
+    "int64[::1]"
+)
 def find_spans(
     columns: np.ndarray,
     lines: np.ndarray,
+    flat: np.ndarray,
     block: np.ndarray,
     row: np.ndarray,
     start: np.ndarray,
     length: np.ndarray,
+    count: np.ndarray,
 ) -> None:
     """Which values of its column each field of each row has: written to start, length, int64 [F, N].
 
-    columns: int64 [B, F, NUMBERS]; lines: int64 [B, 4], of the blocks; block, row: int32 [N].
+    columns: int64 [B, F, NUMBERS]; lines: int64 [B, 4], of the blocks; flat: uint8 [F], fields that lie flat in all
+    blocks, whose `start` is not written; block, row: int32 [N]; count: int64 [F], written: values of all rows.
     """
     for f in range(columns.shape[1]):
+        if flat[f]:
+            width = columns[0, f, WIDTH]
+            length[f, :] = width
+            count[f] = width * len(block)
+            continue
+        total = np.int64(0)
         for n in range(len(block)):
             b, r = block[n], np.int64(row[n])
             line, rows = columns[b, f, START], lines[b, ROWS]
@@ -240,11 +254,12 @@ def find_spans(
                 start[f, n] = r * columns[b, f, STEP]
             else:
                 start[f, n] = _number(lines[b, STARTS_AT], line * rows + r, lines[b, SIZE])
-            line = columns[b, f, LENGTH]
-            if line < 0:
-                length[f, n] = columns[b, f, WIDTH]
-            else:
-                length[f, n] = _number(lines[b, LENGTHS_AT], line * rows + r, lines[b, SIZE])
+            line, some = columns[b, f, LENGTH], columns[b, f, WIDTH]
+            if line >= 0:
+                some = _number(lines[b, LENGTHS_AT], line * rows + r, lines[b, SIZE])
+            length[f, n] = some
+            total += some
+        count[f] = total
 
 
 @kernel(inline="always")
@@ -368,9 +383,10 @@ def _follows(block, start, length, n):
     return block[n + 1] == block[n] and start[n + 1] == start[n] + length[n]
 
 
-@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
+@kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
 def gather_fields(
     columns: np.ndarray,
+    flat: np.ndarray,
     block: np.ndarray,
     start: np.ndarray,
     length: np.ndarray,
@@ -379,14 +395,15 @@ def gather_fields(
 ) -> None:
     """Copy every field's rows one after another to the field's target.
 
-    columns: int64 [B, F, NUMBERS]; block: int32 [N]; start, length: int64 [F, N]; itemsize: int64 [F], bytes of
-    a value; target: int64 [F], addresses, 0 leaves a field out.
+    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that `fsdata.kernels.scalars` copies; block: int32 [N];
+    start, length: int64 [F, N]; itemsize: int64 [F], bytes of a value; target: int64 [F], addresses, 0 leaves a field
+    out.
     """
     _gather_others(columns, block, start, length, itemsize, target)
     at = np.empty(len(columns), np.int64)
     for f in range(len(target)):
         to, size = target[f], itemsize[f]
-        if to == 0 or not _is_plain(columns, f):
+        if to == 0 or flat[f] or not _is_plain(columns, f):
             continue
         if _in_memory(columns, f, at):
             for n in range(len(block)):
@@ -409,10 +426,15 @@ def gather_fields(
                 to += count * size
 
 
-@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1]")
+@kernel(
+    called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], "
+    "int64[::1], int64[:, ::1]"
+)
 def gather_samples(
     columns: np.ndarray,
+    flat: np.ndarray,
     block: np.ndarray,
+    row: np.ndarray,
     start: np.ndarray,
     length: np.ndarray,
     itemsize: np.ndarray,
@@ -421,7 +443,8 @@ def gather_samples(
 ) -> None:
     """Copy every field of some rows to a place of its own.
 
-    The first five as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M], addresses, 0 leaves a field out.
+    row: int32 [N]; the others up to `itemsize` as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M],
+    addresses, 0 leaves a field out.
     Merged fields come here where some other source has no histories: else their references travel in their place.
     """
     for f in range(len(target)):
@@ -431,6 +454,7 @@ def gather_samples(
             n = order[m]
             if target[f, m] and length[f, n] > 0:
                 column, some, size = columns[block[n], f], length[f, n], itemsize[f]
+                begin = np.int64(row[n]) * column[STEP] if flat[f] else start[f, n]
                 looked_up = column[LOOKUP] != 0
                 if looked_up and len(ids) < some:
                     ids = np.empty(2 * some, np.int64)
@@ -439,10 +463,10 @@ def gather_samples(
                     if len(seen) < some:
                         seen = np.empty(2 * some, np.uint32)
                     pools = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
-                    of_key = histories.merge_pools(pools, start[f, n], seen[:some], end, left)
+                    of_key = histories.merge_pools(pools, begin, seen[:some], end, left)
                     _pick(at, column, of_key, seen[:some], width, looked_up)
                 else:
-                    near = fetch(at, column, start[f, n], some, width, near)
+                    near = fetch(at, column, begin, some, width, near)
                 if looked_up:
                     lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
                     lookups.find_rows(ids[:some], lookup)

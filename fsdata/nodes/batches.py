@@ -64,13 +64,13 @@ class Batches(Node[Batch]):
     def next(self) -> Batch:
         """Raises StopIteration at the end of the epoch."""
         step = self.source.next()
-        spans, origin, counts = step.spans, step.origin, step.counts
+        spans, origin = step.spans, step.origin
         data = self.units.data
         if data.layout.exploded is not None:
             spans, row = explode(spans, data.layout)
-            origin, counts = origin[row], None
+            origin = origin[row]
         with data.timing.of("assemble"):
-            return self._maker.make(spans, origin=origin, stats=step.stats, counts=counts)
+            return self._maker.make(spans, origin=origin, stats=step.stats)
 
 
 class Adapted(Node[Any]):
@@ -108,20 +108,16 @@ class BatchMaker:
         self._memory = memory
         self._plan = BatchPlan.of(layout)
 
-    def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats, counts: list[int] | None = None) -> Batch:
-        """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`.
-
-        counts: those of `spans`, if the caller has them.
-        """
+    def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats) -> Batch:
+        """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`."""
         register_pipelineable(Batch)
         layout, plan, memory = self._layout, self._plan, self._memory
         windows: dict[str, Windows] = {}
-        parts, length = [spans], spans.length
+        parts, length, counted = [spans], spans.length, spans.counts
         if layout.shared:
             parts, length, windows = share(spans, layout)
-            counts = None
-        if counts is None:
-            counts = np.add.reduce(length, axis=1).tolist()
+            counted = np.add.reduce(length, axis=1)
+        counts = counted.tolist()
         flat, places = self._tensors(counts)
         offsets = [self._offsets(length[row]) for row in plan.listed]
         passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}

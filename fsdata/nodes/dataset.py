@@ -77,6 +77,7 @@ def _read(source: OpenSource, threads: int) -> np.ndarray:
 
 
 _FIRST_ROWS = 512
+_FEW_VALUES = 1 << 22  # are decoded in some 30 ms
 
 Fetched = Sequence[RowGroupBytes | None]
 """What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
@@ -193,7 +194,11 @@ class Dataset:
 
     def windows(self, stream: Stream) -> Iterator[Window]:
         """The windows of a stream; in order, they have no row that is not needed, and the first one has few."""
-        return iter(stream) if self._shuffle else map(_only_needed, _begin_small(iter(stream)))
+        if self._shuffle:
+            return iter(stream)
+        values = sum(field.width for field in self.layout.fields)
+        most = 0 if any(field.is_list for field in self.layout.fields) else _FEW_VALUES // max(values, 1)
+        return map(_only_needed, _begin_small(iter(stream), most))
 
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
         """The permutation of the rows of a window; None to keep them in order."""
@@ -214,10 +219,13 @@ def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray
     return found
 
 
-def _begin_small(windows: Iterator[Window]) -> Iterator[Window]:
-    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group."""
+def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
+    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group.
+
+    most: a first window of so many rows stays whole, as its row group would be decoded twice.
+    """
     for first in windows:
-        yield from first.cut(_FIRST_ROWS) if first.rows > 2 * _FIRST_ROWS else (first,)
+        yield from first.cut(_FIRST_ROWS) if first.rows > max(2 * _FIRST_ROWS, most) else (first,)
         break
     yield from windows
 

@@ -115,8 +115,7 @@ class Kept(Talking):
             steps.drop(own)
             raise StopIteration
         spans = steps.take(own).spans()
-        counted = spans.counts().tolist()
-        step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, counted, of_all), counted)
+        step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, of_all))
         steps.advance(steps.passed + counts)
         return step
 
@@ -147,8 +146,7 @@ class Kept(Talking):
             _LOG.warning(_LEFT_OUT, steps.rank, steps.progress.epoch, dropped)
         if nothing:
             raise StopIteration
-        counted = spans.counts().tolist()
-        step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, counted, sum(samples)), counted)
+        step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, sum(samples)))
         steps.advance([status.position for status in statuses])
         return step
 
@@ -160,12 +158,12 @@ class Kept(Talking):
             self.over = True
             raise
 
-    def _stats(self, spans: Spans, counts: list[int], of_all: int) -> StepStats:
+    def _stats(self, spans: Spans, of_all: int) -> StepStats:
         steps = self.source
         layout, alone = steps.data.layout, steps.world_size == 1
         items: dict[str, int] = {}
         if alone and layout.exploded is None:
-            items = {name: counts[row] for name, row in layout.groups.items()}
+            items = {name: int(spans.counts[row]) for name, row in layout.groups.items()}
         elif alone:
             items = items_of({name: spans.length[row] for name, row in layout.groups.items()}, layout.exploded)
         return steps.stats(steps.samples_of(spans), of_all, items)

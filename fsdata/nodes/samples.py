@@ -28,7 +28,7 @@ def explode(spans: Spans, layout: Layout) -> tuple[Spans, np.ndarray]:
         if field.group == layout.exploded:
             found.start[slot] += within
             found.length[slot] = 1
-    return found, row
+    return found.with_length(found.length), row
 
 
 def items_of(lengths: Mapping[str, np.ndarray], exploded: str | None) -> dict[str, int]:
@@ -73,7 +73,7 @@ def share(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[s
         merged = spans.take(windows.first)
         sizes = np.zeros_like(merged.length)
         sizes[fields], sizes[ids] = windows.size, merged.length[ids]
-        parts.append(replace(merged, length=sizes))
+        parts.append(replace(merged, length=sizes, flat=np.zeros_like(merged.flat)))  # copied with the first part
         parts[0].length[fields + ids] = length[fields + ids] = 0
         length[fields + ids, : len(windows.first)] = sizes[fields + ids]
         found[name] = windows

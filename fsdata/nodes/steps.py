@@ -43,13 +43,11 @@ class Step:
         spans: where their values lie.
         origin: int64 [n, 2], the rank that read each row and its place in what that rank read.
         stats: counts and planned balance.
-        counts: [F], those of `spans`, where they are known.
     """
 
     spans: Spans
     origin: np.ndarray
     stats: StepStats
-    counts: list[int] | None = None
 
 
 class Parts(Protocol):

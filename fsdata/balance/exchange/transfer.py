@@ -15,7 +15,6 @@ from fsdata.batch.host_memory import Reused
 from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import DataError
-from fsdata.kernels.columns import gather_samples
 from fsdata.kernels.pages import runs
 from fsranks.control_group import AnyGroup
 
@@ -60,7 +59,7 @@ class Transfer:
             self._send = torch.empty(size + size // 4, dtype=torch.uint8)
         if size:
             target = np.where(spec.sent[:, None] > 0, self._send.data_ptr() + way.away.value, 0)
-            gather_samples(spans.columns, spans.block, spans.start, spans.length, spec.itemsize, way.order, target)
+            spans.gather_each(spec.itemsize, way.order, target)
         return self._send[:size]
 
 

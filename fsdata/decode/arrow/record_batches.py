@@ -1,7 +1,8 @@
 """Record batches of a row group: decoded, filtered, mapped by a function of the user, of the types that kernels read.
 
 A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses the pages it has just given back,
-where one table per row group would touch fresh memory for every column.
+where one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once:
+its values stay where Arrow has decoded them, and every batch costs Arrow something for every column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from fsdata.sources.expressions import Expression
 _BATCH_BYTES = 3 << 20
 _MIN_ROWS = 512
 _MAX_ROWS = 8192
+_MAX_FLAT_ROWS = 1 << 17  # a column then has the size of a page of 1 MiB, which writers make by default
 
 Map = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -68,9 +70,10 @@ class ArrowPlan:
 
     Attributes:
         read: columns to decode, in the file's order. needs_none: one that nothing needs but the number of its rows.
+        flat: all of them hold numbers, one per row.
         condition: the filter; None keeps all rows.
         columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
-            if it is the decoded batch as it is.
+            if it is the decoded batch as it is. native: whether kernels read each of them as it is.
         typed: columns that hold nothing but nulls -> the type that they have in other files.
         expressions: field -> the expression that makes it.
         partitions: what the file's `key=value` folders say.
@@ -79,8 +82,10 @@ class ArrowPlan:
 
     read: tuple[str, ...]
     needs_none: bool
+    flat: bool
     condition: Expression | None
     columns: tuple[Binding, ...] | None
+    native: tuple[bool, ...]
     typed: Mapping[str, pa.DataType]
     expressions: Mapping[str, Expression]
     partitions: Mapping[str, int | str | None]
@@ -121,7 +126,7 @@ def record_batches(
         MapFailed: `map` raised.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    yield from finished(_decoded(file, wanted, plan.read), wanted, plan)
+    yield from finished(_decoded(file, wanted, plan), wanted, plan)
 
 
 def finished(
@@ -166,11 +171,15 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-def _decoded(file: pq.ParquetFile, wanted: GroupRows, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
-    leaves = [leaf for name in columns for leaf in wanted.leaves[name]]
-    size = batch_rows(file.metadata.row_group(wanted.group), sorted({*wanted.wide}.intersection(leaves)))
+    row_group = file.metadata.row_group(wanted.group)
+    leaves = [leaf for name in plan.read for leaf in wanted.leaves[name]]
+    if plan.flat:
+        size = min(row_group.num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
+    else:
+        size = batch_rows(row_group, sorted({*wanted.wide}.intersection(leaves)))
     # By names, pyarrow would also give the column `a.b` the field `b` of a struct `a`.
     for batch in file.reader.iter_batches(size, [wanted.group], leaves, use_threads=False):
         end = begin + batch.num_rows
@@ -200,14 +209,15 @@ def _converted(
     if plan.map is not None and columns:
         raw = _mapped(plan.map, columns, raw, f"row {rows[0]} and the {len(rows) - 1} after it", faults.where)
     arrays = []
-    for binding, array in zip(columns, raw, strict=True):
+    for binding, array, native in zip(columns, raw, plan.native, strict=True):
         bad = partial(_note, faults, binding, rows)
         if binding.field.shape == "nested":
             counts, array = widen.nested_parts(array)
             arrays.append(counts)
         if binding.is_text and binding.policy == "default":
             array = widen.fill_texts(array, str(binding.value))
-        array = widen.convert(array, binding.field.number, bad)
+        if not native or plan.map is not None:
+            array = widen.convert(array, binding.field.number, bad)
         arrays.append(array if plan.map is None else widen.with_wide_offsets(array))
     return unnamed(arrays, batch.num_rows)
 

@@ -152,7 +152,7 @@ def _rows(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> tuple[np
         alive, own = keyed_rows(piece, join.on)
         keys.append(own)
         for slot, field in enumerate(fields):
-            values[field.name].append(piece.columns[slot].gathered(field.dtype, alive))
+            values[field.name].append(piece.column(slot).gathered(field.dtype, alive))
     return np.concatenate(keys), {name: np.concatenate(parts) for name, parts in values.items()}
 
 

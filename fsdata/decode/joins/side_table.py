@@ -171,7 +171,7 @@ def _arrays(
         alive, keys = keyed_rows(piece, join.on)
         length = np.empty((len(piles), len(alive)), np.int64)
         for slot, pile in enumerate(piles):
-            column = piece.columns[slot]
+            column = piece.column(slot)
             length[slot] = column.width if column.length is None else column.length[alive]
             pile.add(column.gathered(pile.kind, alive))
         heads.append((keys, length, piece.dense[alive]))

@@ -18,11 +18,15 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels.pages import headers, locations
 from fsdata.schema import Field
 
+_LONGEST_PAUSE = 64  # chunks
 _LOCATION_BYTES = 64  # at most, of a page in an offset index
 
 
 class PageDecoder:
-    """Decodes column chunks, and counts those that are left to pyarrow. Thread-safe.
+    """Decodes column chunks of lists, and counts those that are left to pyarrow. Thread-safe.
+
+    A field whose chunk turns out to be none for this decoder has then been read in vain, and mostly so would the next
+    ones be. So they are left to pyarrow unread: the next one, and twice as many each time that this happens again.
 
     Attributes:
         chunks: how many were decoded. left: (field, reason) -> how many were not.
@@ -34,11 +38,12 @@ class PageDecoder:
         self.skipped = 0
         self.left: Counter[tuple[str, str]] = Counter()
         self._pool = pool
+        self._pauses: dict[tuple[int, Field], _Pause] = {}
         self._forms: dict[int, dict[Field, tuple[Form | str, int]]] = {}
         self._lock = threading.Lock()
 
     def forms(self, file: pq.ParquetFile, bindings: Sequence[Binding], schema: int) -> dict[Binding, tuple[Form, int]]:
-        """Form and leaf column of the fields that are not left to pyarrow by what the schema says.
+        """Form and leaf column of the fields that are not left to pyarrow by what the schema or earlier chunks say.
 
         Args:
             bindings: fields that are columns of the file.
@@ -50,8 +55,12 @@ class PageDecoder:
         found, left = {}, []
         for binding in bindings:
             form, leaf = forms[binding.field]
+            pause = self._pauses.get((schema, binding.field))
             if isinstance(form, str):
                 left.append((binding.field.name, form))
+            elif pause is not None and pause.left > 0:
+                pause.left -= 1
+                left.append((binding.field.name, pause.reason))
             else:
                 found[binding] = form, leaf
         if left:
@@ -65,6 +74,7 @@ class PageDecoder:
         needed: range | np.ndarray,
         forms: Mapping[Binding, tuple[Form, int]],
         indexes: np.ndarray | None,
+        schema: int,
     ) -> dict[Field, Column]:
         """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
 
@@ -72,18 +82,22 @@ class PageDecoder:
             source: what the file is read from: an open file, or bytes in memory that can be sought.
             needed: rows of the row group that somebody will ask for, ascending; others may be empty.
             indexes: int64 [leaf columns, 2], first byte of the offset index and how many; None: they are not read.
+            schema: see `forms`.
 
         Raises:
             OSError: a chunk is damaged; says which column and page.
         """
         found, left, skipped = {}, [], 0
         for binding, (form, leaf) in forms.items():
+            chunk = None
             try:
                 chunk = _Chunk(row_group, leaf, form, self._pool)
                 found[binding.field] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
                 skipped += chunk.skipped
             except LeftToArrow as reason:
                 left.append((binding.field.name, str(reason)))
+                if chunk is not None:  # it was read
+                    self._pauses.setdefault((schema, binding.field), _Pause()).begin(str(reason))
             except Damaged as error:
                 raise OSError(f"column {binding.column!r}, {error}") from error
         self._count(len(found), skipped, left)
@@ -94,6 +108,18 @@ class PageDecoder:
             self.chunks += chunks
             self.skipped += skipped
             self.left.update(left)
+
+
+class _Pause:
+    """How many more chunks of a field are left to pyarrow unread, and why. Threads may miscount, which costs little."""
+
+    def __init__(self) -> None:
+        self.left = self._length = 0
+        self.reason = ""
+
+    def begin(self, reason: str) -> None:
+        self.reason = reason
+        self.left = self._length = min(max(2 * self._length, 1), _LONGEST_PAUSE)
 
 
 class _Chunk:

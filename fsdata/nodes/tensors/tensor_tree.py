@@ -295,7 +295,7 @@ class _Builder:
         self._constants = constants
         self._samples = rows.num_rows
         spans = rows.spans()
-        self._length, counts = spans.length, spans.counts()
+        self._length, counts = spans.length, spans.counts
         self._flat: dict[int, torch.Tensor] = {}
         target = np.zeros(len(counts), np.int64)
         for fields in _buffers(template.root):

@@ -32,7 +32,7 @@ def values(rows: RowRefs, layout: Layout) -> list[dict[str, Any]]:
     spans = rows.spans()
     buffers = [
         np.zeros(int(count) * field.itemsize, np.uint8)
-        for count, field in zip(spans.counts(), layout.fields, strict=True)
+        for count, field in zip(spans.counts, layout.fields, strict=True)
     ]
     spans.gather(layout.itemsize, np.array([buffer.ctypes.data for buffer in buffers]))
     result: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
