@@ -12,8 +12,7 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from fsdata.errors import SchemaError
-from fsdata.sources.checks import is_number
+from fsdata.errors import SchemaError, is_number
 
 _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))

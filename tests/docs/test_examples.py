@@ -325,7 +325,7 @@ def test_resume(training):
     assert [batch.features.values().tolist() for batch in loader] == whole[1:]
     for epoch, left in ((0, [1, 2]), (2, [])):  # saved after the last batch of an epoch
         loader.set_epoch(epoch)
-        for batch in loader:
+        for _ in loader:
             state = loader.state_dict()
         loader.load_state_dict(state)
         trained = []
