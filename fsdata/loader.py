@@ -20,7 +20,7 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.decode.files.read_ahead import bytes_of
-from fsdata.errors import PeerError
+from fsdata.errors import PeerError, integer
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
 from fsdata.nodes.follow.followed import FOLLOWS, Followed
@@ -134,14 +134,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._options = LoaderOptions(
             batch_size=batch_size,
             max_tokens=max_tokens,
-            shuffle_window=shuffle_window,
             num_threads=cores_of_this_rank() if num_threads is None else num_threads,
             read_ahead=bytes_of(read_ahead, "read_ahead"),
             memory=None if memory is None else bytes_of(memory, "memory"),
             prefetch=prefetch,
             pin=can_pin(pin_memory),
-            seed=seed,
-            mix=mix,
             uneven=uneven,
             drop_last=drop_last,
             timeout_s=timeout_s,
@@ -277,8 +274,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
         A source that is followed has one epoch only, and every `iter()` goes on where the one before ended.
         """
-        if not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
+        epoch = integer("epoch", epoch, 0)
         if self.windows is not None and epoch >= self.windows:
             raise ValueError(f"window {epoch} of time: there are {self.windows}, the first is 0")
         if self._data.followed or (self._loaded is not None and self._loaded.epoch == epoch):

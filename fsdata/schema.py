@@ -10,14 +10,14 @@ them taken apart (`fsdata.decode.row_layout`).
 
 import importlib
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fsdata.errors import SchemaError
+from fsdata.errors import SchemaError, integer, names, one_of, plain, text
 
 SAMPLES = "samples"
 """What `global_mean` counts if nothing else is named."""
@@ -40,9 +40,8 @@ class Split:
 
     def __post_init__(self) -> None:
         for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise SchemaError(f"Split({name}=...) is an integer of at least {least}, got {value!r}")
+            value = integer(f"Split({name}=...)", getattr(self, name), least, error=SchemaError)
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,19 +83,22 @@ class Sequence:
 
     def __post_init__(self) -> None:
         for role in ("fields", "floats", *_LATER_ROLES):
-            object.__setattr__(self, role, _names(getattr(self, role), f"Sequence({self.name!r}, {role}=...)"))
+            object.__setattr__(self, role, names(f"Sequence({self.name!r}, {role}=...)", getattr(self, role)))
         if not isinstance(self.name, str) or not self.name:
             raise SchemaError(f"a Sequence needs a name, got {self.name!r}")
+        group = f"Sequence {plain(self.name)!r}"
+        checked = {
+            "name": plain(self.name),
+            "max_length": integer(f"{group}: max_length", self.max_length, 1, optional=True, error=SchemaError),
+            "share": text(f"{group}: share", self.share, what="key", optional=True),
+            "keep": one_of(f"{group}: keep", self.keep, ("first", "last"), error=SchemaError),
+        }
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)
         if not self.fields and not self.floats:
             raise SchemaError(f"Sequence {self.name!r} has no fields: name at least one list column")
-        if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
-            raise SchemaError(f"Sequence {self.name!r}: max_length must be at least 1 or None, got {self.max_length!r}")
-        if self.share is not None and (not isinstance(self.share, str) or not self.share):
-            raise SchemaError(f"Sequence {self.name!r}: share names one key, got {self.share!r}")
         if self.split is not None and not isinstance(self.split, Split):
             raise SchemaError(f"Sequence {self.name!r}: split is a Split, got {self.split!r}")
-        if self.keep not in ("first", "last"):
-            raise SchemaError(f"Sequence {self.name!r}: keep must be 'first' or 'last', got {self.keep!r}")
 
     @property
     def all_fields(self) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ class Schema:
     """The fields of a training sample and their roles.
 
     Args:
-        sequences: groups of aligned lists, the user's history (UIH) first.
+        sequences: groups of aligned lists, the user's history (UIH) first; or one.
         candidates: the group of items to score, if samples carry several.
         context: scalar ids, int64; keys of `Batch.features` with length 1.
         dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
@@ -144,19 +146,20 @@ class Schema:
     def __post_init__(self) -> None:
         if isinstance(self.sequences, set | frozenset):
             raise SchemaError(f"sequences is a tuple, got a set, which has no order: {self.sequences!r}")
-        object.__setattr__(self, "sequences", tuple(self.sequences))
-        if self.explode not in (None, "candidates"):
-            raise SchemaError(f"explode is 'candidates' or None, got {self.explode!r}")
+        single = isinstance(self.sequences, Sequence)
+        object.__setattr__(self, "sequences", (self.sequences,) if single else tuple(self.sequences))
+        object.__setattr__(self, "explode", one_of("explode", self.explode, ("candidates", None), error=SchemaError))
+        object.__setattr__(self, "time", text("time", self.time, optional=True))
         if self.explode and (self.candidates is None or self.candidates.nested):
             raise SchemaError("explode='candidates' needs Schema(candidates=...), a group without nested fields")
         for role in ("context", "dense", "labels", "passthrough"):
-            object.__setattr__(self, role, _names(getattr(self, role), f"Schema({role}=...)"))
+            object.__setattr__(self, role, names(f"Schema({role}=...)", getattr(self, role)))
         for group in self.groups:
             if not isinstance(group, Sequence):
                 raise SchemaError(f"sequences and candidates hold Sequence objects, got {group!r}")
-        names = [group.name for group in self.groups]
-        if len(set(names)) < len(names):
-            raise SchemaError(f"two sequences share a name: {names}")
+        known = [group.name for group in self.groups]
+        if len(set(known)) < len(known):
+            raise SchemaError(f"two sequences share a name: {known}")
         if any(group.name == "candidates" for group in self.sequences):
             raise SchemaError("the name 'candidates' belongs to Schema(candidates=...)")
         if self.candidates is not None and self.candidates.name != "candidates":
@@ -170,7 +173,7 @@ class Schema:
             )
         nested = {name for group in self.groups for name in group.nested}
         for what, own in (("nested", nested), ("passthrough", set(self.passthrough))):
-            both = sorted(own & {*names, "candidates"})
+            both = sorted(own & {*known, "candidates"})
             if both:
                 raise SchemaError(
                     f"a {what} field and a sequence are both called {', '.join(both)}, and the lengths of both are "
@@ -179,9 +182,9 @@ class Schema:
                 )
         along = {name: group.name for group in self.groups for name in group.id_labels + group.labels}
         for name, group_name in along.items():
-            if name in names and name != group_name:
+            if name in known and name != group_name:
                 raise _clash(name, f"a label of the sequence {group_name!r}")
-        if SAMPLES in {*names, *nested, *along}:
+        if SAMPLES in {*known, *nested, *along}:
             raise SchemaError(
                 f"global_mean(over={SAMPLES!r}) counts the samples of a batch, so no sequence, nested field or label "
                 "of a sequence has this name: give it another one, and map a field with "
@@ -189,15 +192,15 @@ class Schema:
             )
         if not fields:
             raise SchemaError("a Schema needs at least one field")
-        if self.time is not None and (not isinstance(self.time, str) or not self.time):
-            raise SchemaError(f"time names one column, got {self.time!r}")
 
-    def check_list_labels(self, names: Collection[str]) -> None:
-        """names: of labels whose columns are lists, which only the files show. SchemaError where one of them would be
-        counted as something else by `global_mean`."""
+    def check_list_labels(self, lists: Collection[str]) -> None:
+        """lists: names of labels whose columns are lists, which only the files show.
+
+        Raises SchemaError where `global_mean` would count one of them as something else.
+        """
         sequences = {group.name for group in self.sequences}
         for name in self.labels:
-            if name in names and name in {*sequences, SAMPLES}:
+            if name in lists and name in {*sequences, SAMPLES}:
                 raise _clash(name, "a label whose column is a list along the candidates")
 
     def __repr__(self) -> str:
@@ -453,14 +456,3 @@ def _clash(name: str, what: str) -> SchemaError:
 
 def _keys_of(kind: type) -> list[str]:
     return [each.name for each in fields(kind)]
-
-
-def _names(value: Any, where: str) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise SchemaError(f"{where} takes a tuple of names, got the string {value!r}; write ({value!r},)")
-    if not isinstance(value, Iterable) or isinstance(value, Mapping | set | frozenset):  # those have no order
-        raise SchemaError(f"{where} takes a tuple of names, got {value!r}")
-    names = tuple(value)
-    if not all(isinstance(name, str) and name for name in names):
-        raise SchemaError(f"{where} takes names, got {names!r}")
-    return names

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fsdata.errors import integer, is_number, plain
+
 CANDIDATES = "candidates"
 """The key of `lengths` under which the number of candidates of each sample stands."""
 
@@ -52,7 +54,8 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = plain(getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all of them together")
             if not 0 <= value <= _LARGEST_SUM:
@@ -91,11 +94,11 @@ class Segmented:
     candidate: int = 0
 
     def __post_init__(self) -> None:
-        Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate)
+        same = Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate)
+        for name in ("linear", "quadratic", "candidate"):
+            object.__setattr__(self, name, getattr(same, name))
         for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"Segmented({name}={value!r}): an integer of at least {least} is needed")
+            object.__setattr__(self, name, integer(f"Segmented({name}=...)", getattr(self, name), least))
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
@@ -125,7 +128,8 @@ class Power:
     """Exponent, above 0 and at most 3: 1 counts tokens, 2 is pure attention."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float):
+        object.__setattr__(self, "alpha", plain(self.alpha))
+        if not is_number(self.alpha):
             raise TypeError(f"Power(alpha={self.alpha!r}): a number is needed")
         if not 2**-_ALPHA_BITS <= self.alpha <= 3:
             raise ValueError(f"Power(alpha={self.alpha!r}): an exponent above 0 and at most 3 is needed")

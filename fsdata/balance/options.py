@@ -18,6 +18,7 @@ from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
 from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
+from fsdata.errors import boolean, integer, one_of
 from fsdata.kernels import load_numba
 
 AUTO: Literal["auto"] = "auto"
@@ -62,15 +63,16 @@ class Balance:
     autotune: bool = False
 
     def __post_init__(self) -> None:
-        methods = (*get_args(Method), AUTO)
-        if self.method not in methods:
-            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(methods)}")
+        checked = {
+            "method": one_of("method", self.method, (*get_args(Method), AUTO)),
+            "max_tokens": integer("max_tokens", self.max_tokens, 1, optional=True),
+            "ranks_per_node": integer("ranks_per_node", self.ranks_per_node, 1, optional=True),
+            "autotune": boolean("autotune", self.autotune),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if not callable(self.cost):
             raise TypeError(f"cost must be a cost model (lengths -> int64 costs), got {self.cost!r}")
-        for name in ("max_tokens", "ranks_per_node"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
         if self.method != AUTO and (self.method == "hierarchical") != (self.ranks_per_node is not None):
             raise ValueError(
                 f"method={self.method!r} with ranks_per_node={self.ranks_per_node}: 'hierarchical' needs the ranks per "

@@ -21,6 +21,7 @@ from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.plain import JaggedFeatures
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
 from fsdata.batch.windows import Windows, merge_windows
+from fsdata.errors import integer
 from fsdata.kernels.ranges import copy_ranges
 
 CostOf = Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -32,8 +33,7 @@ Ranges = tuple[np.ndarray, np.ndarray]
 
 def parts_of(batch: Any, number: int) -> list[Any]:
     """See `Batch.parts`."""
-    if type(number) is not int or number < 1:
-        raise ValueError(f"parts({number!r}): the number of parts is an integer of at least 1")
+    number = integer("parts(number)", number, 1)
     if number == 1:
         return [batch]
     whole = _Whole(batch)

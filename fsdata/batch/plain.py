@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsdata.batch.jagged import Jagged, Shared, expand
-from fsdata.errors import SchemaError
+from fsdata.errors import SchemaError, integer
 from fsdata.schema import Schema, Sequence
 
 
@@ -135,9 +135,8 @@ def _width(group: Sequence, max_length: int | Mapping[str, int] | None) -> int:
             f"padded() has no length for {group.name!r}: give max_length=N or {{{group.name!r}: N}}, or the Sequence a "
             "max_length"
         )
-    if type(wide) is not int or wide < 1:
-        raise ValueError(f"max_length of {group.name!r} must be an integer of at least 1, got {wide!r}")
-    return wide
+    length: int = integer(f"max_length of {group.name!r}", wide, 1)
+    return length
 
 
 def _places(offsets: Tensor, wide: int, *, keep_last: bool) -> tuple[Tensor, Tensor]:

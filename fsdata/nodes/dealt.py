@@ -16,7 +16,8 @@ from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import Spans
-from fsdata.nodes.loader_options import Uneven, check_one_of
+from fsdata.errors import one_of
+from fsdata.nodes.loader_options import UNEVEN, Uneven
 from fsdata.nodes.node import Node
 from fsdata.nodes.samples import items_of
 from fsdata.nodes.steps import Parts, Step, Steps
@@ -90,9 +91,8 @@ class Kept(Talking):
         exchange: StepExchange | None = None,
     ) -> None:
         super().__init__()
-        check_one_of("uneven", uneven, ("drop", "empty"))
         self.source: Steps = source
-        self._uneven = uneven
+        self._uneven = one_of("uneven", uneven, UNEVEN)
         self._owned = exchange is None and source.world_size > 1 and not source.sure
         if self._owned:
             check_group(source.units.context, DROPS if source.max_tokens is None else TOKENS)

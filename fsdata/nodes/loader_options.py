@@ -4,15 +4,17 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from fsdata.balance.options import Balance
+from fsdata.errors import boolean, integer, one_of, plain, positive
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 
 Uneven = Literal["drop", "empty"]
+UNEVEN = get_args(Uneven)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,61 +23,49 @@ class LoaderOptions:
 
     batch_size: int
     max_tokens: int | None
-    shuffle_window: int | float
     num_threads: int
     read_ahead: int
     memory: int | None
     prefetch: int
     pin: bool
-    seed: int
-    mix: str
     uneven: Uneven
     drop_last: bool
     timeout_s: float
 
     def __post_init__(self) -> None:
-        check_integers(batch_size=(self.batch_size, 1), num_threads=(self.num_threads, 1), prefetch=(self.prefetch, 0))
-        if self.max_tokens is not None:
-            check_integers(max_tokens=(self.max_tokens, 1))
-        check_order(self.shuffle_window, self.seed, self.mix)
-        check_one_of("uneven", self.uneven, ("drop", "empty"))
-        if not isinstance(self.drop_last, bool):
-            raise ValueError(f"drop_last must be True or False, got {self.drop_last!r}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {self.timeout_s!r}")
+        checked = {
+            "batch_size": integer("batch_size", self.batch_size, 1),
+            "max_tokens": integer("max_tokens", self.max_tokens, 1, optional=True),
+            "num_threads": integer("num_threads", self.num_threads, 1),
+            "prefetch": integer("prefetch", self.prefetch, 0),
+            "drop_last": boolean("drop_last", self.drop_last),
+            "uneven": one_of("uneven", self.uneven, UNEVEN),
+            "timeout_s": positive("timeout_s", self.timeout_s, finite=False),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def shared(self) -> dict[str, str]:
         """What all ranks must have been given alike."""
         return {name: repr(getattr(self, name)) for name in ("batch_size", "max_tokens", "uneven", "drop_last")}
 
 
-def check_order(shuffle_window: int | float, seed: int, mix: str) -> None:
-    check_integers(seed=(seed, 0))
-    if not isinstance(shuffle_window, float):
-        check_integers(shuffle_window=(shuffle_window, 1))
-    elif not 0 < shuffle_window <= 1:
+def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any]:
+    """The options that decide the order of rows, by name."""
+    window = plain(shuffle_window)
+    if not isinstance(window, float):
+        window = integer("shuffle_window", window, 1)
+    elif not 0 < window <= 1:
         raise ValueError(f"shuffle_window as a share of the epoch is above 0 and at most 1.0, got {shuffle_window!r}")
-    check_one_of("mix", mix, ("sequential", "weighted", "time"))
-
-
-def check_integers(**given: tuple[Any, int]) -> None:
-    """name -> (value, the least that it may be)."""
-    for name, (value, least) in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return {"shuffle": boolean("shuffle", shuffle), "shuffle_window": window, "seed": integer("seed", seed, 0)}
 
 
 def can_pin(wanted: bool) -> bool:
     """Whether to pin; warns where it is wanted and there is no device."""
-    if wanted and not torch.cuda.is_available():
+    if boolean("pin_memory", wanted) and not torch.cuda.is_available():
         warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
         return False
-    return wanted
+    return bool(wanted)
 
 
 def check_sources(sources: Sequence[ParquetSource], schema: Schema) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
+from fsdata.errors import integer
 from fsdata.nodes.dataset import Fetched
-from fsdata.nodes.loader_options import check_integers
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
 from fsdata.order.progress import Progress
@@ -60,8 +60,7 @@ class Rows(Node[Decoded]):
     ) -> None:
         super().__init__()
         self.source: Units = source
-        self._threads = cores_of_this_rank() if num_threads is None else num_threads
-        check_integers(num_threads=(self._threads, 1))
+        self._threads = integer("num_threads", cores_of_this_rank() if num_threads is None else num_threads, 1)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-decode")
         most = bytes_of(read_ahead, "read_ahead")
         self.read_ahead = ReadAhead(most) if most and source.remote else None

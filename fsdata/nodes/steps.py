@@ -13,7 +13,7 @@ from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.decode.joins.as_of import places
-from fsdata.nodes.loader_options import check_integers
+from fsdata.errors import boolean, integer
 from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
 from fsdata.nodes.samples import items_of
@@ -117,17 +117,16 @@ class Steps(Node[Part]):
         self, source: Rows, batch_size: int, *, drop_last: bool = False, max_tokens: int | None = None
     ) -> None:
         super().__init__()
-        check_integers(batch_size=(batch_size, 1), **({} if max_tokens is None else {"max_tokens": (max_tokens, 1)}))
         self.source: Rows = source
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.max_tokens = max_tokens
+        self.batch_size: int = integer("batch_size", batch_size, 1)
+        self.drop_last = boolean("drop_last", drop_last)
+        self.max_tokens: int | None = integer("max_tokens", max_tokens, 1, optional=True)
         self.hold = False
         self.data = self.units.data
         self.timing: Timing = self.data.timing
         self.context = self.units.context
         self.rank, self.world_size = self.context.rank, self.context.world_size
-        self.sure = not self.data.may_drop and max_tokens is None
+        self.sure = not self.data.may_drop and self.max_tokens is None
         self.spec = RecordSpec.of_layout(self.data.layout)
         self.rows_of: RowsOf = self.data.rows_of
         self.left = self.passed = np.zeros(self.world_size, np.int64)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch.distributed as dist
@@ -14,9 +14,10 @@ from torch.utils.data import get_worker_info
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
+from fsdata.errors import integer, one_of
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
-from fsdata.nodes.loader_options import check_integers, check_order, check_sources
+from fsdata.nodes.loader_options import check_sources, checked_order
 from fsdata.nodes.node import First, check_worker
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
@@ -72,8 +73,10 @@ class Units(First[Window]):
         super().__init__()
         sources = [sources] if isinstance(sources, ParquetSource | str | os.PathLike) else list(sources)
         threads = cores_of_this_rank() if num_threads is None else num_threads
-        check_integers(num_threads=(threads, 1))
-        check_order(shuffle_window, seed, mix)
+        threads = integer("num_threads", threads, 1)
+        order = checked_order(shuffle, shuffle_window, seed)
+        mix = one_of("mix", mix, get_args(Mix))
+        rank, world_size = integer("rank", rank, 0, optional=True), integer("world_size", world_size, 1, optional=True)
         self.context = resolve(rank, world_size, process_group)
         worker = get_worker_info()
         own_share = worker is not None and rank is not None and self.context.world_size % worker.num_workers == 0
@@ -90,7 +93,6 @@ class Units(First[Window]):
                 open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
                 for index, source in enumerate(sources)
             ]
-            order: dict[str, Any] = {"shuffle": bool(shuffle), "shuffle_window": shuffle_window, "seed": seed}
             order["world_size"] = self.context.world_size
             if all(source.follow is None for source in sources):
                 self.data = Dataset(opened, schema, mix=mix, threads=threads, **order)

@@ -3,11 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fsdata.errors import SchemaError
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+from fsdata.errors import SchemaError, plain
 
 
 def tuple_of(value: Any, kind: Any) -> tuple[Any, ...]:
@@ -21,4 +17,4 @@ def mapping_of(option: str, value: Any) -> dict[str, Any]:
     mapping = {} if value is None else value
     if not isinstance(mapping, Mapping) or not all(isinstance(name, str) and name for name in mapping):
         raise SchemaError(f"{option} maps field names, got {value!r}")
-    return dict(mapping)
+    return {plain(name): plain(each) for name, each in mapping.items()}

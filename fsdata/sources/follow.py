@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdata.errors import SchemaError
+from fsdata.errors import SchemaError, integer, is_integer, one_of, plain
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -44,16 +44,15 @@ class Follow:
     at_most: int = 256
 
     def __post_init__(self) -> None:
-        if self.by not in ("path", "time"):
-            raise SchemaError(f"Follow(by=...) must be 'path' or 'time', got {self.by!r}")
-        if not (self.by == "time" and type(self.lag) is int and self.lag >= 0):
+        object.__setattr__(self, "by", one_of("Follow(by=...)", self.by, ("path", "time"), error=SchemaError))
+        object.__setattr__(self, "lag", plain(self.lag))
+        if not (self.by == "time" and is_integer(self.lag, 0)):
             seconds(self.lag, "lag")
         if self.idle is not None:
             seconds(self.idle, "idle")
         if seconds(self.every, "every") <= 0:
             raise SchemaError("Follow(every=...) must be more than 0")
-        if type(self.at_most) is not int or self.at_most < 1:
-            raise SchemaError(f"Follow(at_most=...) is an integer of at least 1, got {self.at_most!r}")
+        object.__setattr__(self, "at_most", integer("Follow(at_most=...)", self.at_most, 1, error=SchemaError))
 
     @property
     def idle_s(self) -> float | None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fsdata.errors import SchemaError
+from fsdata.errors import SchemaError, boolean, integer, is_integer, is_number, plain, text
 from fsdata.sources import expressions
-from fsdata.sources.checks import is_number, mapping_of, tuple_of
+from fsdata.sources.checks import mapping_of, tuple_of
 from fsdata.sources.follow import seconds
 from fsdata.sources.hash_split import checked_split
 from fsdata.sources.source import POLICIES, Events, Joined, ParquetSource
@@ -63,8 +63,8 @@ class Join(Joined):
                 f"Join(missing=...) must be 'mask', {', '.join(map(repr, POLICIES))} or None, got {self.missing!r}"
             )
         self._check((self.on,), shared=self.bucketed is not None)
-        if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
-            raise SchemaError(f"Join(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
+        bucketed = integer("Join(bucketed=...)", self.bucketed, 1, optional=True, error=SchemaError)
+        object.__setattr__(self, "bucketed", bucketed)
         if self.bucketed is not None and self.wait is not None:
             raise SchemaError(
                 "Join(bucketed=...) is for a table that is read once, and wait=... for one that is followed"
@@ -153,24 +153,26 @@ class AsOf(Joined):
     kept_in: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.bucketed is not None and (type(self.bucketed) is not int or self.bucketed < 1):
-            raise SchemaError(f"AsOf(bucketed=...) is an integer of at least 1 or None, got {self.bucketed!r}")
+        checked = {
+            "bucketed": integer("AsOf(bucketed=...)", self.bucketed, 1, optional=True, error=SchemaError),
+            "scan": integer("AsOf(scan=...)", self.scan, 1, optional=True, error=SchemaError),
+            "inclusive": boolean("AsOf(inclusive=...)", self.inclusive, error=SchemaError),
+            "at": text("AsOf(at=...)", self.at),
+            **{
+                option: text(f"AsOf({option}=...)", getattr(self, option), optional=True)
+                for option in ("time", "known_at", "mask")
+            },
+        }
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)
         folder = self.kept_in
         if folder is not None and (not isinstance(folder, str | Path) or not str(folder) or "://" in str(folder)):
             raise SchemaError(f"AsOf(kept_in=...) names one folder of this host, got {folder!r}")
         if folder is not None and self.bucketed is None:
             raise SchemaError("AsOf(kept_in=...) keeps what is on disk: give bucketed=..., too")
-        optional = (each for each in ("time", "known_at", "mask") if getattr(self, each) is not None)
-        for option in ("at", *optional):
-            if not isinstance(getattr(self, option), str) or not getattr(self, option):
-                raise SchemaError(f"AsOf({option}=...) names one column, got {getattr(self, option)!r}")
         if self.time is None and self.at != POSITION:
             raise SchemaError("AsOf(time=...) names the times of the events; only at='position' does without")
-        if self.scan is not None and (type(self.scan) is not int or self.scan < 1):
-            raise SchemaError(f"AsOf(scan=...) is an integer of at least 1 or None, got {self.scan!r}")
         self._check_pools()
-        if not isinstance(self.inclusive, bool):
-            raise SchemaError(f"AsOf(inclusive=...) is True or False, got {self.inclusive!r}")
         if self.where is not None:
             object.__setattr__(self, "where", expressions.checked_condition(self.where, "AsOf(where=...)"))
         self._check((self.on, *self.times, *self.only_read), shared=True)
@@ -187,8 +189,11 @@ class AsOf(Joined):
         object.__setattr__(self, "pools", pools)
         if len(pools) > MOST_POOLS:
             raise SchemaError(f"AsOf(pools=...) has {len(pools)} pools; at most {MOST_POOLS} can be told apart")
-        caps = self.cap.values() if isinstance(self.cap, Mapping) else [] if self.cap is None else [self.cap]
-        if not all(type(each) is int and each >= 1 for each in caps):
+        by_name = isinstance(self.cap, Mapping)
+        cap = mapping_of("AsOf(cap=...)", self.cap) if by_name else plain(self.cap)
+        object.__setattr__(self, "cap", cap)
+        caps = cap.values() if isinstance(cap, Mapping) else [] if cap is None else [cap]
+        if not all(is_integer(each, 1) for each in caps):
             raise SchemaError(f"AsOf(cap=...) is an integer of at least 1, or one for pools by name, got {self.cap!r}")
         unknown = set(self.cap) - set(pools) if isinstance(self.cap, Mapping) else set()
         if unknown:
@@ -317,7 +322,10 @@ class Lookup(Joined):
         self._check((self.on,), shared=True)
         if self.on in self.fields:
             raise SchemaError(f"Lookup(on={self.on!r}) looks up its own field: name what is found otherwise")
-        given = self.default if isinstance(self.default, Mapping) else dict.fromkeys(self.fields, self.default)
+        by_name = isinstance(self.default, Mapping)
+        default = mapping_of("Lookup(default=...)", self.default) if by_name else plain(self.default)
+        object.__setattr__(self, "default", default)
+        given = default if isinstance(default, Mapping) else dict.fromkeys(self.fields, default)
         unknown = sorted(set(given) - set(self.fields))
         if unknown:
             raise SchemaError(f"Lookup(default=...) names {', '.join(unknown)}, not one of {', '.join(self.fields)}")

@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fsdata.errors import SchemaError
+from fsdata.errors import SchemaError, integer, is_number, one_of, plain, positive, text
 from fsdata.sources import expressions
-from fsdata.sources.checks import is_number, mapping_of, tuple_of
+from fsdata.sources.checks import mapping_of, tuple_of
 from fsdata.sources.follow import Follow
 from fsdata.sources.hash_split import HashSplit, checked_split
 
@@ -41,8 +41,8 @@ class Retry:
     max_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if type(self.tries) is not int or self.tries < 1:
-            raise SchemaError(f"Retry(tries=...) is an integer of at least 1, got {self.tries!r}")
+        object.__setattr__(self, "tries", integer("Retry(tries=...)", self.tries, 1, error=SchemaError))
+        object.__setattr__(self, "max_s", plain(self.max_s))
         if not is_number(self.max_s) or not self.max_s >= 0:
             raise SchemaError(f"Retry(max_s=...) is a number of seconds, got {self.max_s!r}")
 
@@ -154,19 +154,15 @@ class ParquetSource:
         checked_split(self.split, self.keep, self.salt)
         if self.map is not None and not callable(self.map):
             raise SchemaError(f"map takes a function of a pyarrow.RecordBatch, got {self.map!r}")
-        for name, least in (("skip", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if not (name == "limit" and value is None) and (type(value) is not int or value < least):
-                raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
-        if self.weight is not None and not (is_number(self.weight) and 0 < self.weight < math.inf):
-            raise SchemaError(f"weight must be a positive number, got {self.weight!r}")
+        set_field(self, "skip", integer("skip", self.skip, 0, error=SchemaError))
+        set_field(self, "limit", integer("limit", self.limit, 1, optional=True, error=SchemaError))
+        if self.weight is not None:
+            set_field(self, "weight", positive("weight", self.weight, error=SchemaError))
         _check_follow(self)
         if not isinstance(self.retry, Retry):
             raise SchemaError(f"retry takes a Retry, got {self.retry!r}")
-        if self.decoder not in (None, *_DECODERS):
-            raise SchemaError(f"decoder must be 'pages', 'pyarrow' or None, got {self.decoder!r}")
-        if self.on_error not in ("raise", "skip"):
-            raise SchemaError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        set_field(self, "decoder", one_of("decoder", self.decoder, (*_DECODERS, None), error=SchemaError))
+        set_field(self, "on_error", one_of("on_error", self.on_error, ("raise", "skip"), error=SchemaError))
 
     def policy(self, name: str) -> Policy:
         """The null policy of a field."""
@@ -268,8 +264,7 @@ class Joined:
         kind = type(self).__name__
         if not isinstance(self.source, ParquetSource):
             raise SchemaError(f"{kind} takes a ParquetSource, got {self.source!r}")
-        if not isinstance(self.on, str) or not self.on:
-            raise SchemaError(f"{kind}(on=...) names one key, got {self.on!r}")
+        object.__setattr__(self, "on", text(f"{kind}(on=...)", self.on, what="key"))
         if isinstance(self.fields, str):
             raise SchemaError(
                 f"{kind}(fields=...) takes a tuple of names, got {self.fields!r}; write ({self.fields!r},)"
@@ -279,6 +274,7 @@ class Joined:
             raise SchemaError(
                 f"{kind}(fields=...) names at least one field of the schema, in order, got {self.fields!r}"
             )
+        object.__setattr__(self, "fields", tuple(map(plain, self.fields)))
         if len(set(self.fields)) < len(self.fields):
             raise SchemaError(f"{kind}(fields=...) names a field twice: {self.fields!r}")
         if self.source.map is not None and shared:
@@ -318,12 +314,11 @@ class Events:
     split: HashSplit | None
 
     def __post_init__(self) -> None:
-        if type(self.min_history) is not int or self.min_history < 0:
-            raise SchemaError(f"anchors(min_history=...) is an integer of at least 0, got {self.min_history!r}")
-        if self.order not in ("user", "time"):
-            raise SchemaError(f"anchors(order=...) is 'user' or 'time', got {self.order!r}")
-        if self.time_window is not None and (type(self.time_window) is not int or not 1 <= self.time_window < 2**63):
-            raise SchemaError(f"anchors(time_window=...) is an integer from 1 to 2**63 - 1, got {self.time_window!r}")
+        window = integer("anchors(time_window=...)", self.time_window, 1, optional=True, error=SchemaError)
+        history = integer("anchors(min_history=...)", self.min_history, 0, error=SchemaError)
+        order = one_of("anchors(order=...)", self.order, ("user", "time"), error=SchemaError)
+        for name, value in (("time_window", window), ("min_history", history), ("order", order)):
+            object.__setattr__(self, name, value)
 
     @property
     def form(self) -> str:

@@ -333,7 +333,7 @@ def test_growing_data(here):
 
 
 def test_resume(training):
-    saved, with_fscomm = python("docs/resume.md")
+    saved, over_epochs, with_fscomm = python("docs/resume.md")
     loader = training["loader"]
     whole = [batch.features.values().tolist() for batch in loader]
     loader.set_epoch(0)
@@ -346,6 +346,14 @@ def test_resume(training):
         exec(with_fscomm, training)
     loader.load_state_dict(training["checkpoint"]["data"])
     assert [batch.features.values().tolist() for batch in loader] == whole[1:]
+    for epoch, left in ((0, [1, 2]), (2, [])):  # saved after the last batch of an epoch
+        loader.set_epoch(epoch)
+        for _ in loader:
+            state = loader.state_dict()
+        loader.load_state_dict(state)
+        trained = []
+        exec(over_epochs, {"loader": loader, "train_step": trained.append})
+        assert [batch.stats.epoch for batch in trained] == [epoch for epoch in left for _ in whole]
 
 
 def test_fscomm(training, capsys):

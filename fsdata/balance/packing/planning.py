@@ -8,6 +8,7 @@ import numpy as np
 
 from fsdata.balance.packing.methods import EQUAL_COUNTS, METHODS, NEED_HOME, UNLIMITED, Problem
 from fsdata.balance.packing.plan import OverCapError, Plan, lowest_straggler, straggler_share
+from fsdata.errors import integer
 from fsdata.kernels import packing as kernels
 
 Method = Literal["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical"]
@@ -47,9 +48,7 @@ def pack(
     """
     options = {"max_tokens": max_tokens, "min_count": min_count, "max_count": max_count, "speed": speed}
     _check_method(method, {**options, "ranks_per_node": ranks_per_node}, home, tokens)
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int | np.integer) or num_ranks < 1:
-        raise ValueError(f"num_ranks={num_ranks!r}: a positive integer is needed")
-    num_ranks = int(num_ranks)
+    num_ranks = integer("num_ranks", num_ranks, 1)
     if not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance={tolerance!r}: a straggler share from 0 to below 1 is needed, 1e-3 is 0.1 %")
     costs = _amounts("cost", cost, None)

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from fsdata.decode.files.byte_ranges import ByteRange
 from fsdata.decode.files.row_group import RowGroupBytes
+from fsdata.errors import is_integer
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -29,8 +30,8 @@ def bytes_of(given: int | str, name: str) -> int:
     Raises:
         ValueError: neither of them, or less than 0. `name` is the argument that the message is about.
     """
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
+    if is_integer(given, 0):
+        return int(given)
     match = _TEXT.fullmatch(given) if isinstance(given, str) else None
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(

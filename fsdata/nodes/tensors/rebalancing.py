@@ -5,6 +5,7 @@ batches apart and builds them, `exchange` moves the samples.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,7 +16,7 @@ from fsdata.balance.options import Balance
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.errors import PeerError
 from fsdata.nodes.dealt import Dealt
-from fsdata.nodes.tensors.parts import Last, Lengths, TensorParts
+from fsdata.nodes.tensors.parts import Last, Lengths, TensorParts, copy_of_state
 from fsdata.order.progress import Progress
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
@@ -133,18 +134,36 @@ class Rebalanced(Generic[BatchT]):
             raise ValueError("no batch was yielded yet")
         return self._made[0]
 
-    def state_dict(self) -> Any:
-        """The wrapped loader's own state as of the batch last yielded: batches made ahead do not count."""
-        if self._made is not None and self._made[1]:
-            return self._made[1][0]
-        return self._loader.state_dict()  # type: ignore[attr-defined]
+    @property
+    def state_dict(self) -> Callable[[], Any]:
+        """`state_dict()` gives the wrapped loader's own state as of the batch last yielded: batches made ahead do not
+        count. AttributeError where that loader has none."""
+        ask = self._of_loader("state_dict")
+        taken = () if self._made is None else self._made[1]
+        return partial(copy_of_state, *taken) if taken else ask
 
-    def load_state_dict(self, state: Any) -> None:
-        """Hand `state` to the wrapped loader, for the next `iter()`. A running iterator ends with a RuntimeError."""
-        self._end_epoch()
-        self._turn.revoke(STATE_LOADED)
-        self._loader.load_state_dict(state)  # type: ignore[attr-defined]
-        self._made = None
+    @property
+    def load_state_dict(self) -> Callable[[Any], None]:
+        """`load_state_dict(state)` hands `state` to the wrapped loader, for the next `iter()`. A running iterator ends
+        with a RuntimeError. AttributeError where that loader takes no state."""
+        load = self._of_loader("load_state_dict")
+
+        def load_state_dict(state: Any) -> None:
+            self._end_epoch()
+            self._turn.revoke(STATE_LOADED)
+            load(state)
+            self._made = None
+
+        return load_state_dict
+
+    def _of_loader(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self._loader, name, None)
+        if method is None:
+            raise AttributeError(
+                f"the {type(self._loader).__name__} in this rebalance(...) has no {name}(): there is no place to go on "
+                "from. Wrap a loader with state_dict() and load_state_dict()"
+            )
+        return method
 
     def report_step(self, compute_seconds: float) -> None:
         """How long this rank computed on the batch last yielded, without waiting for others.

@@ -208,8 +208,8 @@ def test_a_small_plan():
         ({"tolerance": 1.0}, "tolerance=1.0"),
         ({"method": "vbs", "min_count": 3}, "4 samples cannot be dealt to 2 ranks with 3 to 4 each"),
         ({"method": "vbs", "min_count": 2, "max_count": 1}, "min_count <= max_count"),
-        ({"num_ranks": 0}, "num_ranks=0"),
-        ({"num_ranks": True}, "num_ranks=True"),
+        ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
+        ({"num_ranks": True}, "num_ranks must be an integer of at least 1, got True"),
     ],
 )
 def test_bad_arguments(call, match):

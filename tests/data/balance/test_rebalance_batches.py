@@ -1,6 +1,7 @@
 """Taking batches apart and building them again, in one process; what cannot be split is refused by its path."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +118,53 @@ def test_replicated_parts_are_not_looked_at() -> None:
         take_apart(Thing(GOOD, {"a": 1}), ("inside.a", "inside.c"), no_lengths)
     with pytest.raises(DataError, match="holds no tensor"):
         take_apart({"a": 1}, ("a",), no_lengths)
+
+
+class Live:
+    """A loader whose state is an object that it goes on changing, and that refers to itself."""
+
+    def __init__(self) -> None:
+        seen: list[int] = []
+        self.state: dict[str, Any] = {"seen": seen, "same": (seen, [seen]), "weights": torch.zeros(3), ("a", 1): [[0]]}
+        self.state["itself"] = self.state
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for number in range(5):
+            self.state["seen"].append(number)
+            self.state["weights"] += 1
+            self.state["a", 1][0][0] += 1
+            yield {"x": torch.arange(3)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+
+def test_a_state_is_a_copy_that_later_batches_and_callers_do_not_change() -> None:
+    with rebalance(Live(), lengths=lambda batch: batch["x"]) as balanced:
+        states = []
+        for _ in balanced:
+            states.append(balanced.state_dict())
+            balanced.state_dict()["seen"].append("mine")
+    for number, state in enumerate(states, 1):
+        assert state["seen"] == list(range(number))
+        assert state["same"][0] is state["same"][1][0] is state["seen"]
+        assert state["itself"] is state
+        assert state["weights"].tolist() == [number] * 3
+        assert state["a", 1] == [[number]]
+
+
+def test_rebalance_has_the_methods_of_states_that_its_loader_has() -> None:
+    lengths = {"lengths": lambda batch: batch["x"]}
+    with rebalance([{"x": GOOD}], **lengths) as balanced:
+        assert not hasattr(balanced, "state_dict")
+        assert not hasattr(balanced, "load_state_dict")
+        with pytest.raises(AttributeError, match=r"the list in this rebalance\(...\) has no state_dict\(\)"):
+            balanced.state_dict()
+    with rebalance(Live(), **lengths) as balanced:
+        assert hasattr(balanced, "state_dict")
+        assert not hasattr(balanced, "load_state_dict")
+        with pytest.raises(TypeError, match="has no len"):
+            len(balanced)
 
 
 def test_a_list_of_one_entry_per_sample_is_not_replicated() -> None:

@@ -32,7 +32,7 @@ from fsdata.decode.opened_source import open_source
         ({"nulls": {"user": "keep"}}, "must be one of error, default, drop, got 'keep'"),
         ({"nulls": {"user": "default"}}, "needs the value"),
         ({"weight": 0}, "positive"),
-        ({"on_error": "ignore"}, "'raise' or 'skip', got 'ignore'"),
+        ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip', got 'ignore'"),
         ({"columns": ["user"]}, "maps field names"),
         ({"join": ["x"]}, "takes Join objects"),
         ({"join": 3}, "takes Join objects"),

@@ -368,7 +368,7 @@ def test_one_part_is_the_batch() -> None:
     (only,) = batch.parts(1)
     assert only is batch
     for number in (0, -1, 2.0, True, "2"):
-        with pytest.raises(ValueError, match="the number of parts is an integer of at least 1"):
+        with pytest.raises(ValueError, match="parts\\(number\\) must be an integer of at least 1"):
             batch.parts(number)
 
 

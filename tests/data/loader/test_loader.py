@@ -6,6 +6,7 @@ import re
 import threading
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,16 @@ from rank_loaders import ALL, read_and_go_on, rows_of
 from sets import SCHEMA, same, two_sources, write
 from torchrec.streamable import Pipelineable
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError, StateError
+from fsdata import (
+    Balance,
+    FreeScaleDataLoader,
+    ParquetSource,
+    Polynomial,
+    Schema,
+    SchemaError,
+    Sequence,
+    StateError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +196,14 @@ def test_state_of_other_data_is_refused(loader_of, folder):
     [
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"batch_size": 2.5}, "batch_size"),
+        ({"batch_size": True}, "batch_size must be an integer of at least 1, got True"),
+        ({"batch_size": 2**63}, r"at least 1 and at most 2\*\*63 - 1, got"),
+        ({"prefetch": True}, "prefetch must be an integer"),
+        ({"shuffle": "yes"}, "shuffle must be True or False, got 'yes'"),
+        ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
+        ({"pin_memory": "no"}, "pin_memory must be True or False, got 'no'"),
+        ({"seed": False}, "seed must be an integer"),
+        ({"timeout_s": "1"}, "timeout_s must be a positive number"),
         ({"drop_last": 1}, "drop_last must be True or False"),
         ({"mix": "random"}, "mix must be one of 'sequential', 'weighted', 'time'"),
         ({"uneven": "pad"}, "uneven must be one of"),
@@ -204,6 +222,28 @@ def test_state_of_other_data_is_refused(loader_of, folder):
 def test_nonsense_arguments_are_named(loader_of, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         loader_of(**options)
+
+
+def test_scalars_of_numpy_are_taken_for_those_of_python(sources):
+    """States, fingerprints and plans show what was given, so both must read alike."""
+
+    def state(number, real, text, flag):
+        schema = Schema(
+            sequences=Sequence(text("uih"), fields=(text("item"),), max_length=number(8), keep=text("last")),
+            context=(text("row"),),
+        )
+        read = {"defaults": {text("item"): number(3)}, "skip": number(2), "limit": number(30), "weight": real(2)}
+        source = ParquetSource(sources[0].paths, **read)
+        balance = Balance(cost=Polynomial(linear=number(1)), max_tokens=number(99))
+        order = {"shuffle": flag(True), "shuffle_window": number(2), "seed": number(3), "mix": text("weighted")}
+        options = {"batch_size": number(4), "prefetch": number(0), "drop_last": flag(False), "timeout_s": real(30)}
+        ranks = {"rank": number(0), "world_size": number(1)}
+        with FreeScaleDataLoader(source, schema, balance=balance, **order, **options, **ranks) as loader:
+            rows = [batch.features["row"].values().tolist() for batch in loader]
+            loader.set_epoch(number(4))
+            return rows, json.dumps(loader.state_dict()), repr(schema), repr(balance)
+
+    assert state(np.int64, np.float64, np.str_, np.bool_) == state(int, float, str, bool)
 
 
 def test_no_thread_is_left(loader_of):
