@@ -2,7 +2,7 @@
 
 The way of a row: `sources` and `schema` say what users want; `catalog` finds files and columns; `order` says which row
 comes when; `decode` reads rows; `balance` moves them between ranks; `nodes` make a `batch` of them, which the `loader`
-hands out. `kernels` copy, and `warm` compiles them beforehand; `errors` are the errors of all of it.
+hands out. `kernels` copy; `options` checks what users pass; `errors` are the errors of all of it.
 """
 
 import importlib

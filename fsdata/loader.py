@@ -20,7 +20,8 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.decode.files.read_ahead import bytes_of
-from fsdata.errors import PeerError, integer
+from fsdata.errors import PeerError
+from fsdata.kernels.warm import BALANCING, make_ready
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
 from fsdata.nodes.follow.followed import FOLLOWS, Followed
@@ -29,11 +30,11 @@ from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
 from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
+from fsdata.options import integer
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsdata.warm import BALANCING, make_ready
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
 from fsranks.machine.cores import cores_of_this_rank

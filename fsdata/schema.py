@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fsdata.errors import SchemaError, integer, names, one_of, plain, text
+from fsdata.errors import SchemaError
+from fsdata.options import integer, names, one_of, plain, text
 
 SAMPLES = "samples"
 """What `global_mean` counts if nothing else is named."""

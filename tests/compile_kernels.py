@@ -17,7 +17,7 @@ def main() -> None:
     from golden_data import FILES
     from worlds import shared_world
 
-    from fsdata import warm
+    from fsdata.kernels import warm
     from fsranks.machine.cores import usable_cores
 
     warm.compile_lacking(warm.ALL, usable_cores(), print)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fsdata.errors import integer, is_number, plain
+from fsdata.options import integer, is_number, plain
 
 CANDIDATES = "candidates"
 """The key of `lengths` under which the number of candidates of each sample stands."""

@@ -33,9 +33,9 @@ from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch, Planner
 from fsdata.balance.options import AUTO, Balance, StepPlanner
 from fsdata.errors import MismatchError
-from fsdata.kernels import ranges
-from fsdata.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
-from fsdata.warm import BALANCING, make_ready
+from fsdata.kernels.jagged import ranges
+from fsdata.kernels.jagged.jagged_ops import Ranges, ranged_combine, ranged_dispatch
+from fsdata.kernels.warm import BALANCING, make_ready
 from fsranks.control_group import ControlGroup
 from fsranks.libraries import compile_kernel
 from fsranks.rank_context import resolve

@@ -18,8 +18,8 @@ from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
 from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
-from fsdata.errors import boolean, integer, one_of
 from fsdata.kernels import load_numba
+from fsdata.options import boolean, integer, one_of
 
 AUTO: Literal["auto"] = "auto"
 _LARGEST_SUM = 2**62

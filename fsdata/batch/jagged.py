@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fsdata.batch.windows import Windows
-from fsdata.kernels.ranges import add_ranges, copy_ranges
+from fsdata.kernels.jagged.ranges import add_ranges, copy_ranges
 from fsdata.schema import Split
 
 

@@ -21,8 +21,8 @@ from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.plain import JaggedFeatures
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
 from fsdata.batch.windows import Windows, merge_windows
-from fsdata.errors import integer
-from fsdata.kernels.ranges import copy_ranges
+from fsdata.kernels.jagged.ranges import copy_ranges
+from fsdata.options import integer
 
 CostOf = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Lengths by sequence -> int64 [B]; see `fsdata.balance.cost.CostModel`."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fsdata.batch.jagged import Jagged, Shared, expand
-from fsdata.errors import SchemaError, integer
+from fsdata.errors import SchemaError
+from fsdata.options import integer
 from fsdata.schema import Schema, Sequence
 
 

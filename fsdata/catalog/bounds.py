@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import leaves_of, plain
+from fsdata.catalog.binding.arrow_types import leaves_of, plain
 from fsdata.kernels import footer as kernel
 
 Bounds = Mapping[str, np.ndarray]

@@ -5,8 +5,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from fsdata.catalog.binding.key_types import text_by_hash
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.key_types import text_by_hash
 from fsdata.sources.source import ParquetSource
 
 _MOST_NAMED = 10_000

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import marked
+from fsdata.catalog.binding.arrow_types import marked
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, leaves_of, objection, plain
-from fsdata.catalog.column_paths import array_at, paths_in
+from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaves_of, objection, plain
+from fsdata.catalog.binding.column_paths import array_at, paths_in
 from fsdata.catalog.footers import footer_bytes, open_file, parquet_file, parsed
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover

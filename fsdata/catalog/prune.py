@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import partition_values
+from fsdata.catalog.binding.bind import partition_values
 from fsdata.catalog.bounds import as_columns
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import Binding
+from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.lists import list_column, nested_columns, packed
 from fsdata.decode.arrow.record_batches import GroupRows, finished, record_batches

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
-from fsdata.catalog.bind import column_type
+from fsdata.catalog.binding.bind import column_type
+from fsdata.catalog.binding.column_paths import type_at
+from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.key_types import HashedTypes, between, folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
@@ -103,7 +103,7 @@ class OpenSource:
 
     @property
     def hashed_types(self) -> HashedTypes:
-        """See `fsdata.catalog.key_types`; all files agree."""
+        """See `fsdata.catalog.binding.key_types`; all files agree."""
         return _hashed_types(self._files)
 
     def parts(self) -> dict[str, str]:

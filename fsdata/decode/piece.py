@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.catalog.bind import Binding
+from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.block import Block, Column, Scalars
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import Faults

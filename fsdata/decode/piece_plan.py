@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import encrypted_columns, is_null, type_for, with_items
-from fsdata.catalog.bind import Binding, FileKind
-from fsdata.catalog.column_paths import names_at
+from fsdata.catalog.binding.arrow_types import encrypted_columns, is_null, type_for, with_items
+from fsdata.catalog.binding.bind import Binding, FileKind
+from fsdata.catalog.binding.column_paths import names_at
 from fsdata.decode.arrow.record_batches import ArrowPlan, Map
 from fsdata.decode.arrow.scalars import ScalarPlan
 from fsdata.decode.arrow.widen import is_native

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import leaves_of
-from fsdata.catalog.bind import bind, encrypted_reads
+from fsdata.catalog.binding.arrow_types import leaves_of
+from fsdata.catalog.binding.bind import bind, encrypted_reads
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped

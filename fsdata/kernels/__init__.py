@@ -1,10 +1,10 @@
 """Kernels: loops over raw arrays, no knowledge of anything above them.
 
-`pages` reads the pages of Parquet files, `thrift` their headers, `footer` what a footer says of its chunks; `columns`
-finds the values of rows and copies them to where those of a batch go, with `lookups` in dimension tables; `scalars`
-does so for fields with one value per row; `memory` reads at addresses. `deal` deals spans of rows to ranks; `histories`
-finds what had happened by a time, and merges kinds of events; `ranges` (and `ranges_triton`) copy ranges of tensors, or
-add them up; `jagged_ops` moves jagged rows by them. `packing` deals samples to ranks.
+`pages` reads the pages of Parquet files, `footer` what a footer says of its chunks; `columns` finds the values of rows
+and copies them to their place in a batch, with `lookups` in dimension tables; `scalars` does so for fields with one
+value per row; `memory` reads at addresses. `deal` deals spans of rows to ranks; `histories` finds what had happened by
+a time, and merges kinds of events; `texts` hashes texts; `jagged` moves jagged rows of tensors. `packing` deals samples
+to ranks. `warm` compiles all of them beforehand.
 """
 
 

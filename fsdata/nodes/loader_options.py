@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from fsdata.balance.options import Balance
-from fsdata.errors import boolean, integer, one_of, plain, positive
+from fsdata.options import boolean, integer, one_of, plain, positive
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 

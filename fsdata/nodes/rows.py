@@ -13,10 +13,10 @@ import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
-from fsdata.errors import integer
 from fsdata.nodes.dataset import Fetched
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
+from fsdata.options import integer
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
 from fsranks.machine.cores import cores_of_this_rank

@@ -13,10 +13,10 @@ from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.decode.joins.as_of import places
-from fsdata.errors import boolean, integer
 from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
 from fsdata.nodes.samples import items_of
+from fsdata.options import boolean, integer
 from fsdata.order.progress import Progress
 
 

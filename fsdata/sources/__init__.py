@@ -2,8 +2,7 @@
 
 A `source` is what the user says of them, in Python or in a `toml_file`, and `joins` are tables that bring more fields.
 `expressions` over columns are checked, and evaluated batch by batch; `elementwise` says which polars functions are
-allowed. `hash_split` takes a part of the rows by the hash of a column, and `follow` says how files grow. `checks` of
-options are shared by them.
+allowed. `hash_split` takes a part of the rows by the hash of a column, and `follow` says how files grow.
 """
 
 from fsdata.sources.expressions import cross, text_key

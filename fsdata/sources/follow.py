@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdata.errors import SchemaError, integer, is_integer, one_of, plain
+from fsdata.errors import SchemaError
+from fsdata.options import integer, is_integer, one_of, plain
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")

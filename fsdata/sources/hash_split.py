@@ -12,8 +12,9 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from fsdata.errors import SchemaError, is_number
+from fsdata.errors import SchemaError
 from fsdata.kernels import texts as texts_kernel
+from fsdata.options import is_number
 
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)

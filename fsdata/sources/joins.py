@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fsdata.errors import SchemaError, boolean, integer, is_integer, is_number, plain, text
+from fsdata.errors import SchemaError
+from fsdata.options import boolean, integer, is_integer, is_number, mapping_of, plain, text, tuple_of
 from fsdata.sources import expressions
-from fsdata.sources.checks import mapping_of, tuple_of
 from fsdata.sources.follow import seconds
 from fsdata.sources.hash_split import checked_split
 from fsdata.sources.source import POLICIES, Events, Joined, ParquetSource

@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fsdata.errors import SchemaError, integer, is_number, one_of, plain, positive, text
+from fsdata.errors import SchemaError
+from fsdata.options import integer, is_number, mapping_of, one_of, plain, positive, text, tuple_of
 from fsdata.sources import expressions
-from fsdata.sources.checks import mapping_of, tuple_of
 from fsdata.sources.follow import Follow
 from fsdata.sources.hash_split import HashSplit, checked_split
 

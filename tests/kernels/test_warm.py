@@ -83,7 +83,7 @@ def python(*arguments: str, cache: Path | None = None) -> str:
 
 
 LACKING = """
-from fsdata import warm
+from fsdata.kernels import warm
 from fsdata.kernels import packing
 print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
 """
@@ -98,7 +98,7 @@ def test_what_lacks_is_compiled_and_kept(tmp_path):
 
 BESIDE = """
 import os, subprocess, sys
-from fsdata import warm
+from fsdata.kernels import warm
 from fsdata.kernels import packing
 from fsranks.libraries import is_there
 

@@ -15,7 +15,7 @@ from freescale_tools.scan.columns import bind, inside_structs
 from freescale_tools.scan.files import FileSet
 from fsdata import ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
-from fsdata.catalog.arrow_types import is_list
+from fsdata.catalog.binding.arrow_types import is_list
 from fsdata.catalog.footers import Footer, Skipped
 from fsdata.decode.block import RowRefs
 from fsdata.decode.files.row_groups import RowGroup

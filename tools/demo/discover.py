@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import DemoData, Feature, some_lengths
 from fsdata import AsOf, ParquetSource, Schema
-from fsdata.catalog.arrow_types import is_list
+from fsdata.catalog.binding.arrow_types import is_list
 
 MAX_LENGTH = 4_096
 _TOKENS_PER_STEP = 20_000  # of one rank: about a second of work for the demo's model

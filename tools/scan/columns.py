@@ -13,8 +13,8 @@ import pyarrow as pa
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.levels import ListLevels, list_levels
-from fsdata.catalog.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
-from fsdata.catalog.column_paths import leaf_at, names_at, type_at
+from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
+from fsdata.catalog.binding.column_paths import leaf_at, names_at, type_at
 from fsdata.catalog.footers import Footer, Skipped
 
 _NAMED = 12

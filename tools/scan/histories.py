@@ -20,8 +20,8 @@ from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.times import Spans
 from fsdata import AsOf, ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
-from fsdata.catalog.arrow_types import is_text, plain
-from fsdata.catalog.column_paths import type_at
+from fsdata.catalog.binding.arrow_types import is_text, plain
+from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import places

@@ -19,13 +19,13 @@ import zstandard
 from isal.isal_zlib import crc32
 
 from freescale_tools.scan import level_kernels
-from fsdata.catalog.arrow_types import plain
+from fsdata.catalog.binding.arrow_types import plain
 from fsdata.decode.files.byte_ranges import ByteRange, column_ranges
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.decode.pages.forms import why_left
 from fsdata.kernels import pages
 from fsdata.kernels.pages import headers
-from fsdata.kernels.thrift import DEPTH
+from fsdata.kernels.pages.thrift import DEPTH
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
 _HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer

@@ -21,8 +21,8 @@ from pyarrow.fs import LocalFileSystem
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
 from freescale_tools.scan.levels import Lengths, read_lengths
-from fsdata.catalog.arrow_types import encrypted_columns
-from fsdata.catalog.column_paths import array_at
+from fsdata.catalog.binding.arrow_types import encrypted_columns
+from fsdata.catalog.binding.column_paths import array_at
 from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable

@@ -8,8 +8,8 @@ import numpy as np
 
 from fsdata.balance.packing.methods import EQUAL_COUNTS, METHODS, NEED_HOME, UNLIMITED, Problem
 from fsdata.balance.packing.plan import OverCapError, Plan, lowest_straggler, straggler_share
-from fsdata.errors import integer
 from fsdata.kernels import packing as kernels
+from fsdata.options import integer
 
 Method = Literal["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical"]
 _LARGEST_SUM = 2**62

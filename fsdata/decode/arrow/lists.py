@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import Binding
+from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Block, Column, RowRefs
 from fsdata.decode.piece import Nulls

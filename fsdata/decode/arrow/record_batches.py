@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import objection
-from fsdata.catalog.bind import Binding, difference, partition_column
-from fsdata.catalog.column_paths import array_at
+from fsdata.catalog.binding.arrow_types import objection
+from fsdata.catalog.binding.bind import Binding, difference, partition_column
+from fsdata.catalog.binding.column_paths import array_at
 from fsdata.decode.arrow import widen
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.errors import DataError, Faults, SchemaError

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import Binding
+from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Scalars
 from fsdata.decode.piece import Nulls

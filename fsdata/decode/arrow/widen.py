@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import is_list, is_null, is_text
+from fsdata.catalog.binding.arrow_types import is_list, is_null, is_text
 from fsdata.schema import Number
 
 _FINAL_TYPE = {"id": pa.int64(), "time": pa.int64(), "passthrough": pa.int64(), "value": pa.float32()}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import leaves_of
+from fsdata.catalog.binding.arrow_types import leaves_of
 
 ByteRange = tuple[int, int]
 

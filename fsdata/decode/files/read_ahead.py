@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from fsdata.decode.files.byte_ranges import ByteRange
 from fsdata.decode.files.row_group import RowGroupBytes
-from fsdata.errors import is_integer
+from fsdata.options import is_integer
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.bind import bind_rows
+from fsdata.catalog.binding.bind import bind_rows
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays

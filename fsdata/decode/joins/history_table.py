@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.binding.arrow_types import is_list, plain
+from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.column_paths import type_at
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fsdata.catalog.arrow_types import item_type
-from fsdata.catalog.bind import Binding, same_unit
+from fsdata.catalog.binding.arrow_types import item_type
+from fsdata.catalog.binding.bind import Binding, same_unit
 from fsdata.errors import SchemaError
 
 
@@ -19,7 +19,7 @@ class Counted:
     """What the integers of a field count in one table.
 
     Attributes:
-        unit: see `fsdata.catalog.arrow_types.unit_of`.
+        unit: see `fsdata.catalog.binding.arrow_types.unit_of`.
         what: the column and its type; where: the table and one of its files; for messages.
     """
 

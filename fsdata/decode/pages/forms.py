@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import is_list, plain
+from fsdata.catalog.binding.arrow_types import is_list, plain
 from fsdata.kernels import columns
 from fsdata.schema import Number
 
@@ -66,7 +66,7 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
     """The form of a leaf column that serves a field, or why it is left to pyarrow.
 
     Args:
-        schema: of the file. names: those that lead to the column, see `fsdata.catalog.column_paths.names_at`.
+        schema: of the file. names: those that lead to the column, see `fsdata.catalog.binding.column_paths.names_at`.
     """
     nesting = _nesting(schema, names)
     if isinstance(nesting, str):

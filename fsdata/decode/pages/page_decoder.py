@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from fsdata.catalog.bind import Binding
-from fsdata.catalog.column_paths import leaf_at, names_at
+from fsdata.catalog.binding.bind import Binding
+from fsdata.catalog.binding.column_paths import leaf_at, names_at
 from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.decode.pages.forms import Form, form_of, why_left

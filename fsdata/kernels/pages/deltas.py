@@ -4,7 +4,7 @@ import numpy as np
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import signed, varint32
+from fsdata.kernels.pages.thrift import signed, varint32
 from fsranks.libraries import kernel
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import DEPTH, STRUCT, after, next_field, signed
+from fsdata.kernels.pages.thrift import DEPTH, STRUCT, after, next_field, signed
 from fsranks.libraries import kernel
 
 # Columns of the table of pages, int64 [P, 15].

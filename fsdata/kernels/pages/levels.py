@@ -6,7 +6,7 @@ Levels are small numbers in runs: one number many times (RLE), or groups of eigh
 import numpy as np
 
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import varint32
+from fsdata.kernels.pages.thrift import varint32
 from fsranks.libraries import kernel
 
 NULL = -1  # the length of a list that is null, or of a value

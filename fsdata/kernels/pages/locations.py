@@ -3,7 +3,7 @@
 import numpy as np
 
 from fsdata.kernels.pages import headers
-from fsdata.kernels.thrift import DEPTH, LIST, STRUCT, after, items, next_field, signed, varint
+from fsdata.kernels.pages.thrift import DEPTH, LIST, STRUCT, after, items, next_field, signed, varint
 from fsranks.libraries import kernel
 
 # Columns of the table of locations, int64 [P, 3].

@@ -8,7 +8,7 @@ import numpy as np
 
 from fsdata.kernels.memory import word_at
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
-from fsdata.kernels.thrift import varint32
+from fsdata.kernels.pages.thrift import varint32
 from fsranks.libraries import kernel
 
 # Columns of the table.

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.column_paths import array_at, names_at
+from fsdata.catalog.binding.column_paths import array_at, names_at
 from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.arrow import widen

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import plain
+from fsdata.catalog.binding.arrow_types import plain
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.find_files import discover

@@ -16,12 +16,12 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
+from fsdata.kernels.warm import BALANCING, COPYING, make_ready
 from fsdata.nodes.node import First, Timing, check_worker, not_the_end
 from fsdata.nodes.steps import Part
 from fsdata.nodes.tensors.entries import may_move
 from fsdata.nodes.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsdata.order.progress import Progress
-from fsdata.warm import BALANCING, COPYING, make_ready
 from fsranks.meeting import Meeting, differences
 from fsranks.rank_context import RankContext
 

@@ -7,7 +7,7 @@ import pytest
 from freescale_tools.scan import level_kernels
 from fsdata.kernels import pages
 from fsdata.kernels.pages import deltas, headers, levels, runs
-from fsdata.kernels.thrift import varint
+from fsdata.kernels.pages.thrift import varint
 
 OK, DAMAGED, UNKNOWN = pages.OK, pages.DAMAGED, pages.UNKNOWN
 DATA, DICTIONARY, V2 = headers.DATA, headers.DICTIONARY, headers.DATA_V2

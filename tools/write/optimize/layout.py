@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fsdata.catalog.arrow_types import is_list
+from fsdata.catalog.binding.arrow_types import is_list
 from fsdata.catalog.footers import Footer
 
 UNIT_BYTES = 32 << 20

@@ -32,7 +32,7 @@ from freescale_tools.write.optimize.layout import (
     unit_rows,
     without_nulls,
 )
-from fsdata.catalog.arrow_types import is_list
+from fsdata.catalog.binding.arrow_types import is_list
 from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError

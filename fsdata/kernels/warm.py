@@ -79,9 +79,9 @@ def _free_first(kernels: Iterable[Any]) -> Iterator[Any]:
 @contextmanager
 def _others(count: int, kernels: Collection[Any]) -> Iterator[None]:
     """Meanwhile `count` more processes compile. Where none can be started, everything takes longer."""
-    folder = str(Path(__file__).parents[1])
+    folder = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "fsdata.warm", *map(_name, kernels)]
+    command = [sys.executable, "-m", "fsdata.kernels.warm", *map(_name, kernels)]
     environment, none = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import (
+from fsdata.catalog.binding.arrow_types import (
     encrypted_columns,
     is_list,
     is_null,
@@ -20,10 +20,10 @@ from fsdata.catalog.arrow_types import (
     unit_of,
     with_items,
 )
+from fsdata.catalog.binding.column_paths import fields_near, names_at, type_at
+from fsdata.catalog.binding.key_types import differences as hash_differences
+from fsdata.catalog.binding.key_types import folder_columns, hashed_types
 from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.column_paths import fields_near, names_at, type_at
-from fsdata.catalog.key_types import differences as hash_differences
-from fsdata.catalog.key_types import folder_columns, hashed_types
 from fsdata.catalog.listing.file_list import Partitions
 from fsdata.errors import Fault, SchemaError
 from fsdata.schema import Field

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdata.kernels.ranges import copy_ranges
+from fsdata.kernels.jagged.ranges import copy_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

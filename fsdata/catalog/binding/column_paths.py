@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsdata.catalog.arrow_types import is_list, leaf_count, leaves_of, plain
+from fsdata.catalog.binding.arrow_types import is_list, leaf_count, leaves_of, plain
 from fsdata.sources.expressions import list_of
 
 

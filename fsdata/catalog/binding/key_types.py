@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from fsdata.catalog.arrow_types import is_list, is_text, plain
+from fsdata.catalog.binding.arrow_types import is_list, is_text, plain
 from fsdata.catalog.listing.file_list import Partitions
 from fsdata.sources.source import ParquetSource
 

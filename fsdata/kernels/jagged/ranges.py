@@ -33,7 +33,7 @@ def copy_ranges(
         table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
         copy_all(table, source.data_ptr(), target.data_ptr(), width * source.element_size())
     else:
-        from fsdata.kernels.ranges_triton import launch
+        from fsdata.kernels.jagged.ranges_triton import launch
 
         word = _WORDS[source.element_size()]
         launch(source.view(word), target.view(word), starts, places, lengths, width)
@@ -65,7 +65,7 @@ def add_ranges(
         return
     width = source[0].numel()
     if source.device.type != "cpu":
-        from fsdata.kernels.ranges_triton import launch_add
+        from fsdata.kernels.jagged.ranges_triton import launch_add
 
         launch_add(source, target, starts, places, lengths, row, rows, width)
     elif source.dtype in (torch.float32, torch.float64):

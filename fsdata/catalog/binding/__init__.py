@@ -1,0 +1,5 @@
+"""Which column, expression or default serves each field of a schema.
+
+`bind` does it, for every kind of file. `column_paths` finds columns, also inside structs; `arrow_types` says which
+types can serve a field; `key_types` refuses keys of two types under one hash.
+"""
