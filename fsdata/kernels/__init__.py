@@ -2,9 +2,9 @@
 
 `pages` reads the pages of Parquet files, `thrift` their headers, `footer` what a footer says of its chunks; `columns`
 finds the values of rows and copies them to where those of a batch go, with `lookups` in dimension tables; `scalars`
-does so for fields with one value per row; `memory` reads at addresses. `deal` deals spans of rows to ranks; `histories`
-finds what had happened by a time, and merges kinds of events; `ranges` (and `ranges_triton`) copy ranges of tensors, or
-add them up; `jagged_ops` moves jagged rows by them. `packing` deals samples to ranks.
+does so for fields with one value per row; `memory` reads at addresses. `histories` finds what had happened by a time,
+and merges kinds of events; `ranges` (and `ranges_triton`) copy ranges of tensors, or add them up; `jagged_ops` moves
+jagged rows by them. `packing` deals samples, and spans of rows, to ranks.
 """
 
 
