@@ -161,10 +161,10 @@ class Scalars:
 
     def column(self, slot: int) -> Column:
         """The field at a slot. KeyError if it is none of these."""
-        places = np.flatnonzero(self.slots == slot).tolist()
-        if not places:
+        found = np.flatnonzero(self.slots == slot)
+        if not len(found):
             raise KeyError(slot)
-        return Column(run(int(self.at[places[0]]), self.rows), owners=self.owners)
+        return Column(run(int(self.at[found[0]]), self.rows), owners=self.owners)
 
     def enter(self, numbers: np.ndarray) -> np.ndarray:
         """Their numbers, see `Block`, which refer to the array that is returned."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsdata.kernels import columns, deal, footer, histories, lookups, packing, scalars, texts
+from fsdata.kernels import columns, footer, histories, lookups, packing, scalars, texts
 from fsdata.kernels.pages import headers, locations, rows
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
@@ -35,7 +35,7 @@ HISTORIES = (
     *(histories.find_keys, histories.find_windows, histories.cut_windows, histories.find_unsorted),
     *(histories.events_that_count, histories.count_pool, histories.find_pool, histories.merged_lengths),
 )
-RARE = (rows.decode_page, locations.read_locations, deal.to_fewest, lookups.fill_places, texts.fnv1a)
+RARE = (rows.decode_page, locations.read_locations, packing.to_fewest, lookups.fill_places, texts.fnv1a)
 ALL = (*READING, *BALANCING, *HISTORIES, *RARE)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 

@@ -1,0 +1,103 @@
+"""Fields with one value per row: their kernels against numpy, and how pyarrow decodes them."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_files import assert_equal, batches
+
+from fsdata import Schema, Sequence
+from fsdata.decode.block import Block, Blocks, Column, RowRefs, Scalars
+from fsdata.kernels import scalars
+
+
+def flat_block(rng: np.random.Generator, rows: int, *, constant: bool) -> tuple[Block, list[np.ndarray]]:
+    """A block of an int64, a float32, a dense field of 3 and one that all rows may have alike; what each row has."""
+    ids, floats = rng.integers(0, 1 << 40, rows), rng.random(rows, np.float32)
+    dense, alike = rng.random((rows, 3), np.float32), rng.integers(0, 9, 1)
+    at = np.array([ids.ctypes.data, floats.ctypes.data])
+    found = Scalars(slots=np.array([0, 2]), at=at, rows=rows, owners=(ids, floats), bytes=12 * rows)
+    last = Column.constant(alike) if constant else Column.of(np.repeat(alike, rows))
+    fields = [None, Column.of(dense.reshape(-1), width=3), None, last]
+    return Block.of(fields, rows, 0, found), [ids, dense, floats, np.repeat(alike, rows)]
+
+
+@given(seed=st.integers(0, 1 << 30), how=st.sampled_from(["in order", "in stretches", "here and there"]))
+def test_rows_of_flat_fields_are_those_of_numpy(seed, how):
+    rng = np.random.default_rng(seed)
+    made = [flat_block(rng, int(rng.integers(1, 400)), constant=rng.random() < 0.3) for _ in range(rng.integers(1, 4))]
+    blocks = Blocks([block for block, _ in made], 4)
+    block = np.repeat(np.arange(len(made), dtype=np.int32), [each.rows for each, _ in made])
+    row = np.concatenate([np.arange(each.rows, dtype=np.int32) for each, _ in made])
+    some = np.arange(len(row))
+    if how == "in stretches":
+        first = rng.integers(0, len(row), 9)
+        some = np.concatenate([np.arange(each, min(each + rng.integers(0, 90), len(row))) for each in first])
+    elif how == "here and there":
+        some = rng.integers(0, len(row), int(rng.integers(0, 300)))
+    spans = RowRefs(blocks, block[some], row[some]).spans()
+    wanted = [np.concatenate([values[f] for _, values in made])[some] for f in range(4)]
+    found = [np.empty_like(each) for each in wanted]
+    itemsize = np.array([8, 4, 4, 8])
+    spans.gather(itemsize, np.array([each.ctypes.data for each in found]))
+    for ours, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, right)
+    assert blocks.flat.all()
+    assert spans.counts.tolist() == [each.size for each in wanted] == spans.length.sum(axis=1).tolist()
+    order = rng.permutation(len(some))
+    target = np.array([each.ctypes.data + each.nbytes // max(len(some), 1) * np.arange(len(some)) for each in found])
+    spans.gather_each(itemsize, order, np.ascontiguousarray(target))
+    for ours, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, right[order])
+
+
+def test_numbers_that_are_not_finite_are_found():
+    rows = np.zeros((5, 37), np.float32)
+    rows[1, 0], rows[2, 36], rows[3, 17], rows[4, 5] = np.nan, -np.inf, np.inf, np.finfo(np.float32).max
+    found = np.empty(5, np.uint8)
+    scalars.find_not_finite(np.array([each.ctypes.data for each in rows]), 37, found)
+    assert found.tolist() == [0, 1, 1, 1, 0]
+
+
+def test_columns_become_those_of_the_dense_block():
+    rows = np.random.default_rng(0).random((4, 777), np.float32)
+    dense = np.full((777, 6), -1, np.float32)
+    places = np.array([5, 0, 3, 2])
+    scalars.interleave(np.array([each.ctypes.data for each in rows]), places, 777, dense)
+    np.testing.assert_array_equal(dense[:, places], rows.T)
+    assert (dense[:, [1, 4]] == -1).all()
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("part", [{}, {"skip": 7, "limit": 20}])
+def test_values_of_several_batches_of_a_row_group(tmp_path, monkeypatch, decoder, part):
+    """They are copied to one place, with defaults where values are null or not finite."""
+    numbers = np.arange(60)
+    path = tmp_path / "a.parquet"
+    user = [None if n == 33 else n for n in range(60)]
+    price = np.where(numbers == 21, np.nan, numbers / 4)
+    lists = pa.array([[n, n + 1] for n in range(60)])
+    made = {"user": user, "at": numbers, "price": price, "items": lists, "kinds": lists, "costs": lists}
+    pq.write_table(pa.table(made), path)
+    whole, _ = batches(path, decoder, source=part)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches._MAX_FLAT_ROWS", 16)
+    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 16)
+    assert_equal(batches(path, decoder, source=part)[0], whole)
+    assert whole[0].features["user"].values()[0] == part.get("skip", 0)
+
+
+def test_a_field_that_gave_up_goes_to_pyarrow_for_ever_longer(tmp_path):
+    """After 1, 2, 4, ... chunks it is tried again."""
+    lists = pa.array([[float(n)] * 40 if n % 2 else [np.nan] * 40 for n in range(40)])
+    pq.write_table(pa.table({"costs": lists}), tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(pa.table({"costs": lists.take(pa.array([1] * 40))}), tmp_path / "b.parquet", row_group_size=2)
+    wanted = Schema(sequences=(Sequence("s", floats=("costs",)),))
+    source = {"defaults": {"costs": 0.0}}
+    decoders = [batches(tmp_path, decoder, wanted, source=source, num_threads=1) for decoder in ("pages", "pyarrow")]
+    ours, theirs = ([batch.jagged["costs"].values.tolist() for batch in found] for found, _ in decoders)
+    assert ours == theirs
+    left = decoders[0][1]["pyarrow"]["costs"]["numbers that are not finite"]
+    assert decoders[0][1]["chunks"] == 40 - left
+    assert left == 36  # tried in vain at chunks 0, 2, 5, 10 and 19, which pauses it for 16
