@@ -3,7 +3,7 @@
 `pages` reads the pages of Parquet files, `footer` what a footer says of its chunks; `columns` finds the values of rows
 and copies them to their place in a batch, with `lookups` in dimension tables; `scalars` does so for fields with one
 value per row; `memory` reads at addresses. `histories` finds what had happened by a time, and merges kinds of events;
-`texts` hashes texts; `jagged` moves jagged rows of tensors. `packing` deals samples, and spans of rows, to ranks. `warm`
+`texts` hashes texts; `jagged` moves jagged rows of tensors. `packing` deals samples and spans of rows to ranks. `warm`
 compiles all of them beforehand.
 """
 
