@@ -248,12 +248,13 @@ def _without_structs(table: pa.Table) -> pa.Table:
     """With a column for every field inside structs and lists of structs, called by its path."""
     names = set(table.schema.names)
     (batch,) = table.combine_chunks().to_batches()
-    columns: dict[str, pa.Array] = {}
+    fields, columns = [], []
     for field in table.schema:
         for path, _ in paths_in(field.name, field.type):
             if path == field.name or path not in names:
-                columns[path] = array_at(batch, path)
-    return pa.table(columns)
+                columns.append(array_at(batch, path))
+                fields.append(field.with_name(path).with_type(columns[-1].type))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text: bool) -> Guess:

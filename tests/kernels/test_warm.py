@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, warm
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata.kernels import warm
 from fsdata.order.deal import COMPILED_FROM, deal
 from fsranks.libraries import compile_kernel, is_there
 

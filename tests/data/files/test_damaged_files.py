@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 from fsdata.errors import CorruptFileError, FreeScaleError
 
 
@@ -83,14 +83,16 @@ def test_no_damage_ends_anything(tmp_path, what, files, batch, most_mb, checked,
 def test_a_damaged_page_of_deltas_is_named(tmp_path):
     """A kernel of their own decodes them; where it fails, nothing more of the column is read."""
     path = tmp_path / "rows.parquet"
-    rows = pa.table({"row": range(2000)})
+    rows = pa.table({"row": [list(range(100 * n, 100 * n + 100)) for n in range(20)]})
     options = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED", "compression": "none"}
     pq.write_table(rows, path, **options)
     before, head, after = path.read_bytes().partition(b"\x80\x02\x04")
     assert head
     path.write_bytes(before + b"\x81\x02\x04" + after)  # a block of 257 values
     with (
-        FreeScaleDataLoader(ParquetSource(str(path)), Schema(context=("row",)), batch_size=4) as loader,
+        FreeScaleDataLoader(
+            ParquetSource(str(path)), Schema(sequences=Sequence("row list", ("row",))), batch_size=4
+        ) as loader,
         pytest.raises(CorruptFileError, match=r"page 0: values that end too early, or contradict themselves"),
     ):
         list(loader)

@@ -235,9 +235,9 @@ def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path
     ("given", "message"),
     [
         ({"min_history": -1}, "at least 0"),
-        ({"order": "random"}, "'user' or 'time'"),
-        ({"time_window": 0}, "from 1 to"),
-        ({"time_window": 2**63}, "from 1 to"),
+        ({"order": "random"}, "must be one of 'user', 'time'"),
+        ({"time_window": 0}, "at least 1 or None, got 0"),
+        ({"time_window": 2**63}, r"at most 2\*\*63 - 1"),
         ({"split": "item"}, "split by their key, 'uid'"),
         ({"salt": "x"}, "belong to split"),
         ({"keep": 5}, "belong to split"),

