@@ -153,7 +153,7 @@ def _plan_batches(
     as_they_are = all(native) and all(each.origin == "column" and each.column in roots for each in columns)
     made = any(each.origin == "expression" for each in columns)
     needs_none = not read and condition is None and not made
-    read = read or (_any_column(kind.schema),)  # without a column nobody knows how many rows there are
+    read = read or (_any_column(kind.schema),)  # without a column, the number of rows is not known
     return ArrowPlan(
         read=read,
         needs_none=needs_none,

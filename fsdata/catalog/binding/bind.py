@@ -99,7 +99,7 @@ def bind(
     Args:
         before: kinds of files that were bound earlier; these must not differ from them too much.
         notes: where misfits are noted; such a field is then as one that its files lack and that has a default. A
-            filter, key or time that does not fit is noted and raised: without it nobody knows which rows there are.
+            filter, key or time that does not fit is noted and raised: without it the rows are not known.
 
     Raises:
         SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.

@@ -188,6 +188,8 @@ def test_row_groups_are_not_left_out_by_the_order_of_another_type(tmp_path):
     assert found(path, columns=columns, types={"user": "string"}, filter=pl.col("user") < "9") == [10, 11]
     same = found(path, types={"user": "int64"}, filter=pl.col("user") < 10)
     assert same == [9]
+    path = write(tmp_path / "b.parquet", {"user": [0, 1, 2], "row": [0, 1, 2]}, group=1)
+    assert found(path, columns={"user": "row"}, types={"user": "bool"}, filter=pl.col("user") == True) == [1, 2]  # noqa: E712
 
 
 def test_states_know_declared_types_and_keys_of_folders_that_became_text(tmp_path):
