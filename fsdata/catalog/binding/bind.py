@@ -134,7 +134,7 @@ def bind(
     kind_of = kind_of_place[place_of]
     found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
     earlier = len(before)
-    found += [(0, fault) for fault in _without_column(source, kinds)]
+    found += [(0, fault) for fault in _without_column(source, [*before, *kinds])]
     differences = [*_differences([*before, *kinds]), *_hash_differences(source, [*before, *kinds])]
     found += [(n - earlier, fault) for n, fault in differences if n >= earlier]
     if found:

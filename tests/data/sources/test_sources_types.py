@@ -5,7 +5,7 @@ import datetime as dt
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import column, lists, opened, read, write
+from parquet import column, lists, opened, read, read_all, write
 from user_files import USERS, found
 
 from fsdata import AsOf, DataError, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence, cross
@@ -227,6 +227,17 @@ def test_in_a_toml_file(tmp_path):
     assert column(samples, "user") == [
         [user] for user in found(files(tmp_path / "one", pa.int64()), columns=HASHED) * 2
     ]
+
+
+def test_later_files_may_lack_a_column_whose_type_is_declared(tmp_path):
+    write(tmp_path / "now" / "0.parquet", {"user": IDS, "shop": ["a", "b"]})
+    write(tmp_path / "later" / "1.parquet", {"user": IDS})
+    options = {"types": {"shop": "string"}, "columns": {"user": pl.col("user") + 1}}
+    later, _ = opened(ParquetSource(tmp_path / "later"), USERS)
+    handle, layout = opened(ParquetSource(tmp_path / "now", **options), USERS)
+    handle.extend(["../later/1.parquet"], [later.opened.catalog.digest(0)])
+    assert column(read_all(handle, layout), "user") == [[-6], [6]] * 2
+    handle.close()
 
 
 def test_a_type_of_a_column_that_is_not_there(tmp_path):
