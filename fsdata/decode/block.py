@@ -148,13 +148,15 @@ class Scalars:
     """Fields with one value in each of N rows, where they lie, as they are needed.
 
     Attributes:
-        slots: int64 [S], of the layout. at: int64 [S], addresses of their values, one after another.
+        slots: int64 [S], of the layout. at: int64 [S], addresses of the values of row 0.
+        step: int64 [S], of how many values are those of the next row away: 1 where a field's lie one after another.
         rows: N.
         owners: keep the values. bytes: of the values.
     """
 
     slots: np.ndarray
     at: np.ndarray
+    step: np.ndarray
     rows: int
     owners: tuple[Any, ...]
     bytes: int
@@ -164,16 +166,21 @@ class Scalars:
         found = np.flatnonzero(self.slots == slot)
         if not len(found):
             raise KeyError(slot)
-        return Column(run(int(self.at[found[0]]), self.rows), owners=self.owners)
+        at, step = int(self.at[found[0]]), int(self.step[found[0]])
+        return Column(run(at, step * self.rows), step=step, owners=self.owners)
 
     def enter(self, numbers: np.ndarray) -> np.ndarray:
         """Their numbers, see `Block`, which refer to the array that is returned."""
         table = np.zeros((len(self.slots), 2, runs.COLUMNS), np.int64)
-        table[:, 0, runs.FORM], table[:, 0, runs.AT], table[:, 1, runs.FIRST] = runs.FINAL, self.at, self.rows
+        table[:, 0, runs.FORM], table[:, 0, runs.AT], table[:, 1, runs.FIRST] = (
+            runs.FINAL,
+            self.at,
+            self.step * self.rows,
+        )
         found = np.zeros((len(self.slots), columns.NUMBERS), np.int64)
         found[:, columns.RUNS] = table.ctypes.data + table.strides[0] * np.arange(len(table))
-        found[:, columns.FLAT] = self.at
-        found[:, [columns.COUNT, columns.STEP, columns.WIDTH]] = 1
+        found[:, columns.FLAT], found[:, columns.STEP] = self.at, self.step
+        found[:, [columns.COUNT, columns.WIDTH]] = 1
         found[:, [columns.START, columns.LENGTH]] = -1
         numbers[self.slots] = found
         return table

@@ -93,7 +93,7 @@ class _Builder:
         self._rows = np.arange(wanted.start, wanted.stop)
         self._drop = np.full(size, plan.drops_all)
         self._dense = np.empty((size, len(layout.dense)), np.float32)
-        self._scalars = ScalarColumns(plan.scalars, size, self._dense)
+        self._scalars = ScalarColumns(plan.scalars, size, self._dense, pool)
         self._lists: dict[int, list[Column]] = defaultdict(list)
         self._columns: dict[int, Column] = {}
         self._arrays = {part.binding.field: _constant(part.binding, size) for part in plan.arrays}

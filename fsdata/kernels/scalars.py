@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray
 
 from fsdata.kernels.columns import FLAT, STEP, WIDTH, copy
-from fsdata.kernels.memory import pointer
+from fsdata.kernels.memory import ask_for, pointer
 from fsranks.libraries import kernel
 
 # Of an array of a column, int64 [2].
@@ -22,7 +22,11 @@ NULLS = 1  # how many rows are null, -1 where that is unknown
 # Words of an ArrowArray.
 _NULL_COUNT, _OFFSET, _BUFFERS, _CHILDREN, _WORDS = 1, 2, 5, 6, 10
 
-_TILE = 256  # rows of the dense block that are written together: they stay in the cache for all its columns
+_MANY = 1 << 40  # values; how many there are is known elsewhere
+_TILE = 256  # rows that are written together: they stay in the cache for all columns
+_PICKED = 256  # rows that are read together, likewise
+_TOGETHER = 1024  # bytes of each, likewise
+_LINE = 64  # bytes of the cache
 _FEW = 16  # rows that lie next to each other, on average: from so many on they are copied at once
 
 
@@ -51,24 +55,30 @@ def find_not_finite(at, count, found):
         found[c] = bad
 
 
-@kernel(called_with="int64[::1], int64[::1], int64, float32[:, ::1]")
-def interleave(at, places, count, dense):
-    """`count` float32 at each address -> the columns `places` of `dense`, [N, D]."""
-    width, target = dense.shape[1], dense.ctypes.data
+@kernel(inline="always")
+def _spread(to, values, step):
+    for n in range(len(values)):
+        to[np.uint64(n * step)] = values[n]
+
+
+@kernel(called_with="int64[::1], int64[::1], int64, int64[::1], int64[::1]")
+def spread(at, itemsize, count, target, step):
+    """`count` values of each column to memory where one begins every so many bytes.
+
+    at, target: int64 [C], addresses; itemsize, step: int64 [C], bytes: step is a multiple of itemsize, which is 4 or 8.
+    """
     for first in range(0, count, _TILE):
         some = min(_TILE, count - first)
         for c in range(len(at)):
-            values = carray(pointer(at[c] + 4 * first), (some,), np.float32)
-            places_of = carray(pointer(target + 4 * (first * width + places[c])), (some * width,), np.float32)
-            for n in range(some):
-                places_of[np.uint64(n * width)] = values[n]
-
-
-@kernel(called_with="int64[::1], int64[::1], int64, int64[::1]")
-def copy_all(at, itemsize, count, target):
-    """`count` values of each column, `itemsize` bytes each, from the address `at` to `target`, int64 [C]."""
-    for c in range(len(at)):
-        copy(target[c], at[c], count, itemsize[c])
+            begin, to, size = at[c] + first * itemsize[c], target[c] + first * step[c], itemsize[c]
+            if step[c] == size:
+                copy(to, begin, some, size)
+            elif size == 8:
+                eight = carray(pointer(begin), (some,), np.int64)
+                _spread(carray(pointer(to), (_MANY,), np.int64), eight, step[c] // 8)
+            else:
+                four = carray(pointer(begin), (some,), np.int32)
+                _spread(carray(pointer(to), (_MANY,), np.int32), four, step[c] // 4)
 
 
 @kernel
@@ -84,24 +94,55 @@ def _copy_stretches(columns, f, block, row, begins, size, target):
 
 
 @kernel
-def _pick_rows(columns, f, block, row, at, size, target):
-    """Row after row. at: int64 [B], memory to work in."""
-    width, step, same = columns[0, f, WIDTH], columns[0, f, STEP], True
-    for b in range(len(at)):
-        at[b] = columns[b, f, FLAT]
-        same &= columns[b, f, STEP] == step
-    if same and width == 1 and size == 8:
-        to = carray(pointer(target), (len(row),), np.int64)
-        for n in range(len(row)):
-            to[n] = carray(pointer(at[block[n]] + np.int64(row[n]) * step * 8), (1,), np.int64)[0]
-    elif same and width == 1 and size == 4:
-        to4 = carray(pointer(target), (len(row),), np.int32)
-        for n in range(len(row)):
-            to4[n] = carray(pointer(at[block[n]] + np.int64(row[n]) * step * 4), (1,), np.int32)[0]
-    else:
-        for n in range(len(row)):
-            step = columns[block[n], f, STEP]
-            copy(target + n * width * size, at[block[n]] + np.int64(row[n]) * step * size, width, size)
+def _in_one_row(columns, itemsize, f, g):
+    """Whether two fields have one value each in the same rows of memory, as far apart in every block."""
+    apart = columns[0, g, FLAT] - columns[0, f, FLAT]
+    for b in range(len(columns)):
+        one, other = columns[b, f], columns[b, g]
+        step = one[STEP] * itemsize[f]
+        if one[WIDTH] != 1 or other[WIDTH] != 1 or step != other[STEP] * itemsize[g]:
+            return False
+        if other[FLAT] - one[FLAT] != apart or abs(apart) >= min(step, _TOGETHER):
+            return False
+    return True
+
+
+@kernel
+def _pick_rows(columns, first, last, block, row, itemsize, target):
+    """Row after row, of the fields first, ..., last - 1, which are in one row of memory.
+
+    The processor cannot foresee where rows are. So it is asked for all fields of some rows before the first of them is
+    read, and has many lines on their way at once.
+    """
+    at, step, found = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.empty(_PICKED, np.int64)
+    for b in range(len(columns)):
+        at[b], step[b] = columns[b, first, FLAT], columns[b, first, STEP] * itemsize[first]
+    low, high = np.int64(0), np.int64(0)  # of a row
+    for f in range(first, last):
+        offset = columns[0, f, FLAT] - at[0]
+        low, high = min(low, offset), max(high, offset + columns[0, f, WIDTH] * itemsize[f])
+    for begin in range(0, len(row), _PICKED):
+        some = min(_PICKED, len(row) - begin)
+        for n in range(some):
+            b = block[begin + n]
+            found[n] = at[b] + np.int64(row[begin + n]) * step[b]
+            for byte in range(low, high, _LINE):
+                ask_for(found[n] + byte)
+            ask_for(found[n] + high - 1)
+        for f in range(first, last):
+            offset, width, size = columns[0, f, FLAT] - at[0], columns[0, f, WIDTH], itemsize[f]
+            to = target[f] + begin * width * size
+            if width == 1 and size == 8:
+                eight = carray(pointer(to), (some,), np.int64)
+                for n in range(some):
+                    eight[n] = carray(pointer(found[n] + offset), (1,), np.int64)[0]
+            elif width == 1 and size == 4:
+                four = carray(pointer(to), (some,), np.int32)
+                for n in range(some):
+                    four[n] = carray(pointer(found[n] + offset), (1,), np.int32)[0]
+            else:
+                for n in range(some):
+                    copy(to + n * width * size, found[n] + offset, width, size)
 
 
 @kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[::1], int64[::1]")
@@ -122,14 +163,17 @@ def gather_flat(columns, flat, block, row, itemsize, target):
                 break
     in_stretches = number + 1 < len(begins)
     begins[number] = len(row)
-    at = np.empty(len(columns), np.int64)
+    last = 0
     for f in range(len(target)):
-        if not flat[f] or target[f] == 0:
+        if f < last or not flat[f] or target[f] == 0:
             continue
         contiguous = in_stretches
         for b in range(len(columns)):
             contiguous &= columns[b, f, STEP] == columns[b, f, WIDTH]
         if contiguous:
             _copy_stretches(columns, f, block, row, begins[: number + 1], itemsize[f], target[f])
-        else:
-            _pick_rows(columns, f, block, row, at, itemsize[f], target[f])
+            continue
+        last = f + 1
+        while last < len(target) and flat[last] and target[last] and _in_one_row(columns, itemsize, f, last):
+            last += 1
+        _pick_rows(columns, f, last, block, row, itemsize, target)

@@ -25,7 +25,7 @@ COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (
     *(rows.read_pages, footer.read_chunks, headers.read_headers, rows.finish_rows),
     *(rows.room_for, locations.begin_with_rows, *COPYING),
-    *(scalars.read_arrays, scalars.find_not_finite, scalars.interleave, scalars.copy_all),
+    *(scalars.read_arrays, scalars.find_not_finite, scalars.spread),
 )
 BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),

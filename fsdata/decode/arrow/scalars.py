@@ -16,9 +16,9 @@ from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Scalars
 from fsdata.decode.piece import Nulls
+from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import scalars as kernels
 
-_ALIGNED = 64  # bytes
 _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -32,6 +32,7 @@ class ScalarPlan:
         bindings: of each, [C]. columns, itemsize: int64 [C], which column, and bytes of a value.
         slots: int64 [S], of the fields in the layout. places: int64 [C - S], of the dense among these.
         floats: int64, which of the C columns are float32.
+        offsets: int64 [S], bytes before each field in a row of all of them, of `row_bytes`.
     """
 
     bindings: tuple[Binding, ...]
@@ -40,11 +41,16 @@ class ScalarPlan:
     slots: np.ndarray
     places: np.ndarray
     floats: np.ndarray
+    offsets: np.ndarray
+    row_bytes: int
 
     @classmethod
     def of(cls, fields: Sequence[tuple[Binding, int, int, int]], dense: Sequence[tuple[Binding, int, int]]) -> Self:
         """fields: (binding, column, slot, bytes of a value); dense: (binding, column, place)."""
         itemsize = np.array([*(size for *_, size in fields), *(4 for _ in dense)], np.int64)
+        sizes = itemsize[: len(fields)]
+        order, offsets = np.argsort(-sizes, kind="stable"), np.empty_like(sizes)  # so that all are aligned
+        offsets[order] = np.cumsum(sizes[order]) - sizes[order]
         return cls(
             bindings=(*(each[0] for each in fields), *(each[0] for each in dense)),
             columns=np.array([*(each[1] for each in fields), *(each[1] for each in dense)], np.int64),
@@ -52,6 +58,8 @@ class ScalarPlan:
             slots=np.array([slot for *_, slot, _ in fields], np.int64),
             places=np.array([place for *_, place in dense], np.int64),
             floats=np.flatnonzero(itemsize == 4),
+            offsets=offsets,
+            row_bytes=int(-(-sizes.sum() // 8) * 8),
         )
 
 
@@ -62,20 +70,23 @@ class ScalarColumns:
 
     Args:
         dense: float32 [size, D], filled in place.
+        pool: keep the rows there, for they stay long and are taken in another order: each row then has its fields next
+            to each other, a few lines of the cache, where columns have a line for each field.
     """
 
-    def __init__(self, plan: ScalarPlan, size: int, dense: np.ndarray) -> None:
+    def __init__(self, plan: ScalarPlan, size: int, dense: np.ndarray, pool: Pool | None) -> None:
         self._plan = plan
-        self._dense = dense
         self._size = size
-        self._fields = len(plan.slots)
-        self._first: tuple[np.ndarray, int, tuple[Any, ...]] | None = None
-        self._targets = np.empty(0, np.int64)
+        self._pool = pool
+        self._itemsize = plan.itemsize[: len(plan.slots)]
+        self._at, self._step = np.empty(0, np.int64), self._itemsize  # bytes
         self._owners: tuple[Any, ...] = ()
+        self._copied = False
+        self._dense = dense.ctypes.data + 4 * plan.places, np.full(len(plan.places), 4 * dense.shape[1])
 
     def add(self, batch: pa.RecordBatch, before: int, nulls: Nulls) -> None:
         """`batch`, after `before` rows. Raises DataError as `Nulls.scalars`."""
-        plan, rows = self._plan, batch.num_rows
+        plan, rows, fields = self._plan, batch.num_rows, len(self._plan.slots)
         if not plan.bindings or not rows:
             return
         found = np.empty((len(plan.bindings), 2), np.int64)
@@ -92,36 +103,43 @@ class ScalarColumns:
             values = nulls.scalars(plan.bindings[number], *widen.numbers_of(array))
             at[number], owners = values.ctypes.data, (*owners, values)
         if len(plan.places):
-            kernels.interleave(at[self._fields :], plan.places, rows, self._dense[before : before + rows])
-        if self._fields:
-            self._keep(at[: self._fields], before, rows, owners)
-
-    def _keep(self, at: np.ndarray, before: int, rows: int, owners: tuple[Any, ...]) -> None:
-        if before == 0:
-            self._first = at, rows, owners
+            target, step = self._dense
+            kernels.spread(at[fields:], plan.itemsize[fields:], rows, target + before * step, step)
+        if not fields:
             return
-        if self._first is not None:
-            begin_at, begin_rows, _ = self._first
-            self._allocate()
-            self._copy(begin_at, 0, begin_rows)
-        self._copy(at, before, rows)
+        if before == 0 and self._pool is None:
+            self._at, self._owners = at[:fields], owners
+            return
+        if not self._copied:
+            self._move(before)
+        self._copy(at[:fields], before, rows)
 
-    def _allocate(self) -> None:
-        """One place for the fields of all rows, field after field."""
-        sizes = self._plan.itemsize[: self._fields] * self._size
-        sizes = (sizes + _ALIGNED - 1) // _ALIGNED * _ALIGNED
-        memory = np.empty(int(sizes.sum()), np.uint8)
-        self._targets = memory.ctypes.data + np.cumsum(sizes) - sizes
-        self._first, self._owners = None, (memory,)
+    def _move(self, rows: int) -> None:
+        """Have one place for all rows, and copy the first ones there."""
+        held, first = self._owners, self._at
+        offsets, size = self._plan.offsets, self._plan.row_bytes
+        if self._pool is None:
+            memory: Any = np.empty(size * self._size, np.uint8)
+            self._at = memory.ctypes.data + offsets * self._size
+        else:
+            memory = self._pool.take(size * self._size)
+            self._at, self._step = memory.address + offsets, np.full(len(offsets), size)
+        self._owners, self._copied = (memory,), True
+        if held:
+            self._copy(first, 0, rows)
 
     def _copy(self, at: np.ndarray, before: int, rows: int) -> None:
-        itemsize = self._plan.itemsize[: self._fields]
-        kernels.copy_all(at, itemsize, rows, self._targets + before * itemsize)
+        kernels.spread(at, self._itemsize, rows, self._at + before * self._step, self._step)
 
     def finish(self, rows: int) -> Scalars | None:
         """The fields of all rows added; None without any."""
-        if not self._fields or not rows:
+        if not len(self._itemsize) or not rows:
             return None
-        at, owners = (self._targets, self._owners) if self._first is None else (self._first[0], self._first[2])
-        size = rows * int(self._plan.itemsize[: self._fields].sum())
-        return Scalars(slots=self._plan.slots, at=at, rows=rows, owners=owners, bytes=size)
+        return Scalars(
+            slots=self._plan.slots,
+            at=self._at,
+            step=self._step // self._itemsize,
+            rows=rows,
+            owners=self._owners,
+            bytes=rows * self._plan.row_bytes,
+        )

@@ -13,21 +13,35 @@ from fsdata.decode.block import Block, Blocks, Column, RowRefs, Scalars
 from fsdata.kernels import scalars
 
 
-def flat_block(rng: np.random.Generator, rows: int, *, constant: bool) -> tuple[Block, list[np.ndarray]]:
-    """A block of an int64, a float32, a dense field of 3 and one that all rows may have alike; what each row has."""
+def flat_block(rng: np.random.Generator, rows: int, *, constant: bool, rowwise: bool) -> tuple[Block, list[np.ndarray]]:
+    """A block of an int64, a float32, a dense field of 3 and one that all rows may have alike; what each row has.
+
+    rowwise: the int64 and the float32 of a row stand next to each other, in any order.
+    """
     ids, floats = rng.integers(0, 1 << 40, rows), rng.random(rows, np.float32)
     dense, alike = rng.random((rows, 3), np.float32), rng.integers(0, 9, 1)
-    at = np.array([ids.ctypes.data, floats.ctypes.data])
-    found = Scalars(slots=np.array([0, 2]), at=at, rows=rows, owners=(ids, floats), bytes=12 * rows)
+    at, step = np.array([ids.ctypes.data, floats.ctypes.data]), np.array([1, 1])
+    memory = np.zeros((rows, 16), np.uint8)
+    if rowwise:
+        places = np.array([[0, 8], [8, 0]])[rng.integers(0, 2)]
+        target, sizes = memory.ctypes.data + places, np.array([8, 4])
+        scalars.spread(at, sizes, rows, target, np.array([16, 16]))
+        at, step = target, 16 // sizes
+    owners = ids, floats, memory
+    found = Scalars(slots=np.array([0, 1]), at=at, step=step, rows=rows, owners=owners, bytes=12 * rows)
     last = Column.constant(alike) if constant else Column.of(np.repeat(alike, rows))
-    fields = [None, Column.of(dense.reshape(-1), width=3), None, last]
-    return Block.of(fields, rows, 0, found), [ids, dense, floats, np.repeat(alike, rows)]
+    fields = [None, None, Column.of(dense.reshape(-1), width=3), last]
+    return Block.of(fields, rows, 0, found), [ids, floats, dense, np.repeat(alike, rows)]
 
 
 @given(seed=st.integers(0, 1 << 30), how=st.sampled_from(["in order", "in stretches", "here and there"]))
 def test_rows_of_flat_fields_are_those_of_numpy(seed, how):
     rng = np.random.default_rng(seed)
-    made = [flat_block(rng, int(rng.integers(1, 400)), constant=rng.random() < 0.3) for _ in range(rng.integers(1, 4))]
+    constant, rowwise = rng.random((2, 3)) < rng.choice([0.3, 1])
+    made = [
+        flat_block(rng, int(rng.integers(1, 1200)), constant=constant[n], rowwise=rowwise[n])
+        for n in range(rng.integers(1, 4))
+    ]
     blocks = Blocks([block for block, _ in made], 4)
     block = np.repeat(np.arange(len(made), dtype=np.int32), [each.rows for each, _ in made])
     row = np.concatenate([np.arange(each.rows, dtype=np.int32) for each, _ in made])
@@ -36,7 +50,7 @@ def test_rows_of_flat_fields_are_those_of_numpy(seed, how):
         first = rng.integers(0, len(row), 9)
         some = np.concatenate([np.arange(each, min(each + rng.integers(0, 90), len(row))) for each in first])
     elif how == "here and there":
-        some = rng.integers(0, len(row), int(rng.integers(0, 300)))
+        some = rng.integers(0, len(row), int(rng.integers(0, 1500)))
     spans = RowRefs(blocks, block[some], row[some]).spans()
     wanted = [np.concatenate([values[f] for _, values in made])[some] for f in range(4)]
     found = [np.empty_like(each) for each in wanted]
@@ -61,13 +75,20 @@ def test_numbers_that_are_not_finite_are_found():
     assert found.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_columns_become_those_of_the_dense_block():
-    rows = np.random.default_rng(0).random((4, 777), np.float32)
-    dense = np.full((777, 6), -1, np.float32)
-    places = np.array([5, 0, 3, 2])
-    scalars.interleave(np.array([each.ctypes.data for each in rows]), places, 777, dense)
-    np.testing.assert_array_equal(dense[:, places], rows.T)
-    assert (dense[:, [1, 4]] == -1).all()
+def test_columns_become_rows():
+    rng = np.random.default_rng(0)
+    ids, floats = rng.integers(0, 9, (2, 777)), rng.random((4, 777), np.float32)
+    rows = np.full((777, 10), -1, np.float32)
+    places, sizes = np.array([8, 4, 7, 1, 3, 2]), np.array([8, 8, 4, 4, 4, 4])
+    at = np.array([each.ctypes.data for each in (*ids, *floats)])
+    scalars.spread(at, sizes, 777, rows.ctypes.data + 4 * places, np.full(6, rows.strides[0]))
+    np.testing.assert_array_equal(rows[:, 8:].view(np.int64)[:, 0], ids[0])
+    np.testing.assert_array_equal(rows[:, 4:6].view(np.int64)[:, 0], ids[1])
+    np.testing.assert_array_equal(rows[:, places[2:]], floats.T)
+    assert (rows[:, [0, 6]] == -1).all()
+    alone = np.zeros(777, np.int64)
+    scalars.spread(at[:1], sizes[:1], 777, np.array([alone.ctypes.data]), sizes[:1])
+    np.testing.assert_array_equal(alone, ids[0])
 
 
 @pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
