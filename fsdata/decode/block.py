@@ -16,8 +16,6 @@ import numpy as np
 from fsdata.kernels import columns, scalars
 from fsdata.kernels.pages import runs
 
-_NARROW = 2**31  # starts and lengths below take 4 bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -181,7 +179,6 @@ class Scalars:
         found[:, columns.RUNS] = table.ctypes.data + table.strides[0] * np.arange(len(table))
         found[:, columns.FLAT], found[:, columns.STEP] = self.at, self.step
         found[:, [columns.COUNT, columns.WIDTH]] = 1
-        found[:, [columns.START, columns.LENGTH]] = -1
         numbers[self.slots] = found
         return table
 
@@ -191,87 +188,70 @@ class Block:
 
     Attributes:
         rows: N. source: the number of the source that they are from. bytes: that it keeps.
-        columns: int64 [F, NUMBERS]; lines: int64 [4], see `fsdata.kernels.columns`.
+        columns: int64 [F, NUMBERS], see `fsdata.kernels.columns`.
     """
 
-    def __init__(
-        self, numbers: np.ndarray, starts: np.ndarray, lengths: np.ndarray, source: int, owners: Any, size: int
-    ) -> None:
-        self.rows = starts.shape[1]
+    def __init__(self, numbers: np.ndarray, rows: int, source: int, owners: Any, size: int) -> None:
+        self.rows = rows
         self.source = source
-        self.bytes = size + starts.nbytes + lengths.nbytes
+        self.bytes = size
         self.columns = numbers
-        self.lines = np.array([starts.ctypes.data, starts.itemsize, lengths.ctypes.data, self.rows])
-        self._owners = starts, lengths, owners
+        self._owners = owners
 
     @classmethod
     def of(cls, fields: Sequence[Column | None], rows: int, source: int = 0, scalars: Scalars | None = None) -> "Block":
-        """Fields that share an array of starts or lengths, as those of one sequence do, share the numbers here, too.
+        """Fields that share an array of starts or lengths, as those of one sequence do, share it here, too.
 
         fields: by slot; None for those of `scalars`.
         """
-        starts, lengths = _Lines(), _Lines()
+        held: dict[int, np.ndarray] = {}
+        tables: dict[int, np.ndarray] = {}  # small, or shared by blocks
         numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
-        owners: list[Any] = [] if scalars is None else [scalars.enter(numbers), scalars.owners]
+        owners: list[Any] = [held, tables]
+        if scalars is not None:
+            owners += [scalars.enter(numbers), scalars.owners]
         size = 0 if scalars is None else scalars.bytes
         for at, each in enumerate(fields):
             if each is None:
                 continue
             numbers[at] = (
-                each.runs.ctypes.data,
+                _address(each.runs, tables),
                 len(each.runs) - 1,
                 each.dictionary,
                 each.stored,
-                starts.line(each.start),
+                _address(each.start, held),
                 each.step,
-                lengths.line(each.length),
+                _address(each.length, held),
                 each.width,
-                0 if each.pools is None else each.pools.ctypes.data,
-                0 if each.lookup is None else each.lookup.ctypes.data,
+                _address(each.pools, tables),
+                _address(each.lookup, tables),
                 each.flat,
             )
-            owners.append((each.runs, each.pools, each.lookup, each.owners))
+            owners.append(each.owners)
             size += each.bytes
-        # No list has so many elements, but what `rebalance` is given as the length of a sample may be any cost.
-        narrow = all(int(each.max(initial=0)) < _NARROW for each in (*starts.found, *lengths.found))
-        dtype = np.int32 if narrow else np.int64
-        return cls(numbers, starts.table(rows, dtype), lengths.table(rows, dtype), source, owners, size)
+        size += sum(array.nbytes for array in held.values())
+        return cls(numbers, rows, source, owners, size)
 
 
-class _Lines:
-    """Numbers of rows, once for all fields that have them from the same memory, as those of a sequence do."""
-
-    def __init__(self) -> None:
-        self.found: list[np.ndarray] = []
-        self._line_of: dict[tuple[int, tuple[int, ...]], int] = {}
-
-    def line(self, numbers: np.ndarray | None) -> int:
-        """Which line of the table these are; -1 of None."""
-        if numbers is None:
-            return -1
-        memory = numbers.__array_interface__["data"][0], numbers.strides
-        line = self._line_of.setdefault(memory, len(self.found))
-        if line == len(self.found):
-            self.found.append(numbers)
-        return line
-
-    def table(self, rows: int, dtype: type) -> np.ndarray:
-        table: np.ndarray = np.empty((len(self.found), rows), dtype)
-        for line, numbers in zip(table, self.found, strict=True):
-            line[:] = numbers[:rows]
-        return table
+def _address(numbers: np.ndarray | None, held: dict[int, np.ndarray]) -> int:
+    """Of int64 in C order, which `held` keeps by it; 0 of None."""
+    if numbers is None:
+        return 0
+    numbers = np.ascontiguousarray(numbers, np.int64)
+    address: int = numbers.__array_interface__["data"][0]
+    held[address] = numbers
+    return address
 
 
 class Blocks:
-    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], lines [B, 4], and
-    flat, uint8 [F], the fields that lie flat in all blocks (`fsdata.kernels.scalars`)."""
+    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], and flat, uint8 [F],
+    the fields that lie flat in all blocks (`fsdata.kernels.scalars`)."""
 
     def __init__(self, blocks: Sequence[Block], fields: int) -> None:
         self.of = tuple(blocks)
         self.columns = np.empty((len(blocks), fields, columns.NUMBERS), np.int64)
-        self.lines = np.empty((len(blocks), 4), np.int64)
         for number, block in enumerate(blocks):
-            self.columns[number], self.lines[number] = block.columns, block.lines
+            self.columns[number] = block.columns
         widths = self.columns[:, :, columns.WIDTH]
         flat = (self.columns[:, :, columns.FLAT] != 0) & (widths == widths[:1])
         self.flat = flat.all(axis=0).view(np.uint8) if self.of else np.zeros(fields, np.uint8)
@@ -311,7 +291,7 @@ class RowRefs:
             table, flat = np.ascontiguousarray(table[:, slot : slot + 1]), flat[slot : slot + 1]
         start = np.empty((table.shape[1], len(self.row)), np.int64)
         length, count = np.empty_like(start), np.empty(len(start), np.int64)
-        columns.find_spans(table, self.blocks.lines, flat, self.block, self.row, start, length, count)
+        columns.find_spans(table, flat, self.block, self.row, start, length, count)
         return Spans(self.blocks, table, flat, self.block, self.row, start, length, count)
 
     def numbers(self, slot: int, width: int) -> np.ndarray:

@@ -24,11 +24,10 @@ RUNS = 0  # address of its runs
 COUNT = 1  # of them
 DICTIONARY = 2  # address of its values, as they are needed
 STORED = 3  # how values of PLAIN runs are stored, see below
-# Then where those of each row are. Where they begin stands in a line of the block's starts, or is the row times STEP.
-# How many they are stands in a line of its lengths, or is WIDTH.
-START = 4  # line, -1 without one
+# Then which of them are those of each row: where they begin, and how many they are.
+START = 4  # address, of int64 [rows]; 0: the row times STEP
 STEP = 5
-LENGTH = 6  # line, -1 without one
+LENGTH = 6  # address, of int64 [rows]; 0: WIDTH
 WIDTH = 7
 # Then what becomes of them, 0 without it.
 MERGED = 8  # address of `fsdata.kernels.histories`: a row has events of its pools, before the one at which it begins
@@ -36,12 +35,6 @@ LOOKUP = 9  # address of `fsdata.kernels.lookups`: values are ids, and what stan
 # For `fsdata.kernels.scalars`.
 FLAT = 10  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
 NUMBERS = 11
-
-# Of a block, int64 [4].
-STARTS_AT = 0  # address of its starts, [lines, rows]
-SIZE = 1  # bytes of each start and of each length: 4 or 8
-LENGTHS_AT = 2  # address of its lengths, [lines, rows]
-ROWS = 3
 
 # How values are stored, and as what they are needed: int64 or float32.
 SAME = 0
@@ -215,19 +208,13 @@ def fetch(target, column, first, count, itemsize, near):
 
 
 @kernel(inline="always")
-def _number(table, at, size):
-    if size == 4:
-        return np.int64(carray(pointer(table + at * 4), (1,), np.int32)[0])
-    return carray(pointer(table + at * 8), (1,), np.int64)[0]
+def _number(table, row):
+    return carray(pointer(table + row * 8), (1,), np.int64)[0]
 
 
-@kernel(
-    called_with="int64[:, :, ::1], int64[:, ::1], uint8[::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1], "
-    "int64[::1]"
-)
+@kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1]")
 def find_spans(
     columns: np.ndarray,
-    lines: np.ndarray,
     flat: np.ndarray,
     block: np.ndarray,
     row: np.ndarray,
@@ -237,8 +224,8 @@ def find_spans(
 ) -> None:
     """Which values of its column each field of each row has: written to start, length, int64 [F, N].
 
-    columns: int64 [B, F, NUMBERS]; lines: int64 [B, 4], of the blocks; flat: uint8 [F], fields that lie flat in all
-    blocks, whose `start` is not written; block, row: int32 [N]; count: int64 [F], written: values of all rows.
+    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that lie flat in all blocks, whose `start` is not written;
+    block, row: int32 [N]; count: int64 [F], written: values of all rows.
     """
     for f in range(columns.shape[1]):
         if flat[f]:
@@ -249,14 +236,9 @@ def find_spans(
         total = np.int64(0)
         for n in range(len(block)):
             b, r = block[n], np.int64(row[n])
-            line, rows = columns[b, f, START], lines[b, ROWS]
-            if line < 0:
-                start[f, n] = r * columns[b, f, STEP]
-            else:
-                start[f, n] = _number(lines[b, STARTS_AT], line * rows + r, lines[b, SIZE])
-            line, some = columns[b, f, LENGTH], columns[b, f, WIDTH]
-            if line >= 0:
-                some = _number(lines[b, LENGTHS_AT], line * rows + r, lines[b, SIZE])
+            starts, lengths = columns[b, f, START], columns[b, f, LENGTH]
+            start[f, n] = _number(starts, r) if starts else r * columns[b, f, STEP]
+            some = _number(lengths, r) if lengths else columns[b, f, WIDTH]
             length[f, n] = some
             total += some
         count[f] = total
