@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow.parquet as pq
 
-from fsdata.decode.files.byte_ranges import column_ranges, leaf_columns
+from fsdata.catalog.binding.column_paths import leaves_at
+from fsdata.decode.files.byte_ranges import column_ranges
 from fsdata.decode.pages.chunk import page_headers
 from fsdata.decode.pages.chunk import unpacked_pages as pages
 from fsdata.decode.reused_buffers import Pool
@@ -42,7 +43,7 @@ def unpacked_pages(run: Run) -> Iterator[int]:
 
     def unpack(file: pq.ParquetFile, group: int) -> int:
         chunks = file.metadata.row_group(group)
-        for leaf in leaf_columns(file.metadata, READ):
+        for leaf in leaves_at(file.schema_arrow, [(name,) for name in READ]):
             chunk = chunks.column(leaf)
             ((begin, end),) = column_ranges(chunks, [leaf])
             lease = pool.take(end - begin)

@@ -147,7 +147,8 @@ def _plan_batches(
     needed = set() if condition is None else set(condition.columns)
     for binding in columns:
         needed.update(expressions[binding.field.name].columns if binding.column is None else [binding.column])
-    roots = {names[0] for each in needed if (names := names_at(kind.schema, each)) is not None}
+    paths = {names for each in needed if (names := names_at(kind.schema, each)) is not None}
+    roots = {names[0] for names in paths}
     read = tuple(name for name in kind.schema.names if name in roots)
     native = tuple(each.type is not None and is_native(each.type, each.field.number) for each in columns)
     as_they_are = all(native) and all(each.origin == "column" and each.column in roots for each in columns)
@@ -156,6 +157,7 @@ def _plan_batches(
     read = read or (_any_column(kind.schema),)  # without a column, the number of rows is not known
     return ArrowPlan(
         read=read,
+        paths=tuple(sorted(paths or {(read[0],)})),
         needs_none=needs_none,
         flat=all(pa.types.is_primitive(each.type) for each in kind.schema if each.name in read),
         condition=condition,

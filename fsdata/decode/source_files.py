@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fsdata.catalog.binding.arrow_types import leaves_of
 from fsdata.catalog.binding.bind import bind, encrypted_reads
+from fsdata.catalog.binding.column_paths import leaves_at
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped
@@ -25,9 +25,8 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
-from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
+from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
 from fsdata.decode.decode_piece import decode
-from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
@@ -46,7 +45,6 @@ from fsranks.machine.cores import usable_cores
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
 _MORE_OPEN = 32  # local files, beside those of the decode threads
-_Leaves = dict[tuple[int, tuple[str, ...]], tuple[int, ...]]  # by schema and columns read
 _ADVICE = (
     "Start the job again, with files that nobody writes",
     "Bring the catalog up to date: `freescale catalog --update`",
@@ -96,9 +94,7 @@ class SourceFiles:
         self.retry = retry
         self.faults = Faults(label=label, notes=notes)
         self._seen: set[tuple[str, int]] = set()
-        self._wide: _Leaves = {}
-        self._leaves: _Leaves = {}
-        self._by_column: dict[int, dict[str, range]] = {}
+        self._leaves: dict[int, Callable[[Paths], tuple[int, ...]]] = {}
         self._last_known: tuple[int, Known] | None = None
         self._lock = threading.Lock()
         self._show = show
@@ -384,8 +380,8 @@ class SourceFiles:
         known, number = self._known(group.file), group.file
         if known.file.local:
             return None
-        key = int(self.catalog.schema_of[number]), plans[self._kind_of[number]].batches.read
-        return RowGroupBytes(self.remote, known, group.index, partial(_once, self._leaves, key, leaf_columns))
+        leaves = self._leaves_of(number)(plans[self._kind_of[number]].batches.paths)
+        return RowGroupBytes(self.remote, known, group.index, leaves)
 
     def _known(self, number: int) -> Known:
         """What is compared when a file is opened: more of one that a catalog knows, which anybody may have written."""
@@ -423,17 +419,15 @@ class SourceFiles:
         remote = fetched or self.fetch(plans, group)
 
         def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> DecodedPiece:
-            key = int(catalog.schema_of[number]), plan.batches.read
             wanted = GroupRows(
                 group=group.index,
                 start=start,
                 stop=stop,
                 to_end=self.source.on_error == "skip",
                 schema=int(catalog.schema_of[number]),
-                wide=_once(self._wide, key, wide_columns, parquet.metadata),
                 faults=self.faults_of(group),
-                indexes=indexes,
                 leaves=self._leaves_of(number),
+                indexes=indexes,
             )
             return decode(parquet, wanted, plan, self._pool, self._pages, source)
 
@@ -461,14 +455,13 @@ class SourceFiles:
             return None
         raise failed
 
-    def _leaves_of(self, file: int) -> Mapping[str, Sequence[int]]:
-        """See `GroupRows.leaves`."""
+    def _leaves_of(self, file: int) -> Callable[[Paths], tuple[int, ...]]:
+        """See `GroupRows.leaves`. The leaf columns are those of the file's own schema: where a column holds nothing but
+        nulls, `FileKind.schema` has another type."""
         number = int(self.catalog.schema_of[file])
-        found = self._by_column.get(number)
-        if found is None:
-            schema = self.catalog.schemas[number]
-            found = self._by_column[number] = dict(zip(schema.names, leaves_of(schema), strict=True))
-        return found
+        if number not in self._leaves:
+            self._leaves[number] = cache(partial(leaves_at, self.catalog.schemas[number]))
+        return self._leaves[number]
 
     def _damaged(self, group: RowGroup, error: Exception) -> None:
         """Raise what is wrong with a row group, or note that it is skipped."""
@@ -540,12 +533,3 @@ class SourceFiles:
 
     def close(self) -> None:
         self._open_files.close()
-
-
-def _once(
-    known: _Leaves, key: tuple[int, tuple[str, ...]], find: Callable[..., tuple[int, ...]], metadata: pq.FileMetaData
-) -> tuple[int, ...]:
-    """Leaf columns by schema and columns read."""
-    if key not in known:
-        known[key] = find(metadata, key[1])
-    return known[key]

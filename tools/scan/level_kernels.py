@@ -1,7 +1,7 @@
 """Levels of repetition and definition -> how many elements the list of every row has, null or not (numba, nogil).
 
-`fsdata.kernels.pages.levels` does the same for the loader, which has no place for null elements and lists inside
-structs.
+`fsdata.kernels.pages.levels` does the same for the loader, which also needs the places of null elements, and reads
+levels of three bits at most.
 """
 
 import numpy as np

@@ -22,12 +22,12 @@ from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
 from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.binding.arrow_types import encrypted_columns
-from fsdata.catalog.binding.column_paths import array_at
+from fsdata.catalog.binding.column_paths import array_at, leaves_at
 from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
-from fsdata.decode.arrow.record_batches import batch_rows, wide_columns
+from fsdata.decode.arrow.record_batches import batch_rows
 from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.errors import CorruptFileError
 
@@ -143,7 +143,7 @@ class Rows:
             return
         names = self.schema.names if columns is None else [first_name(self.schema.names, name)[0] for name in columns]
         self._check_plain(names)
-        size = batch_rows(metadata.row_group(group), wide_columns(metadata, names))
+        size = batch_rows(metadata, group, leaves_at(self.schema, [(name,) for name in names]))
         source = self._source()
         if self._parquet is None:
             self._parquet = parquet_file(source, metadata=metadata)

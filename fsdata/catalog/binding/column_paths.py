@@ -4,7 +4,7 @@ A path names one field inside a struct. Of a list of structs it is the list of t
 needs them. A null struct is a null field. A column whose own name is the whole path comes first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,14 +39,34 @@ def leaf_at(schema: pa.Schema, names: Sequence[str]) -> int:
     Paths of leaf columns cannot say it: they join names, which can have dots themselves, by dots.
     """
     at = schema.get_field_index(names[0])
-    leaf = leaves_of(schema)[at].start
-    kind = schema.field(at).type
+    leaf, kind = leaves_of(schema)[at].start, schema.field(at).type
     for name in names[1:]:
-        struct = _struct(kind)
-        at = struct.get_field_index(name)
-        leaf += sum(leaf_count(struct.field(before).type) for before in range(at))
-        kind = struct.field(at).type
+        before, kind = _field_in(kind, name)
+        leaf += before
     return leaf
+
+
+def leaves_at(schema: pa.Schema, paths: Iterable[Sequence[str]]) -> tuple[int, ...]:
+    """The leaf columns of a Parquet file of this schema that pyarrow reads to get what `paths` lead to, ascending.
+
+    They are those of a whole extension type, of which pyarrow reads no part, and of a whole column that has no structs:
+    one of nulls may have them in other files.
+
+    Args:
+        paths: each as `names_at` gives it.
+    """
+    columns = leaves_of(schema)
+    found: set[int] = set()
+    for names in paths:
+        at = schema.get_field_index(names[0])
+        first, kind = columns[at].start, schema.field(at).type
+        for name in names[1:]:
+            if _is_extended(kind) or not pa.types.is_struct(_struct(kind)):
+                break
+            before, kind = _field_in(kind, name)
+            first += before
+        found.update(range(first, first + leaf_count(kind)))
+    return tuple(sorted(found))
 
 
 def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:
@@ -88,6 +108,20 @@ def _struct(kind: pa.DataType) -> pa.DataType:
     while is_list(inner):
         inner = plain(inner.value_type)
     return inner
+
+
+def _field_in(kind: pa.DataType, name: str) -> tuple[int, pa.DataType]:
+    """(how many leaf columns of a struct stand before a field, the type of the field)."""
+    struct = _struct(kind)
+    at = struct.get_field_index(name)
+    return sum(leaf_count(struct.field(before).type) for before in range(at)), struct.field(at).type
+
+
+def _is_extended(kind: pa.DataType) -> bool:
+    """Whether it is an extension type, or lists of one."""
+    while is_list(kind):
+        kind = kind.value_type
+    return isinstance(kind, pa.BaseExtensionType)
 
 
 def _names_inside(kind: pa.DataType, path: str) -> tuple[str, ...] | None:

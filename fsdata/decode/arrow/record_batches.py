@@ -6,7 +6,7 @@ its values stay where Arrow has decoded them, and every batch costs Arrow someth
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from fsdata.catalog.binding.arrow_types import objection
 from fsdata.catalog.binding.bind import Binding, difference, partition_column
 from fsdata.catalog.binding.column_paths import array_at
 from fsdata.decode.arrow import widen
-from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.errors import DataError, Faults, SchemaError
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
@@ -29,6 +28,8 @@ _MAX_ROWS = 8192
 _MAX_FLAT_ROWS = 1 << 17  # a column then has the size of a page of 1 MiB, which writers make by default
 
 Map = Callable[[pa.RecordBatch], pa.RecordBatch]
+Paths = tuple[tuple[str, ...], ...]
+"""What is read of a file: the names that lead to each column or field of structs, see `names_at`."""
 
 
 class MapFailed(Exception):
@@ -48,8 +49,8 @@ class GroupRows:
         to_end: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
         schema: a number that files with the same schema share.
-        wide: see `wide_columns`. leaves: the leaf columns of each column of the file.
         faults: what becomes of rows that contradict the schema.
+        leaves: gives the leaf columns to read for paths, see `leaves_at`.
         indexes: where the offset indexes of the row group stand, see `PageDecoder.columns`.
     """
 
@@ -58,10 +59,9 @@ class GroupRows:
     stop: int
     to_end: bool
     schema: int
-    wide: Sequence[int]
     faults: Faults
+    leaves: Callable[[Paths], Sequence[int]]
     indexes: np.ndarray | None = None
-    leaves: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,8 @@ class ArrowPlan:
     """How record batches of one kind of file become those that the kernels read.
 
     Attributes:
-        read: columns to decode, in the file's order. needs_none: one that nothing needs but the number of its rows.
+        read: columns to decode, in the file's order; paths: what is needed of them.
+        needs_none: a column that nothing needs but the number of its rows.
         flat: all of them hold numbers, one per row.
         condition: the filter; None keeps all rows.
         columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
@@ -81,6 +82,7 @@ class ArrowPlan:
     """
 
     read: tuple[str, ...]
+    paths: Paths
     needs_none: bool
     flat: bool
     condition: Expression | None
@@ -92,26 +94,19 @@ class ArrowPlan:
     map: Map | None
 
 
-def wide_columns(metadata: pq.FileMetaData, read: Sequence[str]) -> tuple[int, ...]:
-    """Leaf columns of those in `read` that may hold more than one number per row."""
-    leaves = [(leaf, metadata.schema.column(leaf)) for leaf in leaf_columns(metadata, read)]
-    return tuple(
-        leaf
-        for leaf, column in leaves
-        if column.max_repetition_level > 0 or column.physical_type.endswith("BYTE_ARRAY")
-    )
-
-
-def batch_rows(row_group: pq.RowGroupMetaData, wide: Sequence[int]) -> int:
-    """Rows whose widest column has about 3 MiB, a power of two.
+def batch_rows(metadata: pq.FileMetaData, group: int, leaves: Iterable[int]) -> int:
+    """Rows of a row group whose widest column, of those that are read, has about 3 MiB; a power of two.
 
     Larger batches touch fresh memory where smaller ones reuse what Arrow has just given back; smaller ones pay too
     often for every column. Both cost a tenth or more of the decoding.
     """
+    row_group, schema = metadata.row_group(group), metadata.schema
     widest = 8 * row_group.num_rows
-    for leaf in wide:
-        chunk = row_group.column(leaf)
-        widest = max(widest, 8 * chunk.num_values, chunk.total_uncompressed_size)
+    for leaf in leaves:
+        column = schema.column(leaf)
+        if column.max_repetition_level > 0 or column.physical_type.endswith("BYTE_ARRAY"):
+            chunk = row_group.column(leaf)
+            widest = max(widest, 8 * chunk.num_values, chunk.total_uncompressed_size)
     rows = min(max(_BATCH_BYTES * row_group.num_rows // widest, _MIN_ROWS), _MAX_ROWS)
     return 1 << (rows.bit_length() - 1)
 
@@ -174,12 +169,11 @@ def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
 def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(first row, batch) of everything inside [start, stop), cut to it."""
     start, stop, begin = wanted.start, wanted.stop, 0
-    row_group = file.metadata.row_group(wanted.group)
-    leaves = [leaf for name in plan.read for leaf in wanted.leaves[name]]
+    leaves = wanted.leaves(plan.paths)
     if plan.flat:
-        size = min(row_group.num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
+        size = min(file.metadata.row_group(wanted.group).num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
     else:
-        size = batch_rows(row_group, sorted({*wanted.wide}.intersection(leaves)))
+        size = batch_rows(file.metadata, wanted.group, leaves)
     # By names, pyarrow would also give the column `a.b` the field `b` of a struct `a`.
     for batch in file.reader.iter_batches(size, [wanted.group], leaves, use_threads=False):
         end = begin + batch.num_rows

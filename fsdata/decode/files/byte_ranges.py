@@ -10,19 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow.parquet as pq
 
-from fsdata.catalog.binding.arrow_types import leaves_of
-
 ByteRange = tuple[int, int]
 
 GAP_BYTES = 1 << 20
 REQUEST_BYTES = 8 << 20
-
-
-def leaf_columns(metadata: pq.FileMetaData, columns: Iterable[str]) -> tuple[int, ...]:
-    """The leaf columns that `columns` consist of."""
-    wanted, schema = set(columns), metadata.schema.to_arrow_schema()
-    found = zip(schema.names, leaves_of(schema), strict=True)
-    return tuple(leaf for name, leaves in found if name in wanted for leaf in leaves)
 
 
 def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[ByteRange]:

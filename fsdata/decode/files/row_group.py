@@ -25,9 +25,7 @@ class RowGroupBytes:
         leaves: the leaf columns that are decoded.
     """
 
-    def __init__(
-        self, files: RemoteFiles, known: Known, group: int, leaves: Callable[[pq.FileMetaData], Sequence[int]]
-    ) -> None:
+    def __init__(self, files: RemoteFiles, known: Known, group: int, leaves: Sequence[int]) -> None:
         self._files = files
         self._known = known
         self._group = group
@@ -50,7 +48,7 @@ class RowGroupBytes:
         if self._opened is None:
             opened = self._files.get(self._known)
             row_group = opened.parquet.metadata.row_group(self._group)
-            self._ranges = requests(column_ranges(row_group, self._leaves(opened.parquet.metadata)))
+            self._ranges = requests(column_ranges(row_group, self._leaves))
             if opened.stamp != self._stamp:
                 self._parts.clear()
             self._opened, self._stamp = opened, opened.stamp

@@ -193,7 +193,7 @@ class EventRows:
         """Anchors [start, stop) of all. Raises: what `map` raised; DataError, see `fsdata.decode.decode_piece`."""
         (plan,) = plans
         wanted = GroupRows(
-            group=group.index, start=start, stop=stop, to_end=False, schema=0, wide=(), faults=self.faults
+            group=group.index, start=start, stop=stop, to_end=False, schema=0, faults=self.faults, leaves=lambda _: ()
         )
         batch = self._batch(self._shared[_ROWS][start:stop], plan.batches.read)
         try:

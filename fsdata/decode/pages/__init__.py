@@ -1,4 +1,4 @@
-"""What FreeScale decodes itself: columns of numbers and lists of numbers, straight from the pages of a file.
+"""What FreeScale decodes itself: lists of numbers, straight from the pages of a file.
 
 `forms` says which columns these are and how their values are stored; `page_rows` says which pages hold the rows that
 are needed; `chunk` unpacks the pages of a column chunk, and finds out what they say of its rows, without decoding

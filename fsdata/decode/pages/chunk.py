@@ -18,6 +18,7 @@ from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import pages
 from fsdata.kernels.pages import headers, levels, rows, runs
+from fsdata.sources.source import Policy
 
 _own = threading.local()
 
@@ -137,19 +138,27 @@ _FAULTS = {
 }
 _LEFT = {
     rows.LEVELS_OTHER: "levels of another encoding than RLE",
-    rows.NULL_ELEMENTS: "elements of lists that are null",
     rows.NO_DICTIONARY: "positions without a dictionary",
     rows.GROUP_CUT: "positions whose last group is cut",
     rows.MORE_OR_FEWER: "deltas or booleans that are more or fewer than the page says",
-    rows.NOT_FINITE: "numbers that are not finite",
     rows.TOO_LARGE: "integers that are too large for their type",
 }
 
 
 def read_column(
-    found: Iterable[Page], form: Form, count: int, stop: int, pool: Pool, some: int | None = None
+    found: Iterable[Page],
+    form: Form,
+    count: int,
+    stop: int,
+    pool: Pool,
+    some: int | None = None,
+    *,
+    policy: Policy = "error",
+    default: float = 0,
 ) -> Column:
-    """Levels and places of the values of rows. Blocks for unpacking; values are checked, but not decoded.
+    """Levels and places of the values of rows. Blocks for unpacking; values are checked, but mostly not decoded.
+
+    Elements that are null or not finite have the value `default`. Under the policy `drop` their lists are null, too.
 
     Args:
         found: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed, and only
@@ -157,9 +166,9 @@ def read_column(
         some: rows of the pages in `found`, if others of the chunk are missing; headers say which. Other rows are empty.
 
     Raises:
-        Damaged; LeftToArrow: elements of lists that are null, numbers that are not finite, unknown encodings.
+        Damaged; LeftToArrow: unknown encodings, and elements that the policy forbids, which pyarrow's path names.
     """
-    reading = _Reading(form, count, pool)
+    reading = _Reading(form, count, pool, policy, default)
     for page in found:
         reading.add(page, at_once=stop < count)
         if reading.rows > stop:
@@ -173,10 +182,12 @@ def read_column(
 class _Reading:
     """Adds one page after another; pages are read a few at a time."""
 
-    def __init__(self, form: Form, count: int, pool: Pool) -> None:
+    def __init__(self, form: Form, count: int, pool: Pool, policy: Policy, default: float) -> None:
         self._form = form
         self._pool = pool
+        self._policy, self._default = policy, default
         self._length = np.zeros(count, np.int64)
+        self._absent = np.empty(8, np.int64)
         self._state = np.zeros(rows.STATE, np.int64)
         self._state[rows.SIZE] = -1
         self._runs = np.empty((4, runs.COLUMNS), np.int64)
@@ -205,13 +216,21 @@ class _Reading:
         tails = np.empty((len(waiting), runs.TAIL + 8), np.uint8)
         made = np.empty(rows.room_for(pages, form.numbers), np.uint8)
         state[rows.MADE] = state[rows.PAGE] = 0
-        self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
-        while state[rows.FAULT] == rows.RARE:
+        while True:
+            self._absent, self._runs = rows.read_pages(
+                pages, form.numbers, state, self._length, self._absent, self._runs, tails, made
+            )
+            if state[rows.FAULT] != rows.RARE:
+                break
             rows.decode_page(pages[state[rows.PAGE]], form.numbers, state, made)
-            if state[rows.FAULT] == rows.NOTHING:
-                self._runs = rows.read_pages(pages, form.numbers, state, self._length, self._runs, tails, made)
+            if state[rows.FAULT]:
+                break
         if state[rows.FAULT]:
             raise _fault(int(state[rows.FAULT]), waiting[int(state[rows.PAGE])], form)
+        if self._policy == "error" and state[levels.ABSENT]:
+            raise LeftToArrow("elements of lists that are null")
+        if self._policy == "error" and state[rows.NOT_FINITE]:
+            raise LeftToArrow("numbers that are not finite")
         self._kept += tails.nbytes + made.nbytes + self._bytes
         self._owners += [
             tails,
@@ -228,9 +247,10 @@ class _Reading:
         dictionary = int(state[rows.DICTIONARY])
         column = np.array([table.ctypes.data, len(table) - 1, dictionary, form.stored])
         dtype = np.dtype(form.dtype)
-        first = np.empty(len(self._length), np.int64)
-        if form.repeated and values >= _SHORT * count:
-            rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0)
+        first, absent = np.empty(len(self._length), np.int64), self._absent[: int(state[levels.ABSENT])]
+        as_stored = not len(absent) and not state[rows.NOT_FINITE]
+        if as_stored and form.repeated and values >= _SHORT * count:
+            rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0, absent)
             return Column(
                 table,
                 first,
@@ -240,9 +260,22 @@ class _Reading:
                 owners=tuple(self._owners),
                 bytes=self._kept,
             )
-        lease = self._pool.take(max(values * dtype.itemsize, 1))
-        rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address)
-        return Column.of(lease.array(values, dtype.str), start=first, length=self._length)
+        elements = values + len(absent)
+        lease = self._pool.take(max(elements * dtype.itemsize, 1))
+        rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address, absent)
+        found = lease.array(elements, dtype.str)
+        if not as_stored:
+            self._replace(found, absent, first)
+        return Column.of(found, start=first, length=self._length)
+
+    def _replace(self, found: np.ndarray, absent: np.ndarray, first: np.ndarray) -> None:
+        """Elements that are null, those at `absent`, or not finite become the default, by the policy."""
+        if self._state[rows.NOT_FINITE]:
+            found[absent] = np.nan
+            absent = np.flatnonzero(~np.isfinite(found))
+        found[absent] = self._default
+        if self._policy == "drop":  # the row goes, as that of a null list does
+            self._length[np.searchsorted(first, absent, side="right") - 1] = levels.NULL
 
 
 def _fault(fault: int, page: Page, form: Form) -> Damaged | LeftToArrow:

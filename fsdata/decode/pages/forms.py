@@ -39,7 +39,8 @@ class Form:
 
     Attributes:
         physical: of a value, in the file.
-        repeated: lists; top: level of definition of a value; present: of a list without elements.
+        repeated: lists; other columns could be decoded, too, but `fsdata.decode.decode_piece` leaves them to pyarrow.
+        top: level of definition of a value; present: of a list without elements.
         stored: one of those of `fsdata.kernels.columns`.
         dtype: what a value becomes.
         within: of small integers, least and greatest; pyarrow cuts others, which no writer makes.

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class PageDecoder:
         for binding, (form, leaf) in forms.items():
             chunk = None
             try:
-                chunk = _Chunk(row_group, leaf, form, self._pool)
+                chunk = _Chunk(row_group, leaf, form, binding, self._pool)
                 found[binding.field] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
                 skipped += chunk.skipped
             except LeftToArrow as reason:
@@ -125,7 +126,7 @@ class _Pause:
 class _Chunk:
     """One column chunk. skipped: pages that were not unpacked."""
 
-    def __init__(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, pool: Pool) -> None:
+    def __init__(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, binding: Binding, pool: Pool) -> None:
         chunk = row_group.column(leaf)
         reason = (
             why_left(chunk) if chunk.physical_type == form.physical else "values of another type than in other files"
@@ -136,6 +137,7 @@ class _Chunk:
         self._unpacked, self._rows = chunk.total_uncompressed_size, row_group.num_rows
         ((self._begin, self._end),) = column_ranges(row_group, [leaf])
         self._form = form
+        self._binding = binding
         self._pool = pool
         self.skipped = 0
 
@@ -143,20 +145,25 @@ class _Chunk:
         raw, owner = self._bytes(source, self._begin, self._end)
         table = page_headers(raw, values=self._values, unpacked=self._unpacked)
         first = None if len(wanted) == self._rows else self._first_rows(source, raw, table, index)
+        unpack = partial(unpacked_pages, raw, owner, table, codec=self._codec, pool=self._pool)
+        column = partial(
+            read_column,
+            form=self._form,
+            count=self._rows,
+            pool=self._pool,
+            policy=self._binding.policy,
+            default=self._binding.value or 0,  # type: ignore[arg-type]  # a number, as no text comes here
+        )
         if first is not None:
             needed = with_rows(first, wanted)
             table[:, headers.FIRST_ROW], table[:, headers.END_ROW] = first[:-1], first[1:]
             try:
-                pages = unpacked_pages(raw, owner, table, codec=self._codec, pool=self._pool, needed=needed)
-                some = int(np.diff(first)[needed].sum())
-                column = read_column(pages, self._form, self._rows, self._rows, self._pool, some)
+                found = column(unpack(needed=needed), stop=self._rows, some=int(np.diff(first)[needed].sum()))
                 self.skipped = int((~needed).sum())
-                return column
+                return found
             except Damaged:
                 table[:, [headers.FIRST_ROW, headers.END_ROW]] = 0  # perhaps they are wrong, and not the pages
-        stop = int(wanted[-1]) + 1
-        pages = unpacked_pages(raw, owner, table, codec=self._codec, pool=self._pool)
-        return read_column(pages, self._form, self._rows, stop, self._pool)
+        return column(unpack(), stop=int(wanted[-1]) + 1)
 
     def _first_rows(
         self, source: Any, raw: np.ndarray, table: np.ndarray, index: np.ndarray | None

@@ -1,19 +1,20 @@
-"""Levels of repetition and definition -> how long the list of every row is (numba, nogil).
+"""Levels of repetition and definition -> how long the list of every row is, and where it has nulls (numba, nogil).
 
 Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one to three bits.
 """
 
 import numpy as np
 
-from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN
+from fsdata.kernels.pages import DAMAGED, OK
 from fsdata.kernels.pages.thrift import varint32
 from fsranks.libraries import kernel
 
 NULL = -1  # the length of a list that is null, or of a value
 
-# Of what is known after some pages of a chunk, int64 [2].
+# Of what is known after some pages of a chunk, int64 [3].
 ROWS = 0  # that have begun
 VALUES = 1  # that are not null
+ABSENT = 2  # elements of lists that are null
 
 
 @kernel
@@ -33,17 +34,27 @@ def next_run(raw, at, end, width, top):
 
 
 @kernel
-def read_levels(raw, bounds, count, repeated, top, present, length, known):
-    """Add a page to `length`; a code, UNKNOWN where an element of a list is null.
+def _twice_as_long(absent):
+    longer = np.empty(2 * len(absent), np.int64)
+    for i in range(len(absent)):
+        longer[i] = absent[i]
+    return longer
+
+
+@kernel
+def read_levels(raw, bounds, count, repeated, top, present, length, known, absent):
+    """Add a page to `length` and `absent` -> (a code; `absent` or a longer array).
 
     Args:
         raw: uint8, the page. bounds: int64 [4], where its levels of repetition begin and end, and of definition.
         count: levels of each kind. repeated: whether the column has lists.
         top: the level of definition of a value, at most 7; 0 if all rows have one. present: the one of a list without
             elements.
-        length: int64 [rows], written up to the row that has begun: values, or NULL. known: int64 [2], changed in place.
+        length: int64 [rows], written up to the row that has begun: elements, or NULL. known: int64 [3], changed in
+            place.
+        absent: int64 [1 or more], which elements are null, ascending, of all that were read so far.
     """
-    row, values = known[ROWS] - 1, known[VALUES]
+    row, values, nulls = known[ROWS] - 1, known[VALUES], known[ABSENT]
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
     width_d = 1 if top < 2 else 2 if top < 4 else 3
@@ -58,13 +69,13 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
             left_d, level_d, bit_d, at_d = next_run(raw, at_d, bounds[3], width_d, top)
         some = min(left_r, left_d, count)
         if some == 0:
-            return DAMAGED
+            return DAMAGED, absent
         count -= some
         left_r -= some
         left_d -= some
         if level_r == 1 and level_d == top:  # elements of one list
             if row < 0 or length[row] <= 0:
-                return DAMAGED
+                return DAMAGED, absent
             length[row] += some
             values += some
             continue
@@ -80,20 +91,24 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known):
                 definition = bits & ((1 << width_d) - 1)
                 bit_d += width_d
                 if definition > top:
-                    return DAMAGED
+                    return DAMAGED, absent
             if repetition == 0:
                 row += 1
                 if row == len(length):
-                    return DAMAGED
+                    return DAMAGED, absent
                 length[row] = 0
             elif row < 0 or length[row] <= 0 or definition <= present:
-                return DAMAGED
+                return DAMAGED, absent
             if definition == top:
                 length[row] += 1
                 values += 1
             elif not repeated or definition < present:
                 length[row] = NULL
             elif definition > present:
-                return UNKNOWN
-    known[ROWS], known[VALUES] = row + 1, values
-    return OK
+                if nulls == len(absent):
+                    absent = _twice_as_long(absent)
+                absent[nulls] = values + nulls
+                nulls += 1
+                length[row] += 1
+    known[ROWS], known[VALUES], known[ABSENT] = row + 1, values, nulls
+    return OK, absent

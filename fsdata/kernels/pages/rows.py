@@ -23,16 +23,17 @@ LEAST, MOST = 6, 7  # of integers; none are checked if LEAST is not less than MO
 
 BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
 
-# What is known after some pages, int64 [10]; the first two as in `levels`.
-RUNS = 2  # lines of the table of runs
-DICTIONARY = 3  # address of its values
-SIZE = 4  # of the dictionary, -1 without one
-MADE = 5  # bytes of `made` that are used
-FAULT = 6  # what is wrong with a page, or why it is left to pyarrow; 0 if nothing is
-PAGE = 7  # which page of those given is read next, or has a fault
-BEGIN = 8  # first byte of the values in the page at fault RARE
-COUNT = 9  # how many they are
-STATE = 10
+# What is known after some pages, int64 [12]; the first three as in `levels`.
+RUNS = 3  # lines of the table of runs
+DICTIONARY = 4  # address of its values
+SIZE = 5  # of the dictionary, -1 without one
+MADE = 6  # bytes of `made` that are used
+FAULT = 7  # what is wrong with a page, or why it is left to pyarrow; 0 if nothing is
+PAGE = 8  # which page of those given is read next, or has a fault
+BEGIN = 9  # first byte of the values in the page at fault RARE
+COUNT = 10  # how many they are
+NOT_FINITE = 11  # 1 if a stored number is not finite as the field needs it; no row may have it, if in the dictionary
+STATE = 12
 
 # Faults.
 NOTHING = 0
@@ -42,15 +43,13 @@ VALUES_WRONG = 3
 WIDTH_WRONG = 4
 POSITIONS_WRONG = 5
 LEVELS_OTHER = 6  # from here on: left to pyarrow
-NULL_ELEMENTS = 7
-ENCODING_OTHER = 8
-NO_DICTIONARY = 9
-GROUP_CUT = 10
-MORE_OR_FEWER = 11
-NOT_FINITE = 12
-TOO_LARGE = 13
-ROWS_WRONG = 14  # damage
-RARE = 15  # none: the values of the page are for `decode_page`
+ENCODING_OTHER = 7
+NO_DICTIONARY = 8
+GROUP_CUT = 9
+MORE_OR_FEWER = 10
+TOO_LARGE = 11
+ROWS_WRONG = 12  # damage
+RARE = 13  # none: the values of the page are for `decode_page`
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -98,8 +97,8 @@ def _level_bounds(page, raw, repeated, top, bounds):
 
 
 @kernel
-def _check(at, count, form):
-    """Whether `count` stored values are what the field can hold; others are left to pyarrow, which names them."""
+def _check(at, count, form, state):
+    """Whether `count` stored values are what the field can hold: a fault, or NOT_FINITE of the state."""
     bad = False
     if form[PHYSICAL] == FLOAT:
         for value in carray(pointer(at), (count,), np.float32):
@@ -110,8 +109,9 @@ def _check(at, count, form):
     elif form[PHYSICAL] == INT32 and form[LEAST] < form[MOST]:
         for each in carray(pointer(at), (count,), np.int32):
             bad |= each < form[LEAST] or each > form[MOST]
-    if bad:
-        return NOT_FINITE if form[PHYSICAL] >= FLOAT else TOO_LARGE
+    if form[PHYSICAL] < FLOAT:
+        return TOO_LARGE if bad else NOTHING
+    state[NOT_FINITE] |= bad
     return NOTHING
 
 
@@ -142,7 +142,7 @@ def _decode(raw, begin, count, encoding, form, state, made):
         if len(raw) - begin != count * width:
             return VALUES_WRONG
         deltas.read_split(raw, begin, count, width, place)
-        return _check(np.int64(place.ctypes.data), count, form)
+        return _check(np.int64(place.ctypes.data), count, form, state)
     found, code = place.view(np.int64), OK
     if encoding == headers.DELTA_BINARY_PACKED and physical in (INT32, INT64):
         code = deltas.read_deltas(raw, begin, len(raw), physical == INT32, found)
@@ -184,7 +184,7 @@ def _set_dictionary(page, raw, form, state, made):
         return ENCODING_OTHER
     if count > len(raw) // width or count * 8 > len(made) - state[MADE]:
         return VALUES_WRONG
-    fault = _check(page[headers.ADDRESS], count, form)
+    fault = _check(page[headers.ADDRESS], count, form, state)
     if fault == NOTHING:
         state[DICTIONARY], state[SIZE] = made.ctypes.data + state[MADE], count
         columns.convert(state[DICTIONARY], page[headers.ADDRESS], count, form[STORED], form[ITEMSIZE])
@@ -217,15 +217,18 @@ def _with_room(table, used, more):
     return larger
 
 
-@kernel(called_with="int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[:, ::1], uint8[::1]")
-def read_pages(pages, form, state, length, table, tails, made):
-    """Add pages, from state[PAGE] on, to `state` and `length`; the table of runs, `table` or a larger one.
+@kernel(
+    called_with="int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[:, ::1], "
+    "uint8[::1]"
+)
+def read_pages(pages, form, state, length, absent, table, tails, made):
+    """Add pages, from state[PAGE] on, to `state` and `length` -> (`absent`, the table of runs): those given, or larger.
 
     It ends at a fault. At the fault RARE all of the page is read but its values: call `decode_page`, then this again.
 
     Args:
         pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that no page has stay empty. form, state: see above.
-        length: int64 [rows], as in `levels.read_levels`.
+        length: int64 [rows]; absent: int64 [1 or more], as in `levels.read_levels`.
         table: int64 [R, runs.COLUMNS], of which state[RUNS] lines are written.
         tails: uint8 [P, runs.TAIL + 8], to keep. made: uint8, to keep: room for what `room_for` says.
     """
@@ -238,21 +241,23 @@ def read_pages(pages, form, state, length, table, tails, made):
         if page[headers.KIND] == headers.DICTIONARY:
             state[FAULT] = _set_dictionary(page, raw, form, state, made)
             if state[FAULT]:
-                return table
+                return absent, table
             continue
         state[FAULT] = _level_bounds(page, raw, repeated, top, bounds)
         if state[FAULT]:
-            return table
+            return absent, table
         first = state[levels.VALUES]
         if page[headers.END_ROW]:
             state[levels.ROWS] = page[headers.FIRST_ROW]
-        code = levels.read_levels(raw, bounds, page[headers.VALUES], repeated, top, form[PRESENT], length, state)
+        code, absent = levels.read_levels(
+            raw, bounds, page[headers.VALUES], repeated, top, form[PRESENT], length, state, absent
+        )
         if code != OK:
-            state[FAULT] = LEVELS_WRONG if code == DAMAGED else NULL_ELEMENTS
-            return table
+            state[FAULT] = LEVELS_WRONG
+            return absent, table
         if page[headers.END_ROW] and state[levels.ROWS] != page[headers.END_ROW]:
             state[FAULT] = ROWS_WRONG
-            return table
+            return absent, table
         begin, count, encoding = bounds[3], state[levels.VALUES] - first, page[headers.ENCODING]
         if encoding == headers.RLE_DICTIONARY or encoding == headers.PLAIN_DICTIONARY:
             lines = 0
@@ -270,7 +275,7 @@ def read_pages(pages, form, state, length, table, tails, made):
                 if count > (len(raw) - begin) // width:
                     state[FAULT] = VALUES_WRONG
                 else:
-                    state[FAULT] = _check(line[runs.AT], count, form)
+                    state[FAULT] = _check(line[runs.AT], count, form, state)
             else:
                 split = encoding == headers.BYTE_STREAM_SPLIT
                 line[runs.FORM] = runs.PLAIN if split else runs.FINAL
@@ -278,19 +283,26 @@ def read_pages(pages, form, state, length, table, tails, made):
                 state[FAULT], state[BEGIN], state[COUNT] = RARE, begin, count
             state[RUNS] += count > 0
         if state[FAULT]:
-            return table
-    return table
+            return absent, table
+    return absent, table
 
 
-@kernel(called_with="int64[::1], int64, int64[::1], int64[::1], int64, int64")
-def finish_rows(column, rows, length, first, itemsize, target):
-    """`first`, int64 [rows]: the values before each row; and the values themselves if `target` is not 0.
+@kernel(called_with="int64[::1], int64, int64[::1], int64[::1], int64, int64, int64[::1]")
+def finish_rows(column, rows, length, first, itemsize, target, absent):
+    """`first`, int64 [rows]: the elements before each row; and the elements themselves if `target` is not 0.
 
-    column: int64 [4], see `fsdata.kernels.columns`. length: int64 [rows], negative of null rows.
+    column: int64 [4], see `fsdata.kernels.columns`. length: int64 [rows], negative of null rows. absent: int64 [k],
+    ascending, elements that the column does not have; their places in `target` are not written.
     """
-    values = np.int64(0)
+    elements = np.int64(0)
     for row in range(rows):
-        first[row] = values
-        values += max(length[row], 0)
-    if target and values:
-        columns.fetch(target, column, np.int64(0), values, itemsize, np.int64(0))
+        first[row] = elements
+        elements += max(length[row], 0)
+    if target == 0:
+        return
+    done, near = np.int64(0), np.int64(0)
+    for k in range(len(absent) + 1):
+        stop = absent[k] if k < len(absent) else elements
+        if stop > done:
+            near = columns.fetch(target + done * itemsize, column, done - k, stop - done, itemsize, near)
+        done = stop + 1

@@ -49,14 +49,15 @@ def assert_same(path: Path, left: dict[str, Any] | None = None, *, plain: Path |
 
 @given(
     seed=SEEDS, rows=st.sampled_from([0, 1, 2, 40, 300]), codec=st.sampled_from(CODECS), nulls=st.booleans(),
+    holes=st.booleans(),
     version=st.sampled_from(["1.0", "2.0"]), page=st.sampled_from([16, 300, 1 << 20]), lengths=st.sampled_from(LENGTHS),
 )  # fmt: skip
-def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page, nulls, lengths):
+def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page, nulls, lengths, holes):
     """Read in every way."""
     rng = np.random.default_rng(seed)
     path, plain = tmp_path / "a.parquet", tmp_path / "plain" / "a.parquet"
     plain.parent.mkdir(exist_ok=True)
-    made = columns(rng, rows, nulls=nulls, lengths=lengths)
+    made = columns(rng, rows, nulls=nulls, lengths=lengths, holes=holes)
     write(path, made, rng, compression=codec, data_page_version=version, data_page_size=page)
     # pyarrow writes pages of no values where pages are small, and does not read on after them.
     group = pq.read_metadata(path).row_group(0).num_rows if rows else 1
@@ -64,7 +65,8 @@ def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page
     assert assert_same(path, {}, plain=plain) == rows
     median = int(np.median(made["at"].to_numpy())) if rows else 0
     parts = [{}, {"skip": 40}, {"limit": 31}, {"skip": 17, "limit": 77}, {"filter": pl.col("at") > median}]
-    source = {**rng.choice(parts), "nulls": dict.fromkeys(DEFAULTS, str(rng.choice(["default", "drop", "error"])))}
+    policy = str(rng.choice(["default", "drop"] if holes else ["default", "drop", "error"]))
+    source = {**rng.choice(parts), "nulls": dict.fromkeys(DEFAULTS, policy)}
     options = {"shuffle": True, "seed": seed % 100} if rng.random() < 0.5 else {}
     if rng.random() < 0.5:
         options["balance"] = Balance(cost=Polynomial(linear=1, quadratic=1))
@@ -119,17 +121,55 @@ def test_times_of_files_that_store_them_differently(tmp_path, first):
     assert found == [[*range(1000), *range(1000)]] * 2
 
 
-def test_brotli_null_elements_and_numbers_that_are_not_finite_are_left_to_pyarrow(tmp_path):
+def test_brotli_is_left_to_pyarrow(tmp_path):
     made = columns(np.random.default_rng(2), 60, nulls=False, lengths="equal")
     pq.write_table(pa.table(made), tmp_path / "a.parquet", compression="brotli")
     assert assert_same(tmp_path, {name: ["compressed by BROTLI"] for name in LISTS}) == 60
+
+
+def test_elements_that_are_null_or_not_finite_are_left_to_pyarrow_only_where_they_are_errors(tmp_path):
+    made = columns(np.random.default_rng(2), 60, nulls=False, lengths="equal")
     made["kinds"] = pa.array([[1, None, n] for n in range(60)], pa.list_(pa.int32()))
     costs = np.where(np.arange(len(made["costs"].values)) == 7, np.nan, made["costs"].values.to_numpy(False))
     made["costs"] = pa.ListArray.from_arrays(made["costs"].offsets, pa.array(costs, pa.float64()))
     pq.write_table(pa.table(made), tmp_path / "a.parquet")
-    left = {"costs": ["numbers that are not finite"], "kinds": ["elements of lists that are null"]}
-    for policy, rows in (("default", 60), ("drop", 0), ("error", 0)):
-        assert assert_same(tmp_path, left, source={"nulls": {"kinds": policy, "costs": "default"}}) == rows
+    null, not_finite = ["elements of lists that are null"], ["numbers that are not finite"]
+    for kinds, costs, rows, left in (
+        ("default", "default", 60, {}),
+        ("default", "drop", 59, {}),
+        ("drop", "default", 0, {}),
+        ("error", "default", 0, {"kinds": null}),
+        ("default", "error", 0, {"costs": not_finite}),
+    ):
+        assert assert_same(tmp_path, source={"nulls": {"kinds": kinds, "costs": costs}}) == rows
+        decoder = batches(tmp_path, "pages", source={"nulls": {"kinds": kinds, "costs": costs}})[1]
+        assert {name: list(reasons) for name, reasons in decoder["pyarrow"].items()} == left
+
+
+@pytest.mark.parametrize("page", [8, 1 << 20])
+@pytest.mark.parametrize("times", [1, 40])
+def test_null_elements_wherever_they_stand(tmp_path, page, times):
+    """At the ends of lists and of pages, alone, between null and empty lists; in short lists and in long ones."""
+    pattern = [[None], [1, None], [None, 2], [], [None] * 9, None, [3, 4, 5], [None, 6, None], [7, None, 8], None, []]
+    lists = [each and each * times for each in pattern]
+    made = columns(np.random.default_rng(6), len(lists), nulls=False, lengths="short")
+    made["kinds"] = pa.array(lists, pa.list_(pa.int64()))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(made), path, data_page_size=page, write_batch_size=2, use_dictionary=False)
+    filled = [[4 if value is None else value for value in each or []] for each in lists]
+    for policy, kept in (
+        ("default", filled),
+        ("drop", [each for each in lists if each is not None and None not in each]),
+    ):
+        source = {"nulls": {"kinds": policy}}
+        assert assert_same(path, {}, source=source) == len(kept)
+        assert [read for batch in batches(path, "pages", source=source)[0] for read in lists_of(batch)] == kept
+
+
+def lists_of(batch: Any) -> list[list[int]]:
+    """What the rows of a batch have in `kinds`."""
+    kinds = batch.features["kinds"]
+    return [each.tolist() for each in kinds.values().split(kinds.lengths().tolist())]
 
 
 def test_a_dictionary_that_overflows_within_a_list(tmp_path):

@@ -1,6 +1,7 @@
 """Fields with one value per row: their kernels against numpy, and how pyarrow decodes them."""
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,12 +111,13 @@ def test_values_of_several_batches_of_a_row_group(tmp_path, monkeypatch, decoder
 
 
 def test_a_field_that_gave_up_goes_to_pyarrow_for_ever_longer(tmp_path):
-    """After 1, 2, 4, ... chunks it is tried again."""
-    lists = pa.array([[float(n)] * 40 if n % 2 else [np.nan] * 40 for n in range(40)])
-    pq.write_table(pa.table({"costs": lists}), tmp_path / "a.parquet", row_group_size=2)
-    pq.write_table(pa.table({"costs": lists.take(pa.array([1] * 40))}), tmp_path / "b.parquet", row_group_size=2)
+    """After 1, 2, 4, ... chunks it is tried again. A number that would be an error is in rows that are not read."""
+    lists, n = pa.array([[float(n)] * 40 if n % 2 else [np.nan] * 40 for n in range(40)]), pa.array(range(40))
+    right = lists.take(pa.array([1] * 40))
+    pq.write_table(pa.table({"costs": lists, "n": n}), tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(pa.table({"costs": right, "n": n}), tmp_path / "b.parquet", row_group_size=2)
     wanted = Schema(sequences=(Sequence("s", floats=("costs",)),))
-    source = {"defaults": {"costs": 0.0}}
+    source = {"defaults": {}, "filter": pl.col("n") % 2 == 1}
     decoders = [batches(tmp_path, decoder, wanted, source=source, num_threads=1) for decoder in ("pages", "pyarrow")]
     ours, theirs = ([batch.jagged["costs"].values.tolist() for batch in found] for found, _ in decoders)
     assert ours == theirs

@@ -47,7 +47,8 @@ def damaged(seed: int, pages: bool = False) -> tuple[str, bytes]:
     rng = random.Random(seed)
     numbers, sink = np.random.default_rng(seed), io.BytesIO()
     lengths, rows = rng.choice(["short", "short", "equal", "long"]), rng.choice([1, 3, 20, 90, 300])
-    made = random_files.columns(numbers, rows, nulls=pages, lengths=lengths)
+    holes = pages and seed % 3 == 1
+    made = random_files.columns(numbers, rows, nulls=pages, lengths=lengths, holes=holes)
     options = {
         "compression": rng.choice(["none"] * 6 + [*random_files.CODECS, "brotli"]),
         "write_page_checksum": rng.random() < 0.2,

@@ -5,6 +5,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
@@ -51,8 +52,11 @@ def numbers(rng: np.random.Generator, count: int, kind: pa.DataType) -> pa.Array
     return pa.array(np.sort(found) if rng.random() < 0.3 else found, width).cast(kind)
 
 
-def columns(rng: np.random.Generator, rows: int, *, nulls: bool, lengths: str) -> dict[str, pa.Array]:
-    """nulls: of all columns but `at`. lengths: one of LENGTHS; those of `items` and `costs` are the same."""
+def columns(
+    rng: np.random.Generator, rows: int, *, nulls: bool, lengths: str, holes: bool = False
+) -> dict[str, pa.Array]:
+    """nulls: of all columns but `at`. lengths: one of LENGTHS; those of `items` and `costs` are the same. holes: some
+    elements of lists are null or not finite."""
     shapes = {
         "short": lambda: rng.integers(0, 4, rows),
         "long": lambda: rng.integers(0, 90, rows),
@@ -68,13 +72,28 @@ def columns(rng: np.random.Generator, rows: int, *, nulls: bool, lengths: str) -
         if name in LISTS:
             offsets = np.concatenate([[0], np.cumsum(counts["seen" if name == "kinds" else "uih"])])
             elements = numbers(rng, int(offsets[-1]), kind)
-            null = None if mask is None else pa.array(mask)
-            of = pa.list_(pa.field("element", kind, bool(rng.random() < 0.7)))
+            null, nullable = None if mask is None else pa.array(mask), bool(rng.random() < 0.7)
+            if holes and rng.random() < 0.7:
+                elements, nullable = with_holes(rng, elements), True
+            of = pa.list_(pa.field("element", kind, nullable))
             made[name] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=of, mask=null)
         else:
             array = numbers(rng, rows, kind)
             made[name] = pa.array(array.to_numpy(zero_copy_only=False), kind, mask=mask)
     return made
+
+
+def with_holes(rng: np.random.Generator, elements: pa.Array) -> pa.Array:
+    """With some that are null or, of floats, not finite: few or many, and the first and the last."""
+    share = rng.choice([0.01, 0.5])
+    null, other = rng.random(len(elements)) < share, rng.random(len(elements)) < share
+    null[:1] = null[-1:] = True
+    if pa.types.is_floating(elements.type):
+        other[-2:] = True
+        numbers = elements.to_numpy(zero_copy_only=False).copy()
+        numbers[other] = rng.choice([np.nan, np.inf, -np.inf], int(other.sum()))
+        return pa.array(numbers, elements.type, mask=null if rng.random() < 0.5 else None, from_pandas=False)
+    return pc.if_else(pa.array(null), pa.scalar(None, elements.type), elements)
 
 
 def write(where: Path | IO[bytes], made: dict[str, pa.Array], rng: np.random.Generator, **options: Any) -> None:

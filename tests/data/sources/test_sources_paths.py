@@ -1,12 +1,24 @@
 """Fields inside structs and lists of structs, by their paths."""
 
+import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from parquet import column, read, write
 
-from fsdata import AsOf, DataError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
+from fsdata import (
+    AsOf,
+    CorruptFileError,
+    DataError,
+    FreeScaleDataLoader,
+    ParquetSource,
+    Schema,
+    SchemaError,
+    Sequence,
+    sources_from_toml,
+)
 
 EVENT = pa.struct(
     [
@@ -198,3 +210,95 @@ def test_sessions_are_decoded_from_their_pages(tmp_path, required):
         with FreeScaleDataLoader(source, samples, batch_size=64) as loader:
             assert sum(map(len, loader)) == 400
             assert loader.describe()[0]["decoder"]["chunks"] == 8
+
+
+def damage_all_but(path, *kept):
+    """Flip a byte in every column chunk but those of the leaf columns `kept`; their pages have checksums."""
+    metadata, raw = pq.read_metadata(path), bytearray(path.read_bytes())
+    for group in range(metadata.num_row_groups):
+        for leaf in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(leaf)
+            if chunk.path_in_schema not in kept:
+                raw[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+def test_only_leaves_that_are_needed_are_read(path, decoder):
+    """Others may be damaged."""
+    damage_all_but(path, "session.list.element.item_id", "session.list.element.tags.list.element", "user.of.age")
+    columns = {name: COLUMNS[name] for name in ("item_id", "tags", "age")}
+    schema = Schema(sequences=(Sequence("session", ("item_id",), nested=("tags",)),), context=("age",))
+    options = {"columns": columns, "defaults": {"age": -2}, "decoder": decoder}
+    for condition, rows in ((None, [0, 1, 2, 3]), (pl.col("session.item_id").list.len() != 1, [0, 1, 3])):
+        samples = read(ParquetSource(path, filter=condition, **options), schema)
+        for name in ("item_id", "age"):
+            assert column(samples, name) == [EXPECTED[name][row] for row in rows]
+    with pytest.raises(CorruptFileError):
+        read(ParquetSource(path, columns={"user": "user.id"}, decoder=decoder), Schema(context=("user",)))
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+def test_of_a_remote_file_only_leaves_that_are_needed_are_read(tmp_path, decoder):
+    rng = np.random.default_rng(0)
+    sessions = [[{"item_id": n, "image": rng.bytes(1 << 20), "price": n / 2}] * 2 for n in range(3)]
+    path = write(tmp_path / "a.parquet", {"session": sessions, "row": range(3)}, use_dictionary=False)
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/leaves/a.parquet", path.read_bytes())
+    columns = {"item_id": "session.item_id", "price": "session.price"}
+    source = ParquetSource("memory://leaves/a.parquet", columns=columns, decoder=decoder)
+    schema = Schema(sequences=(Sequence("session", ("item_id",), floats=("price",)),))
+    with FreeScaleDataLoader(source, schema, batch_size=3) as loader:
+        (batch,) = loader
+        remote = loader.stats()["remote"]
+    memory.rm("/leaves", recursive=True)
+    assert batch.features["item_id"].values().tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.jagged["price"].values.tolist() == [0, 0, 0.5, 0.5, 1, 1]
+    chunks = [pq.read_metadata(path).row_group(0).column(leaf) for leaf in (0, 2)]
+    assert remote["bytes"] == sum(chunk.total_compressed_size for chunk in chunks)
+    assert remote["unplanned_reads"] == 0
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("nothing", [pa.nulls(2), pa.array([[], None], pa.list_(pa.null()))])
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_sessions_that_are_null_in_a_whole_file(tmp_path, decoder, nothing, first):
+    """They have no type there, and one leaf column. The columns behind them are found, too."""
+    write(tmp_path / f"{first}.parquet", {"session": nothing, "user": USERS[:2]})
+    write(tmp_path / "b.parquet", table())
+    defaults = dict.fromkeys(COLUMNS, 0) | DEFAULTS
+    samples = read(ParquetSource(tmp_path, columns=COLUMNS, defaults=defaults, decoder=decoder), SCHEMA)
+    none = {"item_id": [[], []], "city": [[], []], "price": [[], []], "user": [[10], [11]], "age": [[30], [31]]}
+    for name, expected in EXPECTED.items():
+        assert column(samples, name) == (none[name] + expected if first == "a" else expected + none[name])
+
+
+class Seen(pa.ExtensionType):
+    def __init__(self):
+        super().__init__(pa.struct([("shop", pa.string()), ("item_id", pa.int64())]), "seen")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls()
+
+
+@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_extension_types_around_structs_are_read_whole(tmp_path, decoder, listed):
+    """pyarrow 26 reads no part of one."""
+    structs = pa.array([{"shop": "a", "item_id": n} for n in range(4)], Seen().storage_type)
+    seen = pa.ExtensionArray.from_storage(Seen(), structs)
+    if listed:
+        seen = pa.ListArray.from_arrays(pa.array([0, 1, 1, 4, 4], pa.int32()), seen)
+    pa.register_extension_type(Seen())
+    try:
+        of = pa.StructArray.from_arrays([seen, pa.array(range(4))], ["seen", "n"])
+        path = write(tmp_path / "a.parquet", {"of": of})
+        schema = Schema(sequences=(Sequence("s", ("item_id",)),)) if listed else Schema(context=("item_id",))
+        samples = read(ParquetSource(path, columns={"item_id": "of.seen.item_id"}, decoder=decoder), schema)
+    finally:
+        pa.unregister_extension_type("seen")
+    assert column(samples, "item_id") == ([[0], [], [1, 2, 3], []] if listed else [[0], [1], [2], [3]])
