@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
 from fsdata.decode.decode_piece import decode
 from fsdata.decode.files.byte_ranges import leaf_columns
-from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
+from fsdata.decode.files.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.joins.units import Counted
@@ -45,6 +46,8 @@ from fsranks.machine.cores import usable_cores
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
+_MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of small row groups that are decoded at once
+_SMALL = "small row groups, decoded together"
 _MORE_OPEN = 32  # local files, beside those of the decode threads
 _Leaves = dict[tuple[int, tuple[str, ...]], tuple[int, ...]]  # by schema and columns read
 _ADVICE = (
@@ -100,6 +103,7 @@ class SourceFiles:
         self._leaves: _Leaves = {}
         self._by_column: dict[int, dict[str, range]] = {}
         self._last_known: tuple[int, Known] | None = None
+        self._coalesced = Counter[str]()  # column chunks of lists
         self._lock = threading.Lock()
         self._show = show
         self._hosts = hosts
@@ -440,14 +444,7 @@ class SourceFiles:
         def attempt() -> DecodedPiece:
             if remote is not None:
                 return remote.use(decoded)
-            opened = self._open_files.take(self._known(number))
-            try:
-                result = decoded(opened.parquet, opened.source, opened.indexes[group.index])
-            except BaseException:
-                opened.close()
-                raise
-            self._open_files.give(opened)
-            return result
+            return self._in_file(number, lambda file: decoded(file.parquet, file.source, file.indexes[group.index]))
 
         failed: Exception
         try:
@@ -460,6 +457,57 @@ class SourceFiles:
             self._damaged(group, error)
             return None
         raise failed
+
+    def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
+        """All rows of whole small row groups of a file, see `small`; they are numbered from the first of all.
+
+        Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
+        """
+        first, *others = groups
+        plan = plans[self._kind_of[first.file]]
+        wanted = GroupRows(
+            group=first.index,
+            more=[group.index for group in others],
+            start=0,
+            stop=sum(group.rows for group in groups),
+            to_end=True,
+            schema=int(self.catalog.schema_of[first.file]),
+            wide=(),
+            faults=replace(self.faults, notes=None),
+            leaves=self._leaves_of(first.file),
+        )
+        piece = self._in_file(first.file, lambda file: decode(file.parquet, wanted, plan, self._pool, None, None))
+        if self._pages is not None and plan.stored:
+            with self._lock:
+                self._coalesced.update({each.field.name: len(groups) for each in plan.stored})
+        return piece
+
+    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
+        """(int64 [groups], the file of row groups that are decoded together with others of this file, -1 of others;
+        float64 [groups], their share in what is decoded at once).
+
+        Decoded bytes are known where rows are flat. Of lists the bytes of the file stand for them: long lists are
+        decoded faster from pages, and by several threads.
+        """
+        rows, files = self.groups.row_counts, self.groups.files
+        alone = [plan.batches.map is not None or (self.source.only_pages and bool(plan.stored)) for plan in plans]
+        width = np.array([8 * len(plan.batches.read) if plan.batches.flat else 0 for plan in plans])
+        kind, stored = self._kind_of[files], self.catalog.size / np.maximum(np.diff(self.catalog.first), 1)
+        size = np.where(width[kind] > 0, rows * width[kind], stored[files])
+        share = np.maximum(rows / _MOST_ROWS, size / _MOST_BYTES)
+        small = self.groups.whole & (share <= 0.5) & ~np.array(alone)[kind]
+        return np.where(small, files, -1), np.where(small, share, 0.0)
+
+    def _in_file(self, number: int, use: Callable[[OpenParquet], DecodedPiece]) -> DecodedPiece:
+        """What `use` makes of a local file, which is closed if it raises."""
+        opened = self._open_files.take(self._known(number))
+        try:
+            result = use(opened)
+        except BaseException:
+            opened.close()
+            raise
+        self._open_files.give(opened)
+        return result
 
     def _leaves_of(self, file: int) -> Mapping[str, Sequence[int]]:
         """See `GroupRows.leaves`."""
@@ -523,6 +571,8 @@ class SourceFiles:
         left: dict[str, dict[str, int]] = {}
         for (field, reason), chunks in sorted(self._pages.left.items()):
             left.setdefault(field, {})[reason] = chunks
+        for field, chunks in self._coalesced.items():
+            left.setdefault(field, {})[_SMALL] = chunks
         pages = self._pages
         return {"name": "pages", "chunks": pages.chunks, "skipped_pages": pages.skipped, "pyarrow": left}
 

@@ -224,6 +224,11 @@ class ParquetSource:
         return decoder == "pages"
 
     @property
+    def only_pages(self) -> bool:
+        """Whether `"pages"` was chosen: then no list is left to pyarrow for being in a small row group."""
+        return self.uses_pages and bool(self.decoder or os.environ.get("FSDATA_DECODER"))
+
+    @property
     def condition(self) -> expressions.Expression | None:
         """`filter` as it was checked, and `split`."""
         given = cast("expressions.Expression | None", self.filter)
