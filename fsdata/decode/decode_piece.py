@@ -25,7 +25,7 @@ from fsdata.schema import Field
 def decode(
     file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
 ) -> DecodedPiece:
-    """Decode rows of a row group; those of several small ones by pyarrow alone.
+    """Decode rows of a row group.
 
     Args:
         pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
@@ -36,8 +36,6 @@ def decode(
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    if wanted.more:
-        return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
     row_group = file.metadata.row_group(wanted.group)
     rows = row_group.num_rows
     if wanted.stop > rows:

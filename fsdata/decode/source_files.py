@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import leaves_of
-from fsdata.catalog.binding.bind import bind, encrypted_reads
+from fsdata.catalog.binding.bind import FileKind, bind, encrypted_reads
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped
@@ -27,7 +27,8 @@ from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, wide_columns
-from fsdata.decode.decode_piece import decode
+from fsdata.decode.arrow.small_groups import read_together, readable_together
+from fsdata.decode.decode_piece import decode, decode_batch
 from fsdata.decode.files.byte_ranges import leaf_columns
 from fsdata.decode.files.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
@@ -43,6 +44,8 @@ from fsdata.schema import Field
 from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
+
+Result = TypeVar("Result")
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
@@ -444,7 +447,7 @@ class SourceFiles:
         def attempt() -> DecodedPiece:
             if remote is not None:
                 return remote.use(decoded)
-            return self._in_file(number, lambda file: decoded(file.parquet, file.source, file.indexes[group.index]))
+            return self._in_file(number, lambda file: decoded(file.parquet, file.source, file.indexes(group.index)))
 
         failed: Exception
         try:
@@ -463,20 +466,16 @@ class SourceFiles:
 
         Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
         """
-        first, *others = groups
-        plan = plans[self._kind_of[first.file]]
-        wanted = GroupRows(
-            group=first.index,
-            more=[group.index for group in others],
-            start=0,
-            stop=sum(group.rows for group in groups),
-            to_end=True,
-            schema=int(self.catalog.schema_of[first.file]),
-            wide=(),
-            faults=replace(self.faults, notes=None),
-            leaves=self._leaves_of(first.file),
-        )
-        piece = self._in_file(first.file, lambda file: decode(file.parquet, wanted, plan, self._pool, None, None))
+        number, rows = groups[0].file, sum(group.rows for group in groups)
+        plan, places = plans[self._kind_of[number]], [group.index for group in groups]
+        leaves = [leaf for name in plan.batches.read for leaf in self._leaves_of(number)[name]]
+        faults = replace(self.faults, notes=None)
+        wanted = GroupRows(group=places[0], start=0, stop=rows, to_end=True, schema=0, wide=(), faults=faults)
+
+        def read(file: OpenParquet) -> pa.RecordBatch:
+            return read_together(file.parquet, file.source, file.chunks, places, leaves, rows)
+
+        piece = decode_batch(self._in_file(number, read), wanted, plan)
         if self._pages is not None and plan.stored:
             with self._lock:
                 self._coalesced.update({each.field.name: len(groups) for each in plan.stored})
@@ -490,15 +489,21 @@ class SourceFiles:
         decoded faster from pages, and by several threads.
         """
         rows, files = self.groups.row_counts, self.groups.files
-        alone = [plan.batches.map is not None or (self.source.only_pages and bool(plan.stored)) for plan in plans]
+        together = np.array([self._together(*each) for each in zip(self.kinds, plans, strict=True)])
         width = np.array([8 * len(plan.batches.read) if plan.batches.flat else 0 for plan in plans])
         kind, stored = self._kind_of[files], self.catalog.size / np.maximum(np.diff(self.catalog.first), 1)
         size = np.where(width[kind] > 0, rows * width[kind], stored[files])
         share = np.maximum(rows / _MOST_ROWS, size / _MOST_BYTES)
-        small = self.groups.whole & (share <= 0.5) & ~np.array(alone)[kind]
+        small = self.groups.whole & (share <= 0.5) & together[kind]
         return np.where(small, files, -1), np.where(small, share, 0.0)
 
-    def _in_file(self, number: int, use: Callable[[OpenParquet], DecodedPiece]) -> DecodedPiece:
+    def _together(self, kind: FileKind, plan: PiecePlan) -> bool:
+        """Whether row groups of such files may be decoded together."""
+        if plan.batches.map is not None or (self.source.only_pages and plan.stored):
+            return False
+        return all(readable_together(kind.schema.field(name).type) for name in plan.batches.read)
+
+    def _in_file(self, number: int, use: Callable[[OpenParquet], Result]) -> Result:
         """What `use` makes of a local file, which is closed if it raises."""
         opened = self._open_files.take(self._known(number))
         try:

@@ -41,10 +41,10 @@ class MapFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRows:
-    """Rows [start, stop) of a row group; or all rows of several, numbered from the first of all.
+    """Rows [start, stop) of a row group.
 
     Attributes:
-        group: position of the row group in its file. more: those of the others.
+        group: position of the row group in its file.
         to_end: decode to the end of the row group even if `stop` is before it, so that damage is found or not
             whatever part of the group is asked for.
         schema: a number that files with the same schema share.
@@ -60,7 +60,6 @@ class GroupRows:
     schema: int
     wide: Sequence[int]
     faults: Faults
-    more: Sequence[int] = ()
     indexes: np.ndarray | None = None
     leaves: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -177,14 +176,12 @@ def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterat
     start, stop, begin = wanted.start, wanted.stop, 0
     row_group = file.metadata.row_group(wanted.group)
     leaves = [leaf for name in plan.read for leaf in wanted.leaves[name]]
-    if wanted.more:
-        size = _MAX_FLAT_ROWS  # all rows and more: then pyarrow notices a column with more rows than the others
-    elif plan.flat:
+    if plan.flat:
         size = min(row_group.num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
     else:
         size = batch_rows(row_group, sorted({*wanted.wide}.intersection(leaves)))
     # By names, pyarrow would also give the column `a.b` the field `b` of a struct `a`.
-    for batch in file.reader.iter_batches(size, [wanted.group, *wanted.more], leaves, use_threads=False):
+    for batch in file.reader.iter_batches(size, [wanted.group], leaves, use_threads=False):
         end = begin + batch.num_rows
         low, high = max(start, begin), min(stop, end)
         if low < high:
@@ -192,7 +189,7 @@ def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterat
         begin = end
         if begin >= stop and not wanted.to_end:
             return
-    if begin < stop or (wanted.more and begin > stop):
+    if begin < stop:
         raise pa.ArrowInvalid(f"{begin} rows where the footer says {stop} or more")
 
 
