@@ -315,8 +315,7 @@ def piece_reader(
 
 
 class ReadInPart(Exception):
-    """The first `rows` rows of a piece were planned in row groups that could be read, and `found` in them; then came
-    `error`."""
+    """`error` was raised behind the first `rows` planned rows of a piece, of which `found` are left."""
 
     def __init__(self, found: SurvivingRows, rows: int, error: Exception) -> None:
         super().__init__(str(error))
@@ -329,25 +328,26 @@ def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) 
     if at_once is not None:
         return at_once
     found: list[SurvivingRows] = []
-    planned = [group.rows for group in groups]
+    planned: list[int] = []
+
+    def so_far() -> SurvivingRows:
+        return SurvivingRows(concat([each.rows for each in found]), kept_of(planned, found))
+
     for group in groups:
         try:
             found.append(source.read(group, layout, 0, group.rows))
         except Exception as error:
             if not found:
                 raise
-            raise ReadInPart(_all(planned, found), sum(planned[: len(found)]), error) from error
-    return _all(planned, found)
-
-
-def _all(planned: Sequence[int], found: Sequence[SurvivingRows]) -> SurvivingRows:
-    return SurvivingRows(concat([each.rows for each in found]), kept_of(planned, found))
+            raise ReadInPart(so_far(), sum(planned), error) from error
+        planned.append(group.rows)
+    return so_far()
 
 
 def kept_of(planned: Sequence[int], found: Sequence[SurvivingRows]) -> np.ndarray:
     """int64 [n], increasing: which rows survived, of all those planned in several pieces of `planned` rows each."""
     kept, first = [], 0
-    for rows, each in zip(planned, found, strict=False):
+    for rows, each in zip(planned, found, strict=True):
         kept.append(first + (np.arange(rows) if each.kept is None else each.kept))
         first += rows
     return np.concatenate(kept)

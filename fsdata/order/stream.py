@@ -6,7 +6,7 @@ bytes and its window 32, and no Python object before it is read.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 
@@ -118,9 +118,9 @@ def coalesced(stream: Stream, small: SmallUnits) -> Iterator[Window]:
     continues = (file[1:] >= 0) & (file[1:] == file[:-1]) & (number[1:] == number[:-1])
     begins = np.flatnonzero(np.append(len(stream) > 0, ~continues))
     windows = iter(stream)
-    for begin, end in pairwise([*begins.tolist(), len(stream)]):
+    for count in np.diff(begins, append=len(stream)):
         first = next(windows)
-        others = list(islice(windows, end - begin - 1))
+        others = list(islice(windows, int(count) - 1))
         yield _as_one_piece(first, others) if others else first
 
 
