@@ -186,9 +186,10 @@ def test_small_row_groups_of_a_file_are_decoded_together(tmp_path, together):
         {"source": {"map": lambda batch: batch}},
         {"source": {"decoder": "pages"}},
         {"shuffle": True},
+        {"source": {"skip": 5, "limit": 20}},
         {"groups": [5000] * 3},
     ],
-    ids=["map", "pages", "shuffle", "long"],
+    ids=["map", "pages", "shuffle", "parts", "long"],
 )
 def test_others_are_read_alone(tmp_path, together, options):
     sizes = options.pop("groups", [10] * 20)
@@ -287,12 +288,15 @@ def test_damage_is_that_of_its_row_group(tmp_path, together, damage, on_error):
 
 @pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
 def test_a_null_is_found_in_its_row_group(tmp_path, decoder):
-    """Batches before it are given."""
+    """Batches before it are given, and the state is that behind them, also where rows can drop out."""
     user = [None if n == 73 else n for n in range(100)]
-    write(tmp_path / "a.parquet", {"user": user}, group=10)
-    source = ParquetSource(tmp_path, decoder=decoder, defaults={"click": 0})
-    found, error, *_ = loaded(source, Schema(context=("user",), labels=("click",)), batch_size=4)
-    assert len(found) == 17
+    write(tmp_path / "a.parquet", {"user": user, "row": range(100)}, group=10)
+    wanted = Schema(context=("user",), labels=("click",))
+    source = ParquetSource(tmp_path, decoder=decoder, defaults={"click": 0}, filter=pl.col("row") >= 0)
+    found, error, _, state = ours = loaded(source, wanted, batch_size=10)
+    assert ours == one_by_one(source, wanted, batch_size=10)
+    assert len(found) == 7
+    assert state["positions"] == [70]
     assert "a.parquet, row group 7, row 3: user is null" in str(error)
 
 
