@@ -26,7 +26,7 @@ from fsdata.decode.joins.history_table import HistoryTable, load_histories
 from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
 from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
 from fsdata.decode.joins.units import check_key, check_times, mixed
-from fsdata.decode.piece import align
+from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
@@ -267,9 +267,29 @@ class OpenSource:
         piece = self._files.decode(self._plan(layout), group, start, stop, fetched)
         if piece is None:
             return SurvivingRows(no_rows(len(layout.fields)), np.empty(0, np.int64))
+        return self._finished(piece, layout, group.file, start, stop)
+
+    def read_at_once(self, groups: Sequence[RowGroup], layout: Layout) -> SurvivingRows | None:
+        """Decode all rows of small row groups, see `small`; None if anything is wrong with them, which `read` of each
+        says. Blocks; most of it without the GIL."""
+        assert isinstance(self._files, SourceFiles)
+        try:
+            piece = self._files.decode_at_once(self._plan(layout), groups)
+            return self._finished(piece, layout, groups[0].file, 0, sum(group.rows for group in groups))
+        except Exception:  # of any kind: `read` meets it again, retries it where that helps, and names the row group
+            return None
+
+    def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+        """See `SourceFiles.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
+        if self.remote or not isinstance(self._files, SourceFiles):
+            return np.full(len(self.groups), -1), np.zeros(len(self.groups))
+        return self._files.small(self._plan(layout))
+
+    def _finished(self, piece: DecodedPiece, layout: Layout, file: int, start: int, stop: int) -> SurvivingRows:
+        """Decoded rows of [start, stop), with what other tables add to them."""
         for slot in layout.masks.values():
             piece.columns[slot] = Column.constant(np.ones(1, np.uint8))
-        for side in (*self._sides, *(late.of(group.file) for late in self._late.values())):
+        for side in (*self._sides, *(late.of(file) for late in self._late.values())):
             attach(piece, side)
         self.histories.attach(piece)
         if layout.dense:

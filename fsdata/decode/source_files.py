@@ -3,18 +3,19 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fsdata.catalog.binding.bind import bind, encrypted_reads
+from fsdata.catalog.binding.bind import FileKind, bind, encrypted_reads
 from fsdata.catalog.binding.column_paths import leaves_at
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.catalog_file import read_catalog_file
@@ -26,8 +27,9 @@ from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
-from fsdata.decode.decode_piece import decode
-from fsdata.decode.files.open_files import Known, OpenFiles, RemoteFiles
+from fsdata.decode.arrow.small_groups import read_together, readable_together
+from fsdata.decode.decode_piece import decode, decode_batch
+from fsdata.decode.files.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
 from fsdata.decode.files.row_group import RowGroupBytes
 from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.joins.units import Counted
@@ -42,8 +44,12 @@ from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
 
+Result = TypeVar("Result")
+
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
+_MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of small row groups that are decoded at once
+_SMALL = "small row groups, decoded together"
 _MORE_OPEN = 32  # local files, beside those of the decode threads
 _ADVICE = (
     "Start the job again, with files that nobody writes",
@@ -96,6 +102,7 @@ class SourceFiles:
         self._seen: set[tuple[str, int]] = set()
         self._leaves: dict[int, Callable[[Paths], tuple[int, ...]]] = {}
         self._last_known: tuple[int, Known] | None = None
+        self._coalesced = Counter[str]()  # column chunks of lists
         self._lock = threading.Lock()
         self._show = show
         self._hosts = hosts
@@ -434,14 +441,7 @@ class SourceFiles:
         def attempt() -> DecodedPiece:
             if remote is not None:
                 return remote.use(decoded)
-            opened = self._open_files.take(self._known(number))
-            try:
-                result = decoded(opened.parquet, opened.source, opened.indexes[group.index])
-            except BaseException:
-                opened.close()
-                raise
-            self._open_files.give(opened)
-            return result
+            return self._in_file(number, lambda file: decoded(file.parquet, file.source, file.indexes(group.index)))
 
         failed: Exception
         try:
@@ -454,6 +454,59 @@ class SourceFiles:
             self._damaged(group, error)
             return None
         raise failed
+
+    def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
+        """All rows of whole small row groups of a file, see `small`; they are numbered from the first of all.
+
+        Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
+        """
+        number, rows = groups[0].file, sum(group.rows for group in groups)
+        plan, places = plans[self._kind_of[number]], [group.index for group in groups]
+        leaves = self._leaves_of(number)
+        faults = replace(self.faults, notes=None)
+        wanted = GroupRows(group=places[0], start=0, stop=rows, to_end=True, schema=0, faults=faults, leaves=leaves)
+
+        def read(file: OpenParquet) -> pa.RecordBatch:
+            return read_together(file.parquet, file.source, file.chunks, places, leaves(plan.batches.paths), rows)
+
+        piece = decode_batch(self._in_file(number, read), wanted, plan)
+        if self._pages is not None and plan.stored:
+            with self._lock:
+                self._coalesced.update({each.field.name: len(groups) for each in plan.stored})
+        return piece
+
+    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
+        """(int64 [groups], the file of row groups that are decoded together with others of this file, -1 of others;
+        float64 [groups], their share in what is decoded at once).
+
+        Decoded bytes are known where rows are flat. Of lists the bytes of the file stand for them: long lists are
+        decoded faster from pages, and by several threads.
+        """
+        rows, files = self.groups.row_counts, self.groups.files
+        together = np.array([self._together(*each) for each in zip(self.kinds, plans, strict=True)])
+        width = np.array([8 * len(plan.batches.read) if plan.batches.flat else 0 for plan in plans])
+        kind, stored = self._kind_of[files], self.catalog.size / np.maximum(np.diff(self.catalog.first), 1)
+        size = np.where(width[kind] > 0, rows * width[kind], stored[files])
+        share = np.maximum(rows / _MOST_ROWS, size / _MOST_BYTES)
+        small = self.groups.whole & (share <= 0.5) & together[kind]
+        return np.where(small, files, -1), np.where(small, share, 0.0)
+
+    def _together(self, kind: FileKind, plan: PiecePlan) -> bool:
+        """Whether row groups of such files may be decoded together."""
+        if plan.batches.map is not None or (self.source.only_pages and plan.stored):
+            return False
+        return all(readable_together(kind.schema.field(name).type) for name in plan.batches.read)
+
+    def _in_file(self, number: int, use: Callable[[OpenParquet], Result]) -> Result:
+        """What `use` makes of a local file, which is closed if it raises."""
+        opened = self._open_files.take(self._known(number))
+        try:
+            result = use(opened)
+        except BaseException:
+            opened.close()
+            raise
+        self._open_files.give(opened)
+        return result
 
     def _leaves_of(self, file: int) -> Callable[[Paths], tuple[int, ...]]:
         """See `GroupRows.leaves`. The leaf columns are those of the file's own schema: where a column holds nothing but
@@ -516,6 +569,8 @@ class SourceFiles:
         left: dict[str, dict[str, int]] = {}
         for (field, reason), chunks in sorted(self._pages.left.items()):
             left.setdefault(field, {})[reason] = chunks
+        for field, chunks in self._coalesced.items():
+            left.setdefault(field, {})[_SMALL] = chunks
         pages = self._pages
         return {"name": "pages", "chunks": pages.chunks, "skipped_pages": pages.skipped, "pyarrow": left}
 

@@ -12,6 +12,7 @@ import numpy as np
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.row_group import RowGroupBytes
+from fsdata.decode.files.row_groups import RowGroup
 from fsdata.decode.joins.as_of import buckets_of, received
 from fsdata.decode.joins.side_table import bucket_of
 from fsdata.decode.joins.units import mixed
@@ -22,7 +23,7 @@ from fsdata.nodes.node import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
-from fsdata.order.stream import Piece, Stream, Window
+from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.schema import Schema
 
 SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
@@ -135,6 +136,8 @@ class Dataset:
         self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
         self.read = piece_reader(sources, self.layout, units, keys)
         self.fetches_of = fetch_planner(sources, self.layout, units)
+        one_by_one = shuffle or keys is not None or self.followed or any(source.remote for source in sources)
+        self._small = None if one_by_one else _small_units(sources, self.layout, self._unit_rows)
         self.rows = int(self._unit_rows.sum())
         self.may_drop = any(source.may_drop for source in sources)
         self.fingerprint = {
@@ -193,12 +196,14 @@ class Dataset:
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
     def windows(self, stream: Stream) -> Iterator[Window]:
-        """The windows of a stream; in order, they have no row that is not needed, and the first one has few."""
+        """The windows of a stream; in order, they have no row that is not needed, and the first one has few. Small row
+        groups are decoded together then, where all files are local."""
         if self._shuffle:
             return iter(stream)
+        windows = iter(stream) if self._small is None else coalesced(stream, self._small)
         values = sum(field.width for field in self.layout.fields)
         most = 0 if any(field.is_list for field in self.layout.fields) else _FEW_VALUES // max(values, 1)
-        return map(_only_needed, _begin_small(iter(stream), most))
+        return map(_only_needed, _begin_small(windows, most))
 
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
         """The permutation of the rows of a window; None to keep them in order."""
@@ -232,6 +237,8 @@ def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
 
 def _only_needed(window: Window) -> Window:
     """The same rows in order, without those of the pieces that lie outside [start, stop)."""
+    if window.rows == sum(piece.rows for piece in window.pieces):
+        return window
     pieces, skip, left = [], window.start, window.rows
     for piece in window.pieces:
         start = min(skip, piece.rows)
@@ -257,6 +264,18 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int
     return merged_units(groups, keys), keys
 
 
+def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray) -> SmallUnits | None:
+    """Of units that are the row groups of all sources; None without any that are small."""
+    files, shares, first = [], [], 0
+    for source in sources:
+        file, share = source.small(layout)
+        files.append(np.where(file < 0, -1, file + first))
+        shares.append(share)
+        first += len(source.files)
+    small = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
+    return small if (small.file >= 0).any() else None
+
+
 def _weights(sources: Sequence[OpenSource]) -> list[float]:
     """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
     if all(source.weight is None for source in sources):
@@ -273,10 +292,17 @@ class ByNumber(Protocol):
 def piece_reader(
     sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
 ) -> Callable[[Piece, Fetched], SurvivingRows]:
-    """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units."""
+    """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units.
+
+    It raises `ReadInPart` where a piece has several row groups and one behind the first cannot be read.
+    """
 
     def read(piece: Piece, fetched: Fetched) -> SurvivingRows:
         unit = units[piece.unit]
+        if piece.more:
+            here = (unit.ranges[0], *(units[number].ranges[0] for number in piece.more))
+            source = sources[here[0].source]
+            return _read_small(source, layout, [source.groups[row_range.group] for row_range in here])
         if len(unit.ranges) == 1:
             row_range = unit.ranges[0]
             source = sources[row_range.source]
@@ -286,6 +312,45 @@ def piece_reader(
         return _read_merged(sources, layout, unit, keys, piece, fetched)
 
     return read
+
+
+class ReadInPart(Exception):
+    """`error` was raised behind the first `rows` planned rows of a piece, of which `found` are left."""
+
+    def __init__(self, found: SurvivingRows, rows: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.found, self.rows, self.error = found, rows, error
+
+
+def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> SurvivingRows:
+    """All rows of row groups, at once if nothing is wrong with any of them."""
+    at_once = source.read_at_once(groups, layout)
+    if at_once is not None:
+        return at_once
+    found: list[SurvivingRows] = []
+    planned: list[int] = []
+
+    def so_far() -> SurvivingRows:
+        return SurvivingRows(concat([each.rows for each in found]), kept_of(planned, found))
+
+    for group in groups:
+        try:
+            found.append(source.read(group, layout, 0, group.rows))
+        except Exception as error:
+            if not found:
+                raise
+            raise ReadInPart(so_far(), sum(planned), error) from error
+        planned.append(group.rows)
+    return so_far()
+
+
+def kept_of(planned: Sequence[int], found: Sequence[SurvivingRows]) -> np.ndarray:
+    """int64 [n], increasing: which rows survived, of all those planned in several pieces of `planned` rows each."""
+    kept, first = [], 0
+    for rows, each in zip(planned, found, strict=True):
+        kept.append(first + (np.arange(rows) if each.kept is None else each.kept))
+        first += rows
+    return np.concatenate(kept)
 
 
 def fetch_planner(
@@ -307,18 +372,15 @@ def _read_merged(
         keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
     ]
     order = merge_order(unit, range_keys)[piece.start : piece.stop]
-    parts, kept, first = [], [], 0
+    found = []
     for number, row_range in enumerate(unit.ranges):
         source = sources[row_range.source]
         here = source.groups[row_range.group], layout, row_range.start, row_range.stop
-        found = source.read(*here, *fetched[number : number + 1])
-        parts.append(found.rows)
-        kept.append(first + (np.arange(row_range.rows) if found.kept is None else found.kept))
-        first += row_range.rows
-    rows = concat(parts)
+        found.append(source.read(*here, *fetched[number : number + 1]))
+    rows = concat([each.rows for each in found])
     if rows.num_rows == unit.rows:
         return SurvivingRows(rows.take(order), None)
     where = np.full(unit.rows, -1)
-    where[np.concatenate(kept)] = np.arange(rows.num_rows)
+    where[kept_of([row_range.rows for row_range in unit.ranges], found)] = np.arange(rows.num_rows)
     alive = np.flatnonzero(where[order] >= 0)
     return SurvivingRows(rows.take(where[order[alive]]), alive)

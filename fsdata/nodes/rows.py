@@ -13,7 +13,7 @@ import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
-from fsdata.nodes.dataset import Fetched
+from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
 from fsdata.options import integer
@@ -75,6 +75,7 @@ class Rows(Node[Decoded]):
         self._largest = 0  # bytes of a piece
         self._decoded = 0  # planned rows of the windows decoded so far
         self._order: Callable[[Window], np.ndarray] | None = None
+        self._error: Exception | None = None  # behind the rows last given
 
     @property
     def progress(self) -> Progress:
@@ -84,7 +85,7 @@ class Rows(Node[Decoded]):
         self.end()
         super().begin(progress)
         data = self.source.data
-        self._decoded = 0
+        self._decoded, self._error = 0, None
         self._order = data.order_of(progress.epoch)
         of_windows, of_pieces = tee(_taken(self.source))
         self._windows = of_windows
@@ -97,11 +98,17 @@ class Rows(Node[Decoded]):
 
     def next(self) -> Decoded:
         """Raises what decoding raised, at the first row concerned; begin anew afterwards."""
+        if self._error is not None:
+            raise self._error
         window = next(self._windows)
         ahead = max(self._threads, self.source.data.window_units)
         self._submit(ahead + len(window.pieces), needed=len(window.pieces))
         with self.source.data.timing.of("wait_for_decoding"):
-            pieces = [not_the_end("reading", self._pending.popleft().result) for _ in window.pieces]
+            try:
+                pieces = [not_the_end("reading", self._pending.popleft().result) for _ in window.pieces]
+            except ReadInPart as part:  # in order, of the only piece of this window
+                window, _ = window.cut(part.rows)
+                pieces, self._error = [part.found], part.error
         sizes = [piece.rows.bytes for piece in pieces]
         self._given = [each for each in self._given if each() is not None]
         self._given += [ref(block) for piece in pieces for block in piece.rows.blocks.of]
@@ -186,7 +193,7 @@ class Rows(Node[Decoded]):
         if self._order is None and rows.num_rows == planned:
             return Decoded(rows.take(slice(window.start, window.stop)), passed, end)
         order = np.arange(planned) if self._order is None else self._order(window)
-        kept = _kept(window, pieces) if rows.num_rows < planned else None
+        kept = kept_of([piece.rows for piece in window.pieces], pieces) if rows.num_rows < planned else None
         if bucket is not None:  # permuted rows come bucket by bucket
             numbers = np.zeros(planned, np.int64)
             numbers[slice(None) if kept is None else kept] = bucket(rows)
@@ -209,12 +216,3 @@ def _taken(units: Units) -> Iterator[Window]:
         except StopIteration:
             return
         yield window
-
-
-def _kept(window: Window, pieces: list[SurvivingRows]) -> np.ndarray:
-    """Which of the window's planned rows survived."""
-    kept, first = [], 0
-    for piece, rows in zip(window.pieces, pieces, strict=True):
-        kept.append(first + (np.arange(piece.rows) if rows.kept is None else rows.kept))
-        first += piece.rows
-    return np.concatenate(kept)

@@ -6,17 +6,19 @@ bytes and its window 32, and no Python object before it is read.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of a unit."""
+    """Rows [start, stop) of a unit; or all rows of it and of the units `more`, in this order, decoded at once."""
 
     unit: int
     start: int
     stop: int
+    more: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -87,6 +89,44 @@ class Stream:
         start = np.zeros(len(self) - window, np.int64)
         start[:1] = position - (passed[window - 1] if window else 0)
         return self.of(slice(window, None), start, rows[window:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SmallUnits:
+    """Which of U units are decoded together with their neighbours: to decode a unit costs as much as many rows.
+
+    Attributes:
+        file: int64 [U], equal numbers for small units that can be decoded together, -1 for others.
+        share: float64 [U], of a small unit in what is decoded at once; 0 for others.
+        rows: int64 [U].
+    """
+
+    file: np.ndarray
+    share: np.ndarray
+    rows: np.ndarray
+
+
+def coalesced(stream: Stream, small: SmallUnits) -> Iterator[Window]:
+    """The rows of a stream whose windows have one piece each, in order: whole small units that follow each other and
+    can be decoded together become one piece. The first window stays as it is, as the first batch waits for it."""
+    unit = stream.unit[stream.begins]
+    whole = (stream.start[stream.begins] + stream.first == 0) & (stream.last - stream.first == small.rows[unit])
+    file = np.where(whole, small.file[unit], -1)
+    file[:1] = -1
+    share = np.where(file < 0, 0.0, small.share[unit])
+    number = np.floor(np.cumsum(share) - share)  # a piece begins where a whole number of shares has been reached
+    continues = (file[1:] >= 0) & (file[1:] == file[:-1]) & (number[1:] == number[:-1])
+    begins = np.flatnonzero(np.append(len(stream) > 0, ~continues))
+    windows = iter(stream)
+    for count in np.diff(begins, append=len(stream)):
+        first = next(windows)
+        others = list(islice(windows, int(count) - 1))
+        yield _as_one_piece(first, others) if others else first
+
+
+def _as_one_piece(first: Window, others: Sequence[Window]) -> Window:
+    rows = first.rows + sum(window.rows for window in others)
+    return Window((Piece(first.pieces[0].unit, 0, rows, tuple(window.pieces[0].unit for window in others)),), 0, rows)
 
 
 def grouped(unit: np.ndarray, start: np.ndarray, stop: np.ndarray, size: int) -> Stream:

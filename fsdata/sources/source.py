@@ -94,9 +94,10 @@ class ParquetSource:
         limit: read at most so many of the rest: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
         retry: how often reads of remote files are repeated; local files are read once.
-        decoder: `"pages"`: columns of numbers and of lists of numbers are decoded by FreeScale, others by pyarrow;
-            `"pyarrow"`: all by pyarrow. The results are the same. None: what the environment variable `FSDATA_DECODER`
-            says, and without it `"pages"`. `describe()` says which columns are left to pyarrow, and why.
+        decoder: `"pages"`: lists of numbers are decoded by FreeScale, other columns by pyarrow; `"pyarrow"`: all by
+            pyarrow. The results are the same. None: what the environment variable `FSDATA_DECODER` says, and without it
+            `"pages"`, except for lists in small row groups that are decoded together. `describe()` says which columns
+            are left to pyarrow, and why.
         on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
 
     Raises:
@@ -222,6 +223,11 @@ class ParquetSource:
         if decoder not in _DECODERS:
             raise SchemaError(f"the environment variable FSDATA_DECODER must be pages or pyarrow, got {decoder!r}")
         return decoder == "pages"
+
+    @property
+    def only_pages(self) -> bool:
+        """Whether `"pages"` was chosen: then no list is left to pyarrow for being in a small row group."""
+        return self.uses_pages and bool(self.decoder or os.environ.get("FSDATA_DECODER"))
 
     @property
     def condition(self) -> expressions.Expression | None:

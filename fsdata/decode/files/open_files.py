@@ -47,14 +47,18 @@ class OpenParquet:
 
     Attributes:
         stamp: its time of modification when it was opened, 0 if unknown.
-        indexes: int64 [row groups, leaf columns, 2], first byte of the offset index and how many, 0 without one.
+        chunks: int64 [row groups, leaf columns, kernel.CHUNK_COLUMNS], see `fsdata.kernels.footer`.
     """
 
     file: FileRef
     stamp: int
     parquet: pq.ParquetFile
     source: Any
-    indexes: np.ndarray
+    chunks: np.ndarray
+
+    def indexes(self, group: int) -> np.ndarray:
+        """int64 [leaf columns, 2], first byte of the offset index and how many, 0 without one."""
+        return self.chunks[group][:, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
 
     @property
     def footer_bytes(self) -> int:
@@ -78,12 +82,7 @@ def modified(file: FileRef) -> int:
 
 
 _Parsed = tuple[pq.FileMetaData, pa.Schema, np.ndarray]
-"""A footer, its schema, and `OpenParquet.indexes`."""
-
-
-def _parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> _Parsed:
-    metadata, schema, chunks = parsed(raw, size, file, schemas)
-    return metadata, schema, chunks[:, :, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
+"""A footer, its schema, and `OpenParquet.chunks`."""
 
 
 class _Footers:
@@ -163,15 +162,15 @@ class OpenFiles:
         try:
             stamp = modified(file) if stamp is None else stamp
             raw = self._compared(known, stamp, source)
-            parse = partial(_parsed, raw, known.size, file, self._schemas)
-            metadata, schema, indexes = self._footers.of(file, known.identity, parse)
+            parse = partial(parsed, raw, known.size, file, self._schemas)
+            metadata, schema, chunks = self._footers.of(file, known.identity, parse)
             if known.rows is not None:
                 _compare(metadata, schema, known, known.rows)
             parquet = parquet_file(source, metadata=metadata)
         except BaseException:
             source.close()
             raise
-        return OpenParquet(file, stamp, parquet, source, indexes)
+        return OpenParquet(file, stamp, parquet, source, chunks)
 
     def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; the longest idle one is closed if there are too many."""

@@ -26,7 +26,8 @@ class RowGroups(Sequence[RowGroup]):
     """The row groups of a source that have rows, in order; a `RowGroup` is made when somebody asks for one.
 
     Attributes:
-        row_counts: int64 [groups].
+        row_counts: int64 [groups]. whole: bool [groups], whether all rows of the row group are read.
+        files: int32 [groups].
     """
 
     def __init__(
@@ -46,16 +47,17 @@ class RowGroups(Sequence[RowGroup]):
         filled = np.flatnonzero((rows > 0) & keep)
         self._source = source
         self._begin = begin[filled]
-        self._file = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
-        self._index = (filled - catalog.first[self._file]).astype(np.int32)
+        self.files = np.searchsorted(catalog.first, filled, side="right").astype(np.int32) - 1
+        self._index = (filled - catalog.first[self.files]).astype(np.int32)
         self.row_counts = rows[filled]
+        self.whole = rows[filled] == catalog.rows[filled]
 
     def __len__(self) -> int:
         return len(self.row_counts)
 
     def of_file(self, file: int) -> range:
         """The places of those of one file."""
-        begin, end = np.searchsorted(self._file, [file, file + 1])
+        begin, end = np.searchsorted(self.files, [file, file + 1])
         return range(int(begin), int(end))
 
     def rows_of(self, file: int) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class RowGroups(Sequence[RowGroup]):
         return tuple(rows.tolist())
 
     def __getitem__(self, index: int) -> RowGroup:  # type: ignore[override]  # no slices
-        columns = (self._file, self._index, self.row_counts, self._begin)
+        columns = (self.files, self._index, self.row_counts, self._begin)
         return RowGroup(self._source, *(int(of[index]) for of in columns))
 
 

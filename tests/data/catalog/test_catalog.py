@@ -430,11 +430,11 @@ def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, 
     raw = out.getvalue().to_pybytes()
     footer = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
     file, kept = FileRef("a.parquet", "a.parquet", None), open_files._Footers()
-    open_files._parsed(footer, len(raw), file, {})  # what is made once for all
+    open_files.parsed(footer, len(raw), file, {})  # what is made once for all
     gc.collect()
     before = mallinfo()
     for number in range(20):
-        kept.of(file, str(number), lambda: open_files._parsed(footer, len(raw), file, {}))
+        kept.of(file, str(number), lambda: open_files.parsed(footer, len(raw), file, {}))
     after = mallinfo()
     taken = sum(after.numbers[at] - before.numbers[at] for at in (4, 7))
     assert 0.5 * kept._bytes < taken < 1.1 * kept._bytes

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fsdata.order import deal
 from fsdata.order.progress import Progress
+from fsdata.order.stream import SmallUnits, coalesced
 
 units = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 ranks = st.integers(1, 5)
@@ -42,6 +43,39 @@ def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, aft
     assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
     left = sum(unit_rows) - sum(positions)
     assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
+
+
+@given(units, ranks, st.data())
+def test_small_units_that_follow_each_other_become_one_piece(unit_rows, world_size, data):
+    """The same rows; units of other files, parts of units and the first window stay alone."""
+    rows = np.array(unit_rows, np.int64)
+    file = np.array([data.draw(st.sampled_from([-1, 0, 0, 0, 1])) for _ in unit_rows], np.int64)
+    share = np.where(file < 0, 0, np.minimum(rows / 50, 0.5))
+    small = SmallUnits(file=file, share=share, rows=rows)
+    for stream in deal.epoch_streams(rows, world_size=world_size, shuffle=False, shuffle_window=1, seed=0, epoch=0):
+        left = stream.after(data.draw(st.integers(0, stream.rows)))
+        windows, first = list(coalesced(left, small)), next(iter(left), None)
+        assert windows[:1] == ([] if first is None else [first])
+        found = []
+        for window in windows:
+            (piece,) = window.pieces
+            numbers = [piece.unit, *piece.more]
+            if piece.more:
+                assert (window.start, window.stop, piece.start, piece.stop) == (0, rows[numbers].sum(), 0, window.stop)
+                assert len(set(file[numbers])) == 1
+                assert file[piece.unit] >= 0
+                assert share[numbers].sum() < 1.5
+                found += [(unit, row) for unit in numbers for row in range(rows[unit])]
+            else:
+                found += [(piece.unit, row) for row in range(piece.start, piece.stop)][window.start : window.stop]
+        assert found == rows_of(left, shuffle=False, seed=0, epoch=0)
+
+
+def test_as_many_small_units_become_one_piece_as_have_a_share_of_one():
+    rows = np.full(21, 10)
+    small = SmallUnits(file=np.zeros(21, np.int64), share=np.full(21, 0.25), rows=rows)
+    (stream,) = deal.epoch_streams(rows, world_size=1, shuffle=False, shuffle_window=1, seed=0, epoch=0)
+    assert [1 + len(window.pieces[0].more) for window in coalesced(stream, small)] == [1, 4, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.01, 1), (0.3, 3), (1.0, 10)])

@@ -206,7 +206,7 @@ def test_sessions_are_decoded_from_their_pages(tmp_path, required):
                 chunks = loader.describe()[0]["decoder"].get("chunks")
         assert found["pages"] == found["pyarrow"]
         assert chunks is None
-        source = ParquetSource(path, columns=columns, defaults=defaults)
+        source = ParquetSource(path, columns=columns, defaults=defaults, decoder="pages")
         with FreeScaleDataLoader(source, samples, batch_size=64) as loader:
             assert sum(map(len, loader)) == 400
             assert loader.describe()[0]["decoder"]["chunks"] == 8
