@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from common.reference import COLUMNS, flat_table, reference_schema
 from common.table import add_results_option, emit
 from torchrec import KeyedJaggedTensor
 
@@ -51,15 +52,6 @@ class Shape:
     peer: float | None = None
 
 
-def flat(rows: int, ids: int, floats: int = 0, unused: int = 0) -> pa.Table:
-    rng = np.random.default_rng(0)
-    columns = {f"i{n}": rng.integers(0, 10**6, rows) for n in range(ids)}
-    columns |= {f"f{n}": rng.random(rows, np.float32) for n in range(floats)}
-    columns |= {"label": rng.integers(0, 2, rows).astype(np.float32)}
-    columns |= {f"u{n}": rng.integers(0, 10**6, rows) for n in range(unused)}
-    return pa.table(columns)
-
-
 def lists(rows: int, columns: int, low: int, high: int) -> pa.Table:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(low, high + 1, rows) for _ in range(columns)]
@@ -77,13 +69,13 @@ def sequences(count: int) -> tuple[Sequence, ...]:
     return tuple(Sequence(f"s{n}", fields=(f"l{n}",)) for n in range(count))
 
 
-CTR = Schema(context=ids(26), dense=tuple(f"f{n}" for n in range(13)), labels=("label",))
+CTR = reference_schema(COLUMNS["flat"])
 TWENTY, TEN, MANY = Schema(context=ids(20)), Schema(context=ids(10)), Schema(context=ids(500))
 SHAPES = (
     *(
         Shape(
             name=f"40 of 200 columns, {compression}, row groups of {rows:,}",
-            table=lambda rows: flat(rows, 26, 13, 160),
+            table=lambda rows: flat_table(rows, 26, 13, 160),
             schema=CTR,
             rows=rows,
             groups=groups,
@@ -98,7 +90,7 @@ SHAPES = (
     *(
         Shape(
             name=f"500 id columns, row groups of {rows:,}",
-            table=lambda rows: flat(rows, 500),
+            table=lambda rows: flat_table(rows, 500),
             schema=MANY,
             rows=rows,
             groups=groups,
@@ -106,7 +98,9 @@ SHAPES = (
         )
         for rows, groups in ((2_000, 10), (20_000, 5))
     ),
-    Shape(name="20 flat ints", table=lambda rows: flat(rows, 20), schema=TWENTY, rows=10_000, groups=10, peer=1.0),
+    Shape(
+        name="20 flat ints", table=lambda rows: flat_table(rows, 20), schema=TWENTY, rows=10_000, groups=10, peer=1.0
+    ),
     Shape(
         name="4 lists of 1 to 10",
         table=lambda rows: lists(rows, 4, 1, 10),
@@ -117,7 +111,7 @@ SHAPES = (
     ),
     Shape(
         name="10 of 300 columns",
-        table=lambda rows: flat(rows, 10, 0, 289),
+        table=lambda rows: flat_table(rows, 10, 0, 289),
         schema=TEN,
         rows=10_000,
         groups=10,
@@ -125,7 +119,7 @@ SHAPES = (
     ),
     Shape(
         name="4 columns, row groups of 100",
-        table=lambda rows: flat(rows, 4),
+        table=lambda rows: flat_table(rows, 4),
         schema=Schema(context=ids(4)),
         rows=100,
         groups=200,
@@ -246,7 +240,7 @@ def _sequences_row() -> Iterator[list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path, spent, of = Path(folder, "x.parquet"), [0.0], Block.of
         pq.write_table(lists(20_000, 150, 0, 3), path, row_group_size=20_000)
-        shape = Shape(name="", table=flat, schema=Schema(sequences=sequences(150)), rows=20_000, groups=1)
+        shape = Shape(name="", table=flat_table, schema=Schema(sequences=sequences(150)), rows=20_000, groups=1)
 
         def timed(*arguments: Any) -> Block:
             start = time.thread_time()

@@ -1,7 +1,7 @@
-"""The ways of reading the reference set that `loader.py` compares: ours, the yardstick, and what people use today.
+"""The ways of reading a set that `loader.py` compares: ours, the yardstick, and what people use today.
 
 Every module has one generator function per way. It takes a `Run` and yields `Delivered` batches (the yardstick: row
-counts), each with a KeyedJaggedTensor of 16 keys, the dense features [B, 10] and the jagged label.
+counts), each with a KeyedJaggedTensor, the dense features [B, D] and the label.
 """
 
 import importlib

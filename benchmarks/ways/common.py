@@ -1,9 +1,11 @@
 """What every way gets and delivers, and the conversion from Arrow that several of them share."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import common.reference as sets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -11,7 +13,9 @@ from torchrec import KeyedJaggedTensor
 
 from freescale_tools.write.synth.presets import ReferenceColumns
 
-COLUMNS: ReferenceColumns = ReferenceColumns()
+SET = "FREESCALE_SET"
+"""The variable of the environment that says which set is read: modules have its columns as they are imported."""
+COLUMNS: ReferenceColumns = sets.COLUMNS[os.environ.get(SET, "reference")]
 READ = list(COLUMNS.read)
 SCALARS = COLUMNS.context
 LISTS = (*COLUMNS.sequence, *COLUMNS.candidates)
@@ -32,13 +36,16 @@ class Delivered(NamedTuple):
     """One batch of B samples, as a training step takes it."""
 
     features: KeyedJaggedTensor  # int64, KEYS; scalars with length 1
-    dense: torch.Tensor  # float32 [B, 10]
-    label: torch.Tensor  # float32 [candidates]
+    dense: torch.Tensor  # float32 [B, D]
+    label: torch.Tensor  # float32 [candidates], or [B] where it is one number
     label_offsets: torch.Tensor  # int64 [B + 1]
 
 
 def flat_list(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """(values, lengths int64 [B]) of a list array without nulls, sliced or not; values are a view."""
+    """(values, lengths int64 [B]) of a list array without nulls, sliced or not; values are a view. A number is a list
+    of one."""
+    if not pa.types.is_list(array.type):
+        return array.to_numpy(), np.ones(len(array), np.int64)
     return array.flatten().to_numpy(), np.diff(array.offsets.to_numpy()).astype(np.int64)
 
 
@@ -72,7 +79,7 @@ def from_table(table: pa.Table) -> Delivered:
 def delivered(
     values: np.ndarray, lengths: np.ndarray, dense: np.ndarray, label: np.ndarray, label_lengths: np.ndarray
 ) -> Delivered:
-    """values int64 [sum of lengths], key after key; lengths int64 [16, B]; dense [B, 10]; no copies."""
+    """values int64 [sum of lengths], key after key; lengths int64 [K, B]; dense [B, D]; no copies."""
     rows = lengths.shape[1]
     label_offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(label_lengths, out=label_offsets[1:])

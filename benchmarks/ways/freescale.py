@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from common.reference import reference_schema
 
 from fsdata import FreeScaleDataLoader, ParquetSource
@@ -9,7 +10,7 @@ from fsdata import FreeScaleDataLoader, ParquetSource
 from .common import COLUMNS, Delivered, Run
 from .raw import THREADS
 
-SCHEMA = reference_schema()
+SCHEMA = reference_schema(COLUMNS)
 
 
 def batches(run: Run, *, shuffle: bool = False) -> Iterator[Delivered]:
@@ -26,4 +27,6 @@ def batches(run: Run, *, shuffle: bool = False) -> Iterator[Delivered]:
     ) as loader:
         for batch in loader:
             label = batch.labels[COLUMNS.label]
-            yield Delivered(batch.features, batch.dense, label.values, label.offsets)
+            of_one = isinstance(label, torch.Tensor)
+            values, offsets = (label, torch.arange(len(label) + 1)) if of_one else (label.values, label.offsets)
+            yield Delivered(batch.features, batch.dense, values, offsets)

@@ -11,7 +11,7 @@ import pandas  # noqa: F401  as in huggingface.py
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .common import COLUMNS, KEYS, LISTS, READ, SCALARS, Delivered, Run, delivered
+from .common import COLUMNS, KEYS, LISTS, READ, SCALARS, Delivered, Run, delivered, flat_list
 
 Row = dict[str, Any]
 
@@ -40,15 +40,15 @@ class _Rows(IterableDataset[Row]):
 
 def _rows_of(columns: dict[str, Any], order: np.ndarray) -> Iterator[Row]:
     scalars = {name: columns[name].to_numpy() for name in (*SCALARS, *COLUMNS.dense)}
-    lists = {name: (columns[name].flatten().to_numpy(), columns[name].offsets.to_numpy()) for name in _JAGGED}
+    lists = {}
+    for name in (*LISTS, COLUMNS.label):
+        values, lengths = flat_list(columns[name])
+        lists[name] = values, np.append(0, np.cumsum(lengths))
     for i in order:
         row = {name: values[i] for name, values in scalars.items()}
         for name, (values, offsets) in lists.items():
             row[name] = values[offsets[i] : offsets[i + 1]]
         yield row
-
-
-_JAGGED = (*LISTS, COLUMNS.label)
 
 
 def _collate(rows: list[Row]) -> Delivered:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
 
-FOOTER_BYTES = 32 << 20  # of parsed footers that are kept
+FOOTER_BYTES = 128 << 20  # of parsed footers that are kept: to parse those of wide files takes longer than a row group
 _PARSED = 12  # bytes that pyarrow and we need for a byte of a footer: 8 to 12, measured on 1 to 100 columns
 
 
@@ -120,7 +121,7 @@ class OpenFiles:
 
     Args:
         keep: idle files kept open; with as many as there are decode threads no file is opened per row group.
-        more: further ones, as long as all their footers together are no larger than those that are kept parsed: where
+        more: further ones, as many as have footers that together are no larger than those that are kept parsed: where
             rows are shuffled, the next row group is one of another file.
         advice: what to do about a file that was replaced.
     """
@@ -173,12 +174,13 @@ class OpenFiles:
         return OpenParquet(file, stamp, parquet, source, chunks)
 
     def give(self, file: OpenParquet) -> None:
-        """Keep the file for the next row group; the longest idle one is closed if there are too many."""
+        """Keep the file for the next row group; the longest idle ones are closed if there are too many."""
         with self._lock:
             self._idle.append(file)
             kept = 0 if self._closed else self._keep
-            if kept and sum(idle.footer_bytes for idle in self._idle) <= FOOTER_BYTES:
-                kept += self._more
+            if kept:
+                held = accumulate(idle.footer_bytes for idle in reversed(self._idle))
+                kept = max(kept, min(sum(size <= FOOTER_BYTES for size in held), kept + self._more))
             surplus = self._idle[: max(len(self._idle) - kept, 0)]
             del self._idle[: len(surplus)]
         for idle in surplus:

@@ -416,6 +416,23 @@ def test_more_idle_files_stay_open_while_their_footers_are_small(
     assert open_file.call_count == times_opened
 
 
+def test_as_many_idle_files_stay_open_as_have_room(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = opened(lake / "day=3")
+    known = [open_files.Known(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(3)]
+    pool = open_files.OpenFiles(keep=1, more=3)
+    handles = [pool.take(each) for each in known]
+    monkeypatch.setattr(open_files, "FOOTER_BYTES", sum(handle.footer_bytes for handle in handles[1:]))
+    for handle in handles:
+        pool.give(handle)
+    with mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file:
+        for each in (known[1], known[2], known[1], known[2]):
+            pool.give(pool.take(each))
+        assert open_file.call_count == 0
+        pool.give(pool.take(known[0]))
+        assert open_file.call_count == 1
+    pool.close()
+
+
 @pytest.mark.parametrize(("columns", "groups"), [(1, 1), (22, 2), (4, 50)])
 def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, monkeypatch) -> None:
     """Else the cache grows over its bound."""
