@@ -85,7 +85,7 @@ SHAPES = (
             shuffled=shuffled,
         )
         for compression, in_order, shuffled in (("zstd", 1.3, 1.6), ("none", 1.5, 2.0))
-        for rows, groups in ((6_144, 20), (100_000, 5))
+        for rows, groups in ((6_144, 60), (100_000, 8))
     ),
     *(
         Shape(
@@ -106,7 +106,7 @@ SHAPES = (
         table=lambda rows: lists(rows, 4, 1, 10),
         schema=Schema(sequences=sequences(4)),
         rows=10_000,
-        groups=10,
+        groups=30,
         peer=1.0,
     ),
     Shape(
@@ -114,7 +114,7 @@ SHAPES = (
         table=lambda rows: flat_table(rows, 10, 0, 289),
         schema=TEN,
         rows=10_000,
-        groups=10,
+        groups=30,
         peer=1.0,
     ),
     Shape(
@@ -122,7 +122,7 @@ SHAPES = (
         table=lambda rows: flat_table(rows, 4),
         schema=Schema(context=ids(4)),
         rows=100,
-        groups=200,
+        groups=1000,
         peer=1.0,
     ),
 )

@@ -32,9 +32,10 @@ def others(loader: Record) -> list[dict]:
     return [loader.row(way=name) for name in _TITLES if not name.startswith("FreeScale")]
 
 
-def ways() -> None:
-    loader = record("loader")
-    rows = [(title, loader.row(way=name, batch=512)) for name, title in _TITLES.items()]
+def ways(name: str = "loader") -> None:
+    loader = record(name)
+    found = [(title, loader.where(way=way)) for way, title in _TITLES.items()]
+    rows = [(title, each[0]) for title, each in found if each]
     raw = loader.row(way="raw decode")
     rows.append((f"raw decode, {raw['CPU s']:.1f} CPU seconds", raw))
     table(
@@ -45,6 +46,38 @@ def ways() -> None:
         ],
         loader,
     )
+
+
+def flat() -> None:
+    flat = record("flat")
+    table(
+        ["rows", "raw, million rows a CPU second", "in order", "shuffled", "twenty lines of pyarrow and numpy"],
+        [
+            [
+                row["shape"],
+                f"{row['raw, M rows/CPU s']:.2f}",
+                *(f"{row[name]:.2f}" for name in ("in order / raw", "shuffled / raw", "twenty lines / raw")),
+            ]
+            for row in flat.rows
+            if row["raw, M rows/CPU s"] is not None
+        ],
+        flat,
+    )
+
+
+def flat_goals() -> None:
+    flat = record("flat")
+    missed = [
+        f"{row['shape']}: {what} {row[found]:.2f}, {row[asked]:g} wanted"
+        for row in flat.rows
+        for what, found, asked in (
+            ("in order", "in order / raw", "asked"),
+            ("shuffled", "shuffled / raw", "asked shuffled"),
+            ("over twenty lines", "in order / twenty lines", "asked of it"),
+        )
+        if row[asked] is not None and row[found] > row[asked]
+    ]
+    listed([f"{each}." for each in missed], flat)
 
 
 def small_batches() -> None:

@@ -103,6 +103,13 @@ def test_ranks_stay_at_the_same_place_when_units_differ():
     assert cut <= 2
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 1000, 70_000])
+def test_permutations_are_by_definition(count):
+    """States and shuffled orders of before stay what they are, whatever sorts."""
+    bits = np.random.Philox(key=np.random.SeedSequence((3, 1, 4)).generate_state(2, np.uint64)).random_raw(count)
+    np.testing.assert_array_equal(deal.permutation(count, 3, 1, 4), np.argsort(bits, kind="stable"))
+
+
 def windows(stream):
     """Of a stream of either kind."""
     return [
