@@ -195,7 +195,7 @@ def page(number: int, repetition: list[int], values: list[int]) -> Page:
 
 
 def test_rows_that_go_on_in_the_next_page():
-    form = Form("INT64", True, 1, 0, of_columns.SAME, np.int64)
+    form = Form("INT64", 1, 0, of_columns.SAME, np.int64)
     found = [page(0, [0, 1, 1], [1, 2, 3]), page(1, [1, 0], [4, 5]), page(2, [1, 0], [6, 7])]
     for stop, lengths in ((0, [3, 0, 0]), (1, [4, 1, 0]), (2, [4, 2, 1]), (3, [4, 2, 1])):
         column = read_column(found, form, 3, stop, Pool())
