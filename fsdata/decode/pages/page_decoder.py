@@ -1,4 +1,4 @@
-"""The columns of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
+"""The lists of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
 
 import threading
 from collections import Counter

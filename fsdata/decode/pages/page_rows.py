@@ -12,17 +12,14 @@ from fsdata.kernels.pages import headers, locations
 
 
 def said_by_headers(table: np.ndarray, rows: int) -> np.ndarray | None:
-    """int64 [P + 1], the first row of each page and `rows`; None where headers do not say so: those of version 1.
+    """int64 [P + 1], the first row of each page and `rows`; None where headers do not say so, as in pages of version 1.
 
     Args:
         table: int64 [P, headers.COLUMNS], see `fsdata.kernels.pages.headers`.
         rows: of the row group.
     """
-    kind = table[:, headers.KIND]
-    if (kind == headers.DATA).any():
-        return None
-    data = kind != headers.DICTIONARY
-    counts = np.clip(table[data, headers.ROWS], 0, rows + 1)
+    data = table[:, headers.KIND] != headers.DICTIONARY
+    counts = np.clip(table[data, headers.ROWS], 0, rows + 1)  # 0 in pages of version 1, which `_checked` refuses
     return _checked(np.concatenate([[0], np.cumsum(counts)]), rows, table, data)
 
 
