@@ -563,7 +563,7 @@ class SourceFiles:
         }
 
     def _decoder(self) -> dict[str, Any]:
-        """Column chunks so far: how many were decoded from pages, and by field why others were left to pyarrow."""
+        """Column chunks so far: how many were decoded from pages, and by field why other lists were left to pyarrow."""
         if self._pages is None:
             return {"name": "pyarrow"}
         left: dict[str, dict[str, int]] = {}

@@ -94,9 +94,9 @@ class ParquetSource:
         limit: read at most so many of the rest: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
         weight: share of this source under `mix="weighted"`.
         retry: how often reads of remote files are repeated; local files are read once.
-        decoder: `"pages"`: lists of numbers are decoded by FreeScale, other columns by pyarrow; `"pyarrow"`: all by
+        decoder: `"pages"`: lists of numbers are decoded by FreeScale, all else by pyarrow; `"pyarrow"`: all by
             pyarrow. The results are the same. None: what the environment variable `FSDATA_DECODER` says, and without it
-            `"pages"`, except for lists in small row groups that are decoded together. `describe()` says which columns
+            `"pages"`, except for lists in small row groups that are decoded together. `describe()` says which lists
             are left to pyarrow, and why.
         on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
 

@@ -249,7 +249,7 @@ class _Reading:
         dtype = np.dtype(form.dtype)
         first, absent = np.empty(len(self._length), np.int64), self._absent[: int(state[levels.ABSENT])]
         as_stored = not len(absent) and not state[rows.NOT_FINITE]
-        if as_stored and form.repeated and values >= _SHORT * count:
+        if as_stored and values >= _SHORT * count:
             rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0, absent)
             return Column(
                 table,

@@ -1,4 +1,4 @@
-"""Which columns FreeScale decodes itself, and how their values are stored. Pure: schemas in, forms or reasons out."""
+"""Which lists FreeScale decodes itself, and how their values are stored. Pure: schemas in, forms or reasons out."""
 
 import json
 from collections.abc import Sequence
@@ -35,11 +35,10 @@ def why_left(chunk: pq.ColumnChunkMetaData) -> str | None:
 
 @dataclass(frozen=True)
 class Form:
-    """How a column is stored, and as what it is needed.
+    """How the values of a column are stored, and as what they are needed.
 
     Attributes:
         physical: of a value, in the file.
-        repeated: lists; other columns could be decoded, too, but `fsdata.decode.decode_piece` leaves them to pyarrow.
         top: level of definition of a value; present: of a list without elements.
         stored: one of those of `fsdata.kernels.columns`.
         dtype: what a value becomes.
@@ -47,7 +46,6 @@ class Form:
     """
 
     physical: str
-    repeated: bool
     top: int
     present: int
     stored: int
@@ -56,11 +54,11 @@ class Form:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """int64 [8], the same for kernels, see `fsdata.kernels.pages.rows`."""
+        """int64 [7], the same for kernels, see `fsdata.kernels.pages.rows`."""
         least, most = self.within or (0, 0)
         itemsize = np.dtype(self.dtype).itemsize
         physical = _PHYSICAL.index(self.physical)
-        return np.array([physical, self.repeated, self.top, self.present, self.stored, itemsize, least, most])
+        return np.array([physical, self.top, self.present, self.stored, itemsize, least, most])
 
 
 def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], number: Number) -> Form | str:
@@ -72,18 +70,15 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
     nesting = _nesting(schema, names)
     if isinstance(nesting, str):
         return nesting
-    lists, top, empty, item = nesting
-    parts = sum(len(name.split(".")) for name in names) + 2 * lists  # a list is stored as two groups
-    if (column.max_repetition_level, column.max_definition_level) != (lists, top) or len(
-        column.path.split(".")
-    ) != parts:
-        return "a list that is not stored as three levels" if lists else "nested"
+    top, empty, item = nesting
     stored = _stored(column, item, number)
     if isinstance(stored, str):
         return stored
+    found = column.max_repetition_level, column.max_definition_level, len(column.path.split("."))
+    if found != (1, top, sum(len(name.split(".")) for name in names) + 2):  # a list is stored as two groups
+        return "a list that is not stored as three levels"
     return Form(
         physical=column.physical_type,
-        repeated=lists == 1,
         top=top,
         present=empty,
         stored=stored,
@@ -92,27 +87,27 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
     )
 
 
-def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, int, pa.DataType] | str:
-    """(lists around a value, its level of definition, that of a list without elements, its type), or why it is left to
+def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, pa.DataType] | str:
+    """(level of definition of a value, that of a list without elements, type of a value), or why it is left to
     pyarrow."""
     first, *rest = names
     field = schema.field(first)
-    lists = level = empty = 0
+    level, empty = 0, -1  # outside of the list
     while True:
         level += int(field.nullable)
         kind = plain(field.type)
         if pa.types.is_fixed_size_list(kind):
             return "a list of fixed size"
         if is_list(kind):
-            if lists == 1:
+            if empty >= 0:
                 return "a list of lists"
-            lists, empty = 1, level
+            empty = level
             level += 1
             field = kind.value_field
         elif pa.types.is_struct(kind) and rest:
             field, rest = kind.field(rest[0]), rest[1:]
         else:
-            return (lists, level, empty, kind) if level <= _MOST_LEVELS else "a struct in too many structs"
+            return (level, empty, kind) if level <= _MOST_LEVELS else "a struct in too many structs"
 
 
 def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int | str:

@@ -1,4 +1,4 @@
-"""The columns of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
+"""The lists of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
 
 import threading
 from collections import Counter
@@ -169,10 +169,9 @@ class _Chunk:
         self, source: Any, raw: np.ndarray, table: np.ndarray, index: np.ndarray | None
     ) -> np.ndarray | None:
         """int64 [P + 1], see `fsdata.decode.pages.page_rows`."""
-        repeated = self._form.repeated
-        if repeated and not locations.begin_with_rows(raw, table):
+        if not locations.begin_with_rows(raw, table):
             return None
-        first = said_by_headers(table, self._rows, repeated=repeated)
+        first = said_by_headers(table, self._rows)
         if first is not None or index is None:
             return first
         begin, size = index.tolist()

@@ -11,21 +11,16 @@ import numpy as np
 from fsdata.kernels.pages import headers, locations
 
 
-def said_by_headers(table: np.ndarray, rows: int, *, repeated: bool) -> np.ndarray | None:
-    """int64 [P + 1], the first row of each page and `rows`; None where headers do not say so.
-
-    They do in pages of version 2, and where every row has one value or null.
+def said_by_headers(table: np.ndarray, rows: int) -> np.ndarray | None:
+    """int64 [P + 1], the first row of each page and `rows`; None where headers do not say so, as in pages of version 1.
 
     Args:
         table: int64 [P, headers.COLUMNS], see `fsdata.kernels.pages.headers`.
         rows: of the row group.
     """
-    kind = table[:, headers.KIND]
-    data = kind != headers.DICTIONARY
-    if repeated and (kind[data] == headers.DATA).any():
-        return None
-    counts = np.where(kind == headers.DATA_V2, table[:, headers.ROWS], table[:, headers.VALUES])[data]
-    return _checked(np.concatenate([[0], np.cumsum(np.clip(counts, 0, rows + 1))]), rows, table, data)
+    data = table[:, headers.KIND] != headers.DICTIONARY
+    counts = np.clip(table[data, headers.ROWS], 0, rows + 1)  # 0 in pages of version 1, which `_checked` refuses
+    return _checked(np.concatenate([[0], np.cumsum(counts)]), rows, table, data)
 
 
 def said_by_index(table: np.ndarray, rows: int, found: np.ndarray, begin: int) -> np.ndarray | None:

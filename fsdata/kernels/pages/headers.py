@@ -62,7 +62,7 @@ def _inner(raw, at, kind, page, inside):
 
 @kernel
 def read_header(raw, at, page, inside):
-    """One page header -> `page`, int64 [12]. Where it ends: beyond `raw` if that has not all of it.
+    """One page header -> `page`, int64 [COLUMNS]. Where it ends: beyond `raw` if that has not all of it.
 
     inside: int64 [DEPTH, 2], memory to work in.
     """
@@ -124,7 +124,7 @@ def check_header(page, at, end, first, values, room):
 
 @kernel(called_with="Array(uint8, 1, 'C', True), int64, int64")
 def read_headers(raw, values, unpacked):
-    """(pages int64 [P, 12]; code; the page that is damaged or unknown).
+    """(pages int64 [P, COLUMNS]; code; the page that is damaged or unknown).
 
     Args:
         raw: uint8, the bytes of the chunk.

@@ -9,7 +9,7 @@ from fsdata.kernels.pages import DAMAGED, OK
 from fsdata.kernels.pages.thrift import varint32
 from fsranks.libraries import kernel
 
-NULL = -1  # the length of a list that is null, or of a value
+NULL = -1  # the length of a list that is null
 
 # Of what is known after some pages of a chunk, int64 [3].
 ROWS = 0  # that have begun
@@ -42,14 +42,13 @@ def _twice_as_long(absent):
 
 
 @kernel
-def read_levels(raw, bounds, count, repeated, top, present, length, known, absent):
+def read_levels(raw, bounds, count, top, present, length, known, absent):
     """Add a page to `length` and `absent` -> (a code; `absent` or a longer array).
 
     Args:
         raw: uint8, the page. bounds: int64 [4], where its levels of repetition begin and end, and of definition.
-        count: levels of each kind. repeated: whether the column has lists.
-        top: the level of definition of a value, at most 7; 0 if all rows have one. present: the one of a list without
-            elements.
+        count: levels of each kind.
+        top: the level of definition of a value, 1 to 7. present: the one of a list without elements.
         length: int64 [rows], written up to the row that has begun: elements, or NULL. known: int64 [3], changed in
             place.
         absent: int64 [1 or more], which elements are null, ascending, of all that were read so far.
@@ -58,10 +57,6 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known, absen
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
     width_d = 1 if top < 2 else 2 if top < 4 else 3
-    if not repeated:
-        left_r = count
-    if top == 0:
-        left_d = count
     while count > 0:
         if left_r == 0:
             left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], np.int64(1), np.int64(1))
@@ -102,7 +97,7 @@ def read_levels(raw, bounds, count, repeated, top, present, length, known, absen
             if definition == top:
                 length[row] += 1
                 values += 1
-            elif not repeated or definition < present:
+            elif definition < present:
                 length[row] = NULL
             elif definition > present:
                 if nulls == len(absent):

@@ -1,4 +1,4 @@
-"""The rows of a column, page after page: how long they are, and where their values lie (numba, nogil).
+"""The lists of a column, page after page: how long they are, and where their values lie (numba, nogil).
 
 `read_pages` reads what most files have. Rare encodings are decoded by a kernel of their own, `decode_page`, as numba
 takes seconds to compile them: a process whose files have none of them does not wait for that.
@@ -12,14 +12,13 @@ from fsdata.kernels.memory import pointer
 from fsdata.kernels.pages import DAMAGED, OK, UNKNOWN, deltas, headers, levels, runs
 from fsranks.libraries import kernel
 
-# How a column is stored and what is needed of it, int64 [8]; see `fsdata.decode.pages.forms`.
+# How a column is stored and what is needed of it, int64 [7]; see `fsdata.decode.pages.forms`.
 PHYSICAL = 0
-REPEATED = 1
-TOP = 2
-PRESENT = 3
-STORED = 4
-ITEMSIZE = 5
-LEAST, MOST = 6, 7  # of integers; none are checked if LEAST is not less than MOST
+TOP = 1
+PRESENT = 2
+STORED = 3
+ITEMSIZE = 4
+LEAST, MOST = 5, 6  # of integers; none are checked if LEAST is not less than MOST
 
 BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
 
@@ -71,24 +70,23 @@ def room_for(pages, form):
 
 
 @kernel
-def _level_bounds(page, raw, repeated, top, bounds):
+def _level_bounds(page, raw, bounds):
     """Where the levels of a page begin and end -> `bounds`, int64 [4], as `levels.read_levels` takes them; a fault."""
-    bounds[:] = 0
+    bounds[0] = 0
     if page[headers.KIND] == headers.DATA_V2:
         bounds[1] = bounds[2] = page[headers.REPETITION]
         bounds[3] = bounds[2] + page[headers.DEFINITION]
         return NOTHING
-    if page[headers.LEVELS] != headers.RLE and (repeated or top):
+    if page[headers.LEVELS] != headers.RLE:
         return LEVELS_OTHER
     at = np.int64(0)
     for place in range(0, 4, 2):
+        if len(raw) - at < 4:
+            return LEVELS_BEYOND
         size = np.int64(0)
-        if repeated if place == 0 else top > 0:
-            if len(raw) - at < 4:
-                return LEVELS_BEYOND
-            for byte in range(4):
-                size |= np.int64(raw[at + byte]) << (8 * byte)
-            at += 4
+        for byte in range(4):
+            size |= np.int64(raw[at + byte]) << (8 * byte)
+        at += 4
         if size > len(raw) - at:
             return LEVELS_BEYOND
         bounds[place], bounds[place + 1] = at, at + size
@@ -233,7 +231,6 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
         tails: uint8 [P, runs.TAIL + 8], to keep. made: uint8, to keep: room for what `room_for` says.
     """
     bounds = np.empty(4, np.int64)
-    repeated, top = form[REPEATED] > 0, form[TOP]
     for number in range(state[PAGE], len(pages)):
         page = pages[number]
         state[PAGE] = number
@@ -243,14 +240,14 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
             if state[FAULT]:
                 return absent, table
             continue
-        state[FAULT] = _level_bounds(page, raw, repeated, top, bounds)
+        state[FAULT] = _level_bounds(page, raw, bounds)
         if state[FAULT]:
             return absent, table
         first = state[levels.VALUES]
         if page[headers.END_ROW]:
             state[levels.ROWS] = page[headers.FIRST_ROW]
         code, absent = levels.read_levels(
-            raw, bounds, page[headers.VALUES], repeated, top, form[PRESENT], length, state, absent
+            raw, bounds, page[headers.VALUES], form[TOP], form[PRESENT], length, state, absent
         )
         if code != OK:
             state[FAULT] = LEVELS_WRONG

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_files import CODECS, DEFAULTS, LENGTHS, LISTS, assert_equal, batches, columns, numbers, schema, write
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, SchemaError
+from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, SchemaError, Sequence
 from fsdata.decode.pages.chunk import Damaged, Page, read_column
 from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
@@ -105,20 +105,23 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
     assert assert_same(tmp_path, {"kinds": reason}) == 60
 
 
-@pytest.mark.parametrize("first", [False, True])
-def test_times_of_files_that_store_them_differently(tmp_path, first):
+@pytest.mark.parametrize(
+    ("first", "left"),
+    [(False, {"values of another type than in other files": 1}), (True, {"timestamp[us] stored as INT96": 2})],
+)
+def test_times_of_files_that_store_them_differently(tmp_path, first, left):
     """Microseconds are read from INT64 and INT96, and so the files have one schema."""
-    table = pa.table({"at": pa.array(np.arange(1000), pa.timestamp("us"))})
+    table = pa.table(
+        {"at": pa.array([list(range(n, n + 10)) for n in range(0, 1000, 10)], pa.list_(pa.timestamp("us")))}
+    )
     for name, old in (("a", first), ("b", not first)):
         pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=old)
-    found = [
-        [at for batch in loader for at in batch.features["at"].values().tolist()]
-        for decoder in ("pages", "pyarrow")
-        for loader in [
-            FreeScaleDataLoader(ParquetSource(tmp_path, decoder=decoder), Schema(context=("at",)), batch_size=500)
-        ]
-    ]
-    assert found == [[*range(1000), *range(1000)]] * 2
+    for decoder in ("pages", "pyarrow"):
+        source = ParquetSource(tmp_path, decoder=decoder)
+        with FreeScaleDataLoader(source, Schema(sequences=Sequence("seen", ("at",))), batch_size=50) as loader:
+            assert [at for batch in loader for at in batch.features["at"].values().tolist()] == [*range(1000)] * 2
+            said = loader.describe()[0]["decoder"]
+            assert said.get("pyarrow") == (None if decoder == "pyarrow" else {"at": left})
 
 
 def test_brotli_is_left_to_pyarrow(tmp_path):
@@ -195,7 +198,7 @@ def page(number: int, repetition: list[int], values: list[int]) -> Page:
 
 
 def test_rows_that_go_on_in_the_next_page():
-    form = Form("INT64", True, 1, 0, of_columns.SAME, np.int64)
+    form = Form("INT64", 1, 0, of_columns.SAME, np.int64)
     found = [page(0, [0, 1, 1], [1, 2, 3]), page(1, [1, 0], [4, 5]), page(2, [1, 0], [6, 7])]
     for stop, lengths in ((0, [3, 0, 0]), (1, [4, 1, 0]), (2, [4, 2, 1]), (3, [4, 2, 1])):
         column = read_column(found, form, 3, stop, Pool())

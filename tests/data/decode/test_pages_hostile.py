@@ -169,7 +169,7 @@ def test_numbers_of_deltas_have_64_bits_at_most(place, last, code):
 
 
 def of_loader(raw, bounds, rows, known):
-    return levels.read_levels(raw, bounds, 4, True, 2, 1, rows, known, np.empty(1, np.int64))[0]
+    return levels.read_levels(raw, bounds, 4, 2, 1, rows, known, np.empty(1, np.int64))[0]
 
 
 def of_commands(raw, bounds, rows, known):

@@ -34,7 +34,7 @@ def test_a_damaged_file_is_refused_or_read(tmp_path):
 
 def test_damaged_pages_are_told_or_read_as_pyarrow_reads_them(tmp_path):
     path, refused = tmp_path / "one.parquet", 0
-    for seed in (*range(60), 2211, 5532, 9470):  # the last three were faults once
+    for seed in (*range(60), 5356, 5532):  # a delta that the page cuts, a header of another kind: faults once
         damage, raw = damaged.damaged(seed, pages=True)
         path.write_bytes(raw)
         ours, theirs = (damaged.read_with(path, decoder) for decoder in ("pages", "pyarrow"))
