@@ -116,9 +116,9 @@ def test_times_of_files_that_store_them_differently(tmp_path, first, left):
     )
     for name, old in (("a", first), ("b", not first)):
         pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=old)
+    wanted, options = Schema(sequences=Sequence("seen", ("at",))), {"batch_size": 50, "num_threads": 1}  # a before b
     for decoder in ("pages", "pyarrow"):
-        source = ParquetSource(tmp_path, decoder=decoder)
-        with FreeScaleDataLoader(source, Schema(sequences=Sequence("seen", ("at",))), batch_size=50) as loader:
+        with FreeScaleDataLoader(ParquetSource(tmp_path, decoder=decoder), wanted, **options) as loader:
             assert [at for batch in loader for at in batch.features["at"].values().tolist()] == [*range(1000)] * 2
             said = loader.describe()[0]["decoder"]
             assert said.get("pyarrow") == (None if decoder == "pyarrow" else {"at": left})
