@@ -257,6 +257,8 @@ class Comm:
         if self._engine is not None and not self._over:
             self._engine.flush()
             self._engine.written(range(len(self._engine.modules)))
+            for handles in self._engine.handles.values():
+                handles.accept()
 
     def report(self) -> Report:
         """What happened so far on this rank."""

@@ -6,8 +6,10 @@ from typing import Any
 
 from fscomm.device import not_compiled
 from fscomm.engine.engine import Engine
-from fscomm.tables.handles import find
+from fscomm.tables.handles import Handles, find
 from fscomm.tables.lookups import LookupProxy
+from fscomm.tables.shadow_kernels import KERNEL_READS, KERNEL_WRITES
+from fscomm.tables.unseen_calls import intercept
 
 
 class ServedForward:
@@ -30,6 +32,9 @@ def take_over(engine: Engine) -> contextlib.ExitStack:
         for handles in engine.handles.values():
             undo.callback(handles.close)
         find(list(engine.handles.values()), [module.module for module in engine.modules])
+        for handles in engine.handles.values():
+            handles.accept()  # references of the libraries themselves
+        undo.callback(intercept(engine.handles.values()))
         return undo.pop_all()
 
 
@@ -46,7 +51,26 @@ def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None
             proxy = LookupProxy(target, empty=empty, read=read, update=update)
             proxy.install()
             undo.callback(proxy.remove)
+            _watch_calls(target, engine.handles[m], undo)
     undo.callback(module.module.register_state_dict_pre_hook(partial(_flush, engine, m)).remove)
+    undo.callback(module.module.register_state_dict_post_hook(partial(_watch, engine.handles[m])).remove)
+
+
+def _watch_calls(kernel: Any, handles: Handles, undo: contextlib.ExitStack) -> None:
+    """Methods of a kernel by which programs get at its tables; other than handles, its own tensors are not watched."""
+
+    def watched(own: Any, *args: Any, **options: Any) -> Any:
+        handles.look()
+        result = own(*args, **options)
+        handles.note(own, result)
+        if own.__name__ in KERNEL_WRITES:
+            handles.written()
+        return result
+
+    for name in (*KERNEL_READS, *KERNEL_WRITES):
+        if callable(own := getattr(kernel, name, None)):
+            setattr(kernel, name, partial(watched, own))
+            undo.callback(delattr, kernel, name)
 
 
 def _give_back(target: Any, ours: ServedForward) -> None:
@@ -56,3 +80,8 @@ def _give_back(target: Any, ours: ServedForward) -> None:
 
 def _flush(engine: Engine, m: int, *_: Any) -> None:
     engine.flush([m])
+
+
+def _watch(handles: Handles, _: Any, state: Any, *__: Any) -> None:
+    """A DTensor in a state sees operations before the tensor inside it does."""
+    handles.note(_watch, state)

@@ -2,8 +2,11 @@
 
 Such a *handle* is any tensor over a table's memory that Python holds: a parameter, what a `state_dict()` once gave, a
 shard, the state of a fused optimizer, `.data` and other views of all these. While the block lasts, each has a class
-that sees every operation (`__torch_function__`). What an operation gives is a handle, too, if it lies in that memory.
-Memory that leaves torch (a numpy array) cannot be watched: while it is held, `handed_out` says so.
+that sees every operation (`__torch_function__`). What an operation gives is a handle, too, if it is in that memory.
+Functions that torch calls without asking that class are intercepted (`unseen_calls.py`).
+
+Memory that leaves torch (a numpy array, a DLPack capsule, a storage) cannot be watched. `handed_out` says whether the
+program still refers to it. A reference that was made and dropped counts as one read and one write.
 
 Not watched are the tensors that the kernels themselves use, and arrays that were made before the block.
 """
@@ -11,26 +14,30 @@ Not watched are the tensors that the kernels themselves use, and arrays that wer
 import contextlib
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress
+from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from fscomm.device import is_traced, not_compiled
+from fscomm.tables.references import References, memory, places
 
 _PROPERTIES = "dtype device layout shape ndim grad grad_fn is_leaf requires_grad _version"
-_METHODS = "size dim numel stride storage_offset element_size is_contiguous is_floating_point data_ptr __len__"
+_METHODS = "size dim numel stride storage_offset element_size is_contiguous is_floating_point __len__"
 _SAYS_NO_VALUE = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()]
     + [getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")]
     + [getattr(torch.Tensor, name) for name in _METHODS.split()]
 )
-_LEAVES_TORCH = frozenset(
-    getattr(torch.Tensor, name)
-    for name in ("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+_GIVES_AN_ARRAY = frozenset(getattr(torch.Tensor, name) for name in ("numpy", "__array__"))
+# What is read and written through an address, or a storage, is not seen: it is taken to be written at once.
+_GIVES_AN_ADDRESS = frozenset(
+    getattr(torch.Tensor, name) for name in ("untyped_storage", "storage", "_typed_storage", "data_ptr", "__dlpack__")
 )
+_CHANGES_NO_VERSION = ("_fused_", "_amp_")  # torch's own functions that write, and do not count it
 _CODE = (type, ModuleType, FunctionType, CodeType, FrameType)
 
 
@@ -42,21 +49,32 @@ class Handles:
 
     def __init__(self, own: Iterable[torch.Tensor], before: Callable[[], None], written: Callable[[], None]) -> None:
         self._own = {id(tensor): tensor for tensor in own}
-        self._memory = {_memory(tensor) for tensor in self._own.values()} - {None}
+        self._references = References(self._own.values())
+        self._memory = self._references.by_place.keys()
         self._before = before
         self.written = written
         self._classes: dict[type, type] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._outside: list[Callable[[], Any]] = []
+        self._known: Counter[int] = Counter()  # watched tensors, by the address of their storage
+        self._unknown: Counter[int] = Counter()  # other references that lasted when they were last counted
+        self._outside: list[weakref.ref[Any]] = []
         self.over = False
 
     def handed_out(self) -> bool:
-        """Whether the program holds memory of the tables by something other than a tensor."""
+        """Whether the program holds memory of the tables by something other than a tensor that is watched."""
         held = [each for each in self._outside if each() is not None]
         if len(held) < len(self._outside):
             self.written()  # perhaps, while it was held
         self._outside = held
-        return bool(held)
+        self._count_references()
+        return bool(held) or any(self._unknown.values())
+
+    def accept(self) -> None:
+        """What the program holds now is looked at by it only where it is safe."""
+        self._outside.clear()
+        self._unknown.clear()
+        for place in self._memory:
+            self._references.accept(place, self._known[place])
 
     def close(self) -> None:
         """Give every handle its own class back."""
@@ -67,43 +85,81 @@ class Handles:
                 handle.__class__ = handle.plain
         self._watched.clear()
 
-    def watch(self, tensor: Any, memory: set[int | None]) -> None:
-        """Watch a tensor that lies in `memory`, if that is of these tables."""
-        kind = type(tensor)
-        if self.over or memory.isdisjoint(self._memory) or issubclass(kind, _Handle) or id(tensor) in self._own:
+    def hold(self, where: set[int | None]) -> bool:
+        """Whether memory at one of these addresses is that of these tables."""
+        return not (self.over or where.isdisjoint(self._memory))
+
+    def watch(self, tensor: Any, where: set[int | None]) -> None:
+        """Watch a tensor whose memory is at `where`, if that is of these tables."""
+        kind, number = type(tensor), id(tensor)
+        if not self.hold(where) or issubclass(kind, _Handle) or number in self._own or number in self._watched:
             return
         if kind not in self._classes:
             self._classes[kind] = type(kind.__name__, (_Handle, kind), {"__slots__": (), "of": self, "plain": kind})
         tensor.__class__ = self._classes[kind]
-        number = id(tensor)
-        self._watched[number] = weakref.ref(tensor, lambda _: self._watched.pop(number, None))
+        place = memory(tensor)  # None of a DTensor: the tensor inside it refers to the memory
 
-    def look(self, function: Callable[..., Any]) -> None:
+        def forget(_: Any) -> None:
+            self._watched.pop(number, None)
+            if place is not None:
+                self._known[place] -= 1
+
+        self._watched[number] = weakref.ref(tensor, forget)
+        if place is not None:
+            self._known[place] += 1
+
+    def look(self, function: Callable[..., Any] | None = None) -> None:
+        """Complete updates, as the program is about to call `function` with a handle."""
         if not self.over and function not in _SAYS_NO_VALUE:
             self._before()
 
     def note(self, function: Callable[..., Any], result: Any) -> None:
         """What an operation gave."""
-        for tensor in _tensors(result):
-            self.watch(tensor, _places(tensor))
-        if function in _LEAVES_TORCH and not is_traced():
-            try:
-                self._outside.append(weakref.ref(result))
-            except TypeError:
-                self._outside.append(lambda: True)  # one cannot tell when it is dropped
+        for tensor in tensors_in(result):
+            self.watch(tensor, places(tensor))
+        if function in _GIVES_AN_ARRAY and not is_traced():
+            self.hand_out(result)
+        if function in _GIVES_AN_ADDRESS and not is_traced():
+            self.written()
+
+    def hand_out(self, by: Any) -> None:
+        """The program has the memory as long as `by` lives."""
+        self._outside.append(weakref.ref(by))
+
+    def _count_references(self) -> None:
+        """Watch aliases that were made without an operation on a handle; count references of other kinds."""
+        last, found = self._unknown, False
+        for place in self._memory:
+            unknown = self._references.unknown(place, self._known[place])
+            if unknown > last[place]:
+                unknown = self._references.lasting(place, self._known[place], last[place])
+            if unknown > last[place]:
+                if not found:
+                    find([self], [])
+                    found = True
+                unknown = self._references.unknown(place, self._known[place])
+            if found or unknown < last[place]:
+                self.written()  # perhaps, before it was found or while it was held
+            last[place] = max(unknown, 0)
 
 
 def find(of: Sequence[Handles], roots: Iterable[object]) -> None:
     """Watch all tensors of the process that are handles. Where objects are frozen (`gc.freeze`), of those frozen only
     what `roots` hold."""
-    objects = gc.get_objects()
+    kinds = _subclasses(torch.Tensor)
+    # Objects refer to their class. A list of all objects would also refer to tuples that another thread is filling,
+    # whose `tuple(generator)` raises a SystemError then.
+    found = [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
     if gc.get_freeze_count():
-        objects += _held(roots)
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
-    for each in compress(objects, map(kinds.__contains__, map(type, objects))):  # of half a million, few are tensors
-        places = _places(each)
+        found += [each for each in _held(roots) if type(each) in kinds]
+    for each in found:
+        where = places(each)
         for handles in of:
-            handles.watch(each, places)
+            handles.watch(each, where)
+
+
+def _subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 
 def _held(roots: Iterable[object]) -> list[object]:
@@ -129,64 +185,115 @@ class _Handle:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        return _run(function, args, options or {})
+        return run(function, args, options or {})
+
+    # Of these torch does not ask `__torch_function__`.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _run(self.plain.__deepcopy__, (self, memo), {})
+        return run(self.plain.__deepcopy__, (self, memo), {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _run(self.plain.__reduce_ex__, (self, protocol), {})
+        return run(self.plain.__reduce_ex__, (self, protocol), {})
+
+    def as_subclass(self, kind: Any) -> Any:
+        return run(self.plain.as_subclass, (self, kind), {})
 
 
-def _run(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def run(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """`function` with handles as the tensors that they are; so results are to the bit, and of the types, as without."""
-    given: list[tuple[Any, Any]] = [(tensor, type(tensor)) for tensor in _tensors((args, options))]
+    given: list[tuple[Any, Any]] = [(tensor, type(tensor)) for tensor in tensors_in((args, options))]
     handles = [(tensor, kind) for tensor, kind in given if issubclass(kind, _Handle)]
-    owners = {kind.of: None for _, kind in handles}
+    owners = list({kind.of: None for _, kind in handles})
     for owner in owners:
         owner.look(function)
     versions = [_version(tensor) for tensor, _ in handles]
     for tensor, kind in handles:
         tensor.__class__ = kind.plain
     try:
-        result = function(*args, **options)
+        if function in _SAYS_NO_VALUE:
+            return function(*args, **options)
+        with _saved_by_autograd(owners):
+            result = function(*args, **options)
     finally:
         for tensor, kind in handles:
             if not kind.of.over:
                 tensor.__class__ = kind
-    if function not in _SAYS_NO_VALUE:
-        for (tensor, kind), version in zip(handles, versions, strict=True):
-            if _version(tensor) != version:
-                kind.of.written()
-        for owner in owners:
-            owner.note(function, result)
+    writes = _writes(function, options)
+    for (tensor, kind), version in zip(handles, versions, strict=True):
+        if writes or _version(tensor) != version:
+            kind.of.written()
+    for owner in owners:
+        owner.note(function, result)
     return result
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _writes(function: Any, options: dict[str, Any]) -> bool:
+    """Whether a function may write a tensor without counting up its version."""
+    if isinstance(function, torch._ops.OpOverload):
+        return bool(function._schema.is_mutable)
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return any(getattr(function, name)._schema.is_mutable for name in function.overloads())
+    return "out" in options or getattr(function, "__name__", "").startswith(_CHANGES_NO_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a node of autograd keeps of a table. version: when it was saved."""
+
+    tensor: torch.Tensor
+    version: int
+    owners: Sequence[Handles]
+
+    def unpack(self) -> torch.Tensor:
+        """For the node's backward, which reads it: after the updates that the plain loop has done by then."""
+        for owner in self.owners:
+            owner.look()
+        if (now := _version(self.tensor)) != self.version:  # where hooks are in use, torch does not compare them
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"table, or a view of it, of shape {list(self.tensor.shape)}, is at version {now}; expected version "
+                f"{self.version} instead"
+            )
+        return self.tensor
+
+
+def _saved_by_autograd(owners: Sequence[Handles]) -> contextlib.AbstractContextManager[Any]:
+    """Around an operation on handles: what autograd saves of tables is read by its nodes, which no class sees.
+
+    Where the program has hooks of its own on saved tensors, those decide what is kept: copies, or nothing.
+    """
+    hooks: Any = torch._C._autograd
+    if (
+        not torch.is_grad_enabled()
+        or hooks._top_saved_tensors_default_hooks(False) is not None
+        or not hooks._saved_tensors_hooks_is_enabled()
+    ):
+        return contextlib.nullcontext()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | _Saved:
+        where = places(tensor)
+        holding = [owner for owner in owners if owner.hold(where)]
+        for owner in holding:
+            owner.watch(tensor, where)
+        return _Saved(tensor, _version(tensor), holding) if holding else tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+
+
+def _unpack(saved: torch.Tensor | _Saved) -> torch.Tensor:
+    return saved.unpack() if isinstance(saved, _Saved) else saved
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in what an operation gets or gives."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _tensors(each)
-
-
-def _places(tensor: Any) -> set[int | None]:
-    """Where the memory of a tensor begins; of a DTensor, that of this rank's part. None: it has none."""
-    inner = getattr(tensor, "_local_tensor", None)
-    if inner is None:
-        return {_memory(tensor)}
-    return {_memory(shard) for shard in (inner.local_shards() if hasattr(inner, "local_shards") else [inner])}
-
-
-def _memory(tensor: torch.Tensor) -> int | None:
-    with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # of kinds that others have made
-        return tensor.untyped_storage().data_ptr() or None
-    return None
+            yield from tensors_in(each)
 
 
 def _version(tensor: torch.Tensor) -> int:

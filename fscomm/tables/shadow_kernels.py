@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+# Methods of a kernel, beside its forward, that read or write tables.
+KERNEL_READS = "split_embedding_weights", "split_optimizer_states", "get_optimizer_buffer", "get_all_states"
+KERNEL_WRITES = ("reset_embedding_weight_momentum",)
 _STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
 
@@ -105,7 +108,8 @@ class Shadow:
 
 def _copy(kernel: Any, pooling: Any) -> Any:
     copied = copy.copy(kernel)
-    copied.__dict__.pop("forward", None)  # what stands in for the kernel's forward does not stand in for the copy's
+    for name in ("forward", *KERNEL_READS, *KERNEL_WRITES):  # what replaces those of the kernel is not for the copy
+        copied.__dict__.pop(name, None)
     for name, value in vars(kernel).items():
         if isinstance(value, list | dict | set):  # registries, and queues that every call writes to
             copied.__dict__[name] = copy.copy(value)

@@ -8,13 +8,15 @@ Losses that a forward gave are *held*, until an operation runs backward through 
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from exact import Loop, Run
-from exact_model import AGAIN, Batch, Config, given_out, ids_of
+from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -44,6 +46,75 @@ def operations_of(text: str) -> list[Operation]:
 WARM_UP = operations_of("train_next train_next")  # until features are known, steps run plainly
 
 
+TERMS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda table: table.pow(2).sum() / 100,
+    lambda table: (_query(table) @ table.T).softmax(1).pow(2).sum(),  # tied weights
+    lambda table: (_query(table) @ table.detach().T).pow(2).sum() / 100,
+    lambda table: torch.nn.functional.embedding(torch.tensor([0, 0]), table).pow(3).sum() / 100,
+    lambda table: table.data.requires_grad_().exp().sum() / 100,
+    lambda table: Cubed.apply(table).sum() / 100,
+]
+COUNTS_WRITES = "adam", "rowwise adam", "lamb", "rowwise lamb"  # kernels whose updates count up a table's version
+WRITES: list[Callable[[torch.Tensor, Run], Any]] = [
+    lambda part, run: dist.broadcast(part, src=0),
+    lambda part, run: dist.scatter(part, [part * 0.5] * run.size if run.rank == 0 else None, src=0),
+    lambda part, run: dist.all_reduce(part, op=dist.ReduceOp.MAX),
+    lambda part, run: dist._broadcast_coalesced(dist.group.WORLD, [part], 1024, 0),  # type: ignore[attr-defined]
+    lambda part, run: dist.all_gather([part, *(part.clone() for _ in range(run.size - 1))], part * 0.5),
+    lambda part, run: dist.group.WORLD.broadcast([part]).wait(),  # type: ignore[union-attr]
+    lambda part, run: torch.optim.SGD([_with_gradient(part)], lr=0.01, fused=True).step(),
+    lambda part, run: torch.ops.programs.halve(part),
+    lambda part, run: halve(part),
+]
+ALIASES: list[Callable[[torch.Tensor], Any]] = [
+    lambda table: _put_data(torch.empty(0), table),
+    lambda table: torch.empty(0).set_(table.data),
+    lambda table: copy.copy(table.data),
+    lambda table: table.data.as_subclass(torch.nn.Parameter),
+    lambda table: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(table.data)),
+    lambda table: torch.empty(0).set_(table.data.untyped_storage(), 0, (WIDTH,)),  # type: ignore[call-overload]
+    lambda table: table.data.untyped_storage() and 0.0,
+    lambda table: torch.from_numpy(table.detach().numpy()[:1]),
+    lambda table: table.data.T,
+]
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(table)
+        return table**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (table,) = ctx.saved_tensors
+        return gradient * 3 * table**2
+
+
+def _query(table: torch.Tensor) -> torch.Tensor:
+    return torch.ones(2, table.shape[1], dtype=table.dtype, requires_grad=True)
+
+
+def _with_gradient(part: torch.Tensor) -> torch.Tensor:
+    part.grad = torch.ones_like(part)
+    return part
+
+
+def _put_data(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    tensor.data = table.detach()
+    return tensor
+
+
+@torch.library.custom_op("programs::halve", mutates_args=["part"], device_types="cpu", schema="(Tensor(a!) part) -> ()")
+def _(part: torch.Tensor) -> None:
+    part.mul_(0.5)
+
+
+@torch.jit.script
+def halve(part: torch.Tensor) -> None:
+    part.mul_(0.5)
+
+
 class Player:
     """One run of a program. `log` entries are numbered, so that both runs name them alike."""
 
@@ -58,6 +129,7 @@ class Player:
         self._outside = 0
         self._forwards = 0
         self._kept: list[Any] | None = None
+        self._aliases: list[Any] = []
         self._block = contextlib.ExitStack()
 
     def play(self, operations: list[Operation]) -> None:
@@ -93,6 +165,7 @@ class Player:
 
     def new_loop(self, n: int = 0) -> None:
         """The loop is left, if there is one, and another one goes on with the batch after."""
+        self._aliases.clear()
         if self.comm is not None:
             self._batches, self.batch = iter(self.comm.lookahead(self._loader(EPOCH))), None
 
@@ -167,15 +240,13 @@ class Player:
     def backward(self, n: int) -> None:
         """Of one held loss."""
         if self.held:
-            with self._no_sync():
-                self.held.pop(n % len(self.held)).backward()
+            self._backward(self.held.pop(n % len(self.held)))
 
     def backward_of_sum(self, n: int) -> None:
         if self.held:
             total = sum(self.held[::-1] if n % 2 else self.held)
             self.held.clear()
-            with self._no_sync():
-                total.backward()
+            self._backward(total)
 
     def train_pair(self, n: int) -> None:
         """One backward through two forwards: of two batches, or of one."""
@@ -186,8 +257,7 @@ class Player:
     def backward_kept(self, n: int) -> None:
         """Of one held loss, whose graph stays."""
         if self.held:
-            with self._no_sync():
-                self.held[n % len(self.held)].backward(retain_graph=True)
+            self._backward(self.held[n % len(self.held)], retain_graph=True)
 
     def backward_fails(self, n: int) -> None:
         """It raises when some of the tables are updated, and some are not."""
@@ -198,6 +268,10 @@ class Player:
             values[0].register_hook(_refuse)  # backward comes to the others first
             with contextlib.suppress(_Refused):
                 sum((each**2 / 100).sum() for each in values).backward()
+
+    def _backward(self, loss: Any, **options: Any) -> None:
+        with self._no_sync():
+            loss.backward(**options)
 
     def drop(self, n: int) -> None:
         if self.held:
@@ -267,6 +341,47 @@ class Player:
         if self.comm is not None and (n % 2 or n % self.run.size == self.run.rank):
             self.comm.flush()
             self.run.record_raw(f"{self._count} flushed")
+
+    # Tables as tensors of the program's own
+
+    def table_in_loss(self, n: int) -> None:
+        """A loss with a term over a whole table, taken before or after the look-up, on all ranks or on one.
+
+        Autograd saves the table, and reads it in backward, when some of its updates were done.
+        """
+        tables = list(self.run.tables().values())
+        if self.run.config.optimizer in COUNTS_WRITES:
+            tables = [table.data for table in tables]  # otherwise torch refuses the backward pass
+        here = n % 3 < 2 or n % self.run.size == self.run.rank
+
+        def forward(batch: Batch) -> torch.Tensor:
+            terms = [TERMS[(n + i) % len(TERMS)](table) for i, table in enumerate(tables[: 1 + n % 2])] if here else []
+            loss = self._loss(batch)
+            late = [table.pow(2).sum() / 100 for table in tables[:1]] if here and n % 5 == 4 else []
+            return loss + sum(terms) + sum(late)
+
+        self._hold(forward)
+        self.run.record(f"{self._count} gradients", [table.grad for table in tables])
+
+    def write(self, n: int) -> None:
+        """By functions to which torch gives tensors without asking their class, on all ranks."""
+        tables = [table for table in self.run.tables().values() if table.dtype == torch.float32]
+        part = tables[n % len(tables)].data.view(-1)[:WIDTH] if tables else torch.zeros(WIDTH)
+        with torch.no_grad():
+            WRITES[n % len(WRITES)](part, self.run)
+
+    def alias(self, n: int) -> None:
+        """A tensor over a table, made without an operation on it, or memory that is no tensor; the third drops one."""
+        for table in list(self.run.tables().values())[:1]:
+            del self._aliases[: len(self._aliases) - 1]
+            self._aliases.append(ALIASES[n % len(ALIASES)](table))
+
+    def use_alias(self, n: int) -> None:
+        """Read, or written to."""
+        for alias in map(torch.as_tensor, self._aliases):
+            if n % 2:
+                alias.data.mul_(0.75)
+            self.run.record(f"{self._count}.{len(self.run.log)} alias", alias)
 
     # Parts
 
@@ -349,6 +464,10 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.state: 1,
     Player.load: 3,
     Player.flush: 1,
+    Player.table_in_loss: 3,
+    Player.write: 2,
+    Player.alias: 1,
+    Player.use_alias: 2,
     Player.new_loop: 1,
     Player.leave: 2,
 }

@@ -3,7 +3,7 @@
 `watch` writes down every real access to a fused kernel: which rows, from when to when by the vector clocks of
 `clocks.Clocks`, and its place in program order: for an update when backward reached its forward, for a look-up when
 the forward that uses it was called. `Watch.broken` compares all pairs. Nothing is taken from the engine's own notion
-of what conflicts. Also noted: who waits for a worker inside backward without being in a forward.
+of what conflicts. Also noted: waits for a worker inside backward, other than in a forward or in a look at tables.
 """
 
 import threading
@@ -106,7 +106,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     fetch, run, own_forward = RowExchange.fetch, Worker._run, lookups.own_forward
     updated, flush = Program._note_updated, engine.Engine.flush
     run_served, run_plainly = engine.Engine._run_served, engine.Engine.run_plainly
-    forward, result = engine.Engine.forward, Pending.result
+    result = Pending.result
     evict = ShardedManagedCollisionEmbeddingCollection._evict
 
     def looked_up(self: Any, ids: torch.Tensor, offsets: torch.Tensor, *weights: Any) -> torch.Tensor:
@@ -172,12 +172,15 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
                         access.place = place
         return found
 
-    def called(self: Any, m: int, features: Any) -> Any:
-        own.depth = getattr(own, "depth", 0) + 1
-        try:
-            return forward(self, m, features)
-        finally:
-            own.depth -= 1
+    def may_wait(function: Any) -> Any:
+        def called(*args: Any) -> Any:
+            own.depth = getattr(own, "depth", 0) + 1
+            try:
+                return function(*args)
+            finally:
+                own.depth -= 1
+
+        return called
 
     def waited(self: Any, timeout: float | None = None) -> Any:
         if in_backward() and not getattr(own, "depth", 0):
@@ -209,7 +212,9 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (engine.Engine, "flush", flushed),
         (engine.Engine, "_run_served", ran_served),
         (engine.Engine, "run_plainly", plainly),
-        (engine.Engine, "forward", called),
+        (engine.Engine, "forward", may_wait(engine.Engine.forward)),
+        (engine.Engine, "_before_look", may_wait(engine.Engine._before_look)),
+        (engine.Engine, "pass_is_over", may_wait(engine.Engine.pass_is_over)),  # while memory is handed out
         (Pending, "result", waited),
         (ShardedManagedCollisionEmbeddingCollection, "_evict", evicts),
     ):

@@ -1,0 +1,59 @@
+"""What refers to the memory of tables beside the tensors that are known: aliases, exports, storages.
+
+torch counts the references to a storage, and each tensor over it is one of them, however it was made: by
+`q.data = p.detach()`, in a DLPack capsule, in a C++ extension. The Python object of a storage is different: torch keeps
+it as long as the memory lives, whether or not the program still uses it. Its own reference count tells them apart.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+
+import torch
+
+_COUNTS = 8  # a worker that looks rows up may refer to the memory for a moment, so only what lasts counts
+_PAUSE_S = 1e-4
+
+
+class References:
+    """To the storages of `tensors`; `by_place`: one of these tensors for each storage, by its address."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.by_place = {place: tensor for tensor in tensors if (place := memory(tensor)) is not None}
+        self._accepted = dict.fromkeys(self.by_place, 0)
+
+    def unknown(self, place: int, known: int) -> int:
+        """How many there are now beside `known` tensors and those that were accepted; negative if fewer."""
+        return self._count(place) - known - self._accepted[place]
+
+    def lasting(self, place: int, known: int, expected: int) -> int:
+        """The same; counted until there are no more than `expected`, or for a few moments."""
+        for _ in range(_COUNTS):
+            if (unknown := self.unknown(place, known)) <= expected:
+                break
+            time.sleep(_PAUSE_S)
+        return unknown
+
+    def accept(self, place: int, known: int) -> None:
+        """The present ones are not counted from now on."""
+        self._accepted[place] = self._count(place) - known
+
+    def _count(self, place: int) -> int:
+        storage = self.by_place[place].untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+
+
+def memory(tensor: torch.Tensor) -> int | None:
+    """The address of the storage of a tensor; None if it has none."""
+    with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # of kinds that others have made
+        return tensor.untyped_storage().data_ptr() or None
+    return None
+
+
+def places(tensor: torch.Tensor) -> set[int | None]:
+    """The addresses of the storages of a tensor; of a DTensor, those of this rank's part. None: it has none."""
+    inner = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        return {memory(tensor)}
+    return {memory(shard) for shard in (inner.local_shards() if hasattr(inner, "local_shards") else [inner])}

@@ -1,0 +1,123 @@
+"""Functions to which torch gives tensors without asking `__torch_function__`: they look at handles, too.
+
+Collectives, TorchScript functions, DLPack exports, and the transforms of `torch.func`. While a block is open they are
+intercepted; which tables they look at is known by the memory of the tensors that they get. Calls on other tensors go on
+as they are.
+
+Collectives are intercepted in torch's dispatcher: there all of them pass, those of `torch.distributed`, of a process
+group's own methods, and of C++ (`_broadcast_coalesced`, DistributedDataParallel). fscomm's own exchanges do not: they
+call a backend directly.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from fscomm.tables.handles import Handles, run, tensors_in
+from fscomm.tables.references import places
+
+_SCRIPT = torch._C.ScriptFunction, torch._C.ScriptMethod
+_EXPORTS = "_to_dlpack", "_to_dlpack_versioned"
+_TRANSFORMS = "_add_batch_dim", "_wrap_for_grad", "_wrap_functional_tensor"
+_KEY = "ADInplaceOrView"  # before the kernels of backends, and also where gradients are off
+
+_open: list[Handles] = []
+_lock = threading.Lock()
+_undo = contextlib.ExitStack()
+
+
+def intercept(handles: Iterable[Handles]) -> Callable[[], None]:
+    """From now on, until the function that it gives is called."""
+    given = list(handles)
+    with _lock:
+        if not _open:
+            _install(_undo)
+        _open.extend(given)
+
+    def end() -> None:
+        with _lock:
+            for each in given:
+                _open.remove(each)
+            if not _open:
+                _undo.close()
+
+    return end
+
+
+def _install(undo: contextlib.ExitStack) -> None:
+    if torch.distributed.is_available():
+        library = torch.library.Library("c10d", "IMPL")
+        undo.callback(library._destroy)
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("c10d::"):
+                operator = getattr(torch.ops.c10d, name.removeprefix("c10d::")).default
+                library.impl(operator, partial(_collective, operator), _KEY, with_keyset=True)
+    for kind in _SCRIPT:
+        _put(kind, "__call__", _scripted(kind.__call__), undo)
+    instead: dict[int, tuple[Any, Any]] = {}  # by the number of a function, the function and what replaces it
+    for where, names, call in (torch._C, _EXPORTS, _export), (torch._C._functorch, _TRANSFORMS, _transform):
+        for name in names:
+            if (function := getattr(where, name, None)) is not None:
+                instead[id(function)] = function, wraps(function)(partial(call, function))
+    for module in list(sys.modules.values()):  # others may have imported them by name
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in instead:
+                _put(module, name, instead[id(value)][1], undo)
+
+
+def _put(owner: Any, name: str, instead: Any, undo: contextlib.ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, instead)
+
+
+def _looked_at(*values: Any) -> list[Handles]:
+    """Whose tables the tensors in `values` are of."""
+    where = set().union(*(places(tensor) for tensor in tensors_in(values))) if _open else set()
+    return [handles for handles in list(_open) if handles.hold(where)]
+
+
+@contextlib.contextmanager
+def _look(*values: Any) -> Iterator[list[Handles]]:
+    """Around a call that may read and write the tensors in `values`; whose tables these are."""
+    looked_at = _looked_at(*values)
+    for handles in looked_at:
+        handles.look()
+    try:
+        yield looked_at
+    finally:
+        for handles in looked_at:
+            handles.written()
+
+
+def _collective(operator: Any, keys: Any, *args: Any, **options: Any) -> Any:
+    with _look(args, options):
+        return operator.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **options)
+
+
+def _scripted(own: Any) -> Any:
+    @wraps(own)
+    def call(function: Any, *args: Any, **options: Any) -> Any:
+        with _look(args, options) as of_tables:
+            return run(partial(own, function), args, options) if of_tables else own(function, *args, **options)
+
+    return call
+
+
+def _export(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+    with _look(tensor) as of_tables:
+        if of_tables:  # an alias of its own for each export: it lives as long as the consumer refers to the memory
+            with torch._C.DisableTorchFunctionSubclass():
+                tensor = tensor.detach()
+        for handles in of_tables:
+            handles.hand_out(tensor)
+        return own(tensor, *args, **options)
+
+
+def _transform(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+    with _look(tensor):
+        return own(tensor, *args, **options)
