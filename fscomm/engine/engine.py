@@ -45,7 +45,7 @@ from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
 from fscomm.tables.lookups import Update, tap
 from fscomm.tables.map_order import MapOrder
-from fscomm.tables.shadow_kernels import own, take_hyper
+from fscomm.tables.shadow_kernels import STATES, memory, own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
@@ -99,14 +99,7 @@ class Engine(Listener):
         )
         self._program = Program(self._executor, served, device, self._to_come)
         self.backward = Backward(served, self._executor, self._program, self)
-        self.handles = {
-            calls.start: Handles(
-                (tensor for g in served.groups[calls.start] for kernel in served.kernels[g] for tensor in own(kernel)),
-                partial(self._before_look, calls.start),
-                partial(self.written, [calls.start]),
-            )
-            for calls in served.calls
-        }
+        self.handles = {calls.start: self._handles(calls.start) for calls in served.calls}
         self.maps = {m: MapOrder(module.maps) for m, module in enumerate(modules) if module.maps is not None}
         self._evicting: int | None = None  # the thread that makes evicted rows new
         self.over = False
@@ -374,6 +367,15 @@ class Engine(Listener):
         self._fetch()
 
     # Inside.
+
+    def _handles(self, m: int) -> Handles:
+        """Of the tables of module m, its first call."""
+        kernels = [kernel for g in self.served.groups[m] for kernel in self.served.kernels[g]]
+        tables = [tensor for kernel in kernels for tensor in memory(kernel, ("weights", *STATES)).values()]
+        written = partial(self.written, [m])
+        return Handles(
+            (each for kernel in kernels for each in own(kernel)), tables, partial(self._before_look, m), written
+        )
 
     def _to_come(self) -> list[Step]:
         return [step for step in (self.held, *self._announced) if step is not None]

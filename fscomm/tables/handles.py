@@ -44,13 +44,20 @@ _CODE = (type, ModuleType, FunctionType, CodeType, FrameType)
 class Handles:
     """Of the tables that the memory `own` of their kernels holds. `find` finds them.
 
+    tables: those of `own` that hold rows and their optimizer state, to which references are counted.
     before: completes updates; called before an operation reads or writes. written: called after one that wrote.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor], before: Callable[[], None], written: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        own: Iterable[torch.Tensor],
+        tables: Iterable[torch.Tensor],
+        before: Callable[[], None],
+        written: Callable[[], None],
+    ) -> None:
         self._own = {id(tensor): tensor for tensor in own}
-        self._references = References(self._own.values())
-        self._memory = self._references.by_place.keys()
+        self._memory = {memory(tensor) for tensor in self._own.values()} - {None}
+        self._references = References(tables)
         self._before = before
         self.written = written
         self._classes: dict[type, type] = {}
@@ -59,6 +66,7 @@ class Handles:
         self._unknown: Counter[int] = Counter()  # other references that lasted when they were last counted
         self._outside: list[weakref.ref[Any]] = []
         self.over = False
+        self.accept()
 
     def handed_out(self) -> bool:
         """Whether the program holds memory of the tables by something other than a tensor that is watched."""
@@ -73,7 +81,7 @@ class Handles:
         """What the program holds now is looked at by it only where it is safe."""
         self._outside.clear()
         self._unknown.clear()
-        for place in self._memory:
+        for place in self._references.places:
             self._references.accept(place, self._known[place])
 
     def close(self) -> None:
@@ -118,18 +126,20 @@ class Handles:
         for tensor in tensors_in(result):
             self.watch(tensor, places(tensor))
         if function in _GIVES_AN_ARRAY and not is_traced():
-            self.hand_out(result)
+            self.hand_out(result, getattr(result, "base", None))
         if function in _GIVES_AN_ADDRESS and not is_traced():
             self.written()
 
-    def hand_out(self, by: Any) -> None:
-        """The program has the memory as long as `by` lives."""
+    def hand_out(self, by: Any, tensor: Any) -> None:
+        """The program has the memory as long as `by` lives, which refers to `tensor`."""
         self._outside.append(weakref.ref(by))
+        if isinstance(tensor, torch.Tensor):  # known: it need not be searched for
+            self.watch(tensor, places(tensor))
 
     def _count_references(self) -> None:
         """Watch aliases that were made without an operation on a handle; count references of other kinds."""
         last, found = self._unknown, False
-        for place in self._memory:
+        for place in self._references.places:
             unknown = self._references.unknown(place, self._known[place])
             if unknown > last[place]:
                 unknown = self._references.lasting(place, self._known[place], last[place])

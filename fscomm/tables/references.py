@@ -12,16 +12,18 @@ from collections.abc import Iterable
 
 import torch
 
-_COUNTS = 8  # a worker that looks rows up may refer to the memory for a moment, so only what lasts counts
+_COUNTS = 8  # another thread may refer to the memory for a moment: only what lasts counts
 _PAUSE_S = 1e-4
 
 
 class References:
-    """To the storages of `tensors`; `by_place`: one of these tensors for each storage, by its address."""
+    """To the storages of `tensors`, each named by its address."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self.by_place = {place: tensor for tensor in tensors if (place := memory(tensor)) is not None}
-        self._accepted = dict.fromkeys(self.by_place, 0)
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._storages = {each.data_ptr(): (each, each._cdata) for each in storages}
+        self._accepted = dict.fromkeys(self._storages, 0)
+        self.places = list(self._storages)
 
     def unknown(self, place: int, known: int) -> int:
         """How many there are now beside `known` tensors and those that were accepted; negative if fewer."""
@@ -40,8 +42,8 @@ class References:
         self._accepted[place] = self._count(place) - known
 
     def _count(self, place: int) -> int:
-        storage = self.by_place[place].untyped_storage()
-        return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+        storage, address = self._storages[place]
+        return torch._C._storage_Use_Count(address) + sys.getrefcount(storage)
 
 
 def memory(tensor: torch.Tensor) -> int | None:

@@ -17,10 +17,10 @@ import torch
 # Methods of a kernel, beside its forward, that read or write tables.
 KERNEL_READS = "split_embedding_weights", "split_optimizer_states", "get_optimizer_buffer", "get_all_states"
 KERNEL_WRITES = ("reset_embedding_weight_momentum",)
-_STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
+STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
 
-def memory(kernel: Any, of: Iterable[str] = _STATES) -> dict[str, torch.Tensor]:
+def memory(kernel: Any, of: Iterable[str] = STATES) -> dict[str, torch.Tensor]:
     """The memory in use of all its tables, by name: the optimizer's states; `of`: other parts, such as "weights"."""
     named = (f"{part}_{place}" for part in of for place in ("dev", "host", "uvm"))
     found = ((name, getattr(kernel, name, None)) for name in named)
@@ -77,7 +77,7 @@ class Shadow:
         self._kernel = kernel
         self._pooling = pooling
         self._copy = _copy(kernel, pooling)
-        self._memory = tuple(memory(kernel, ("weights", *_STATES)))
+        self._memory = tuple(memory(kernel, ("weights", *STATES)))
 
     @cached_property
     def adding(self) -> "Shadow":

@@ -114,7 +114,7 @@ def _export(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
             with torch._C.DisableTorchFunctionSubclass():
                 tensor = tensor.detach()
         for handles in of_tables:
-            handles.hand_out(tensor)
+            handles.hand_out(tensor, tensor)
         return own(tensor, *args, **options)
 
 

@@ -1,18 +1,23 @@
 """Whoever looks at tables or optimizer states gets them with all updates done; afterwards everything is as before."""
 
 import copy
+import ctypes
 import gc
 import io
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from worlds import shared_world
 
 from fscomm.tables.handles import Handles, find
+from fscomm.tables.unseen_calls import intercept
 
 
 class Table:
@@ -23,8 +28,15 @@ class Table:
         self.weight = nn.Parameter(self.own.data[:4].view(2, 2))
         self.kept = {"shard": [self.own.detach()[2:]]}
         self.events: list[str] = []
-        self.handles = Handles([self.own], self.update, lambda: self.events.append("written"))
+        self.handles = Handles([self.own], [self.own], self.update, lambda: self.events.append("written"))
         find([self.handles], [])
+        self.handles.accept()
+        self._end = intercept([self.handles])
+
+    def close(self) -> None:
+        if not self.handles.over:
+            self._end()
+            self.handles.close()
 
     def update(self) -> None:
         self.events.append("update")
@@ -36,7 +48,7 @@ class Table:
 def table() -> Iterator[Table]:
     made = Table()
     yield made
-    made.handles.close()
+    made.close()
 
 
 def saved(value: Any) -> Any:
@@ -61,7 +73,7 @@ def saved(value: Any) -> Any:
         lambda weight: pickle.loads(pickle.dumps(weight))[1, 0],
         lambda weight: saved({"w": weight})["w"][0, 0],
         lambda weight: float(repr(weight.tolist()[1][1])),
-        lambda weight: torch.from_dlpack(weight.detach())[0, 1],
+        lambda weight: torch.vmap(lambda row: row.sum() / 2)(weight.detach())[0],
         lambda weight: nn.functional.embedding(torch.tensor([1]), weight)[0, 0],
         lambda weight: torch.zeros(2, 2).copy_(weight)[0, 0],
     ],
@@ -69,7 +81,6 @@ def saved(value: Any) -> Any:
 def test_every_way_to_read(table: Table, read: Callable[[Any], Any]) -> None:
     assert read(table.weight) == 1
     assert "update" in table.events
-    assert "written" not in table.events
 
 
 def test_what_was_taken_before_and_views_of_it(table: Table) -> None:
@@ -113,26 +124,213 @@ def test_every_way_to_write(table: Table, write: Callable[[Any], Any]) -> None:
     assert table.own.tolist() == [0.5] * 4 + [1] * 2
 
 
-def test_memory_that_leaves_torch_is_handed_out_as_long_as_somebody_holds_it(table: Table) -> None:
+@torch.jit.script
+def halve(weight: torch.Tensor) -> None:
+    weight.mul_(0.5)
+
+
+LIBRARY = torch.library.Library("flushing", "DEF")
+LIBRARY.define("halve(Tensor(a!) x) -> ()")
+LIBRARY.impl("halve", lambda x: np.multiply(x.numpy(), 0.5, out=x.numpy()) is None or None, "CPU")
+
+
+def with_gradient(weight: torch.Tensor, gradient: float) -> torch.Tensor:
+    weight.grad = torch.full_like(weight, gradient)
+    return weight
+
+
+UNSEEN_WRITES: list[Callable[[torch.Tensor], Any]] = [
+    lambda view: torch.optim.SGD([with_gradient(view, 0.5)], lr=1.0, fused=True).step(),
+    halve,
+    torch.jit.trace(lambda x: x.mul_(0.5), torch.ones(2, 2)),
+    torch.ops.flushing.halve,
+    torch.ops.flushing.halve.default,
+    lambda view: view.untyped_storage().copy_(torch.full((6,), 0.5).untyped_storage()),
+    lambda view: ctypes.memmove(view.data_ptr(), np.full(4, 0.5, np.float32).tobytes(), 16),
+]
+
+
+@pytest.mark.parametrize("write", UNSEEN_WRITES)
+def test_writes_that_no_class_sees(table: Table, write: Callable[[Any], Any]) -> None:
+    """Through a view that was made before."""
+    view = table.weight.data
+    table.events.clear()
+    write(view)
+    assert table.events.index("update") < table.events.index("written")
+    assert table.own.tolist()[0] == 0.5
+
+
+def collectives(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    half = torch.full((2, 2), 0.5)
+    for write in (
+        lambda view: dist.scatter(view, [half], src=0),
+        lambda view: dist.all_gather([view], half),
+        lambda view: dist.all_gather_into_tensor(view, half),
+        lambda view: dist.reduce_scatter_tensor(view, half),
+        lambda view: dist.all_to_all_single(view, half),
+        lambda view: dist.broadcast(view, src=0, async_op=True).wait(),
+        lambda view: dist.all_reduce(view),
+        lambda view: group.allreduce([view]).wait(),
+        lambda view: dist._broadcast_coalesced(group, [view], 1024, 0),  # type: ignore[attr-defined]
+    ):
+        table = Table()
+        view = table.weight.data
+        table.events.clear()
+        write(view)
+        assert table.events.index("update") < table.events.index("written")
+        table.close()
+        table.events.clear()
+        write(view)
+        assert table.events == []
+
+
+def test_collectives_into_kept_views() -> None:
+    shared_world(1).run(collectives)
+
+
+def test_every_function_is_put_back() -> None:
+    def functions() -> list[Any]:
+        script = torch.jit.ScriptFunction.__call__, torch._C.ScriptMethod.__call__
+        return [torch.to_dlpack, torch.utils.dlpack.to_dlpack, torch._C._to_dlpack, *script]
+
+    before, first, second = functions(), Table(), Table()
+    assert not set(before) & set(functions())
+    for each in (first, second):
+        assert functions() != before
+        each.close()
+    assert functions() == before
+
+
+def put_data(weight: torch.Tensor) -> torch.Tensor:
+    made = torch.empty(0)
+    made.data = weight
+    return made
+
+
+ALIASES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    put_data,
+    torch.empty(0).set_,
+    lambda view: torch.empty(0).set_(view.untyped_storage(), 0, (2, 2)),  # type: ignore[call-overload]
+    copy.copy,
+    lambda view: view.as_subclass(nn.Parameter),
+    torch.Tensor,
+    nn.Parameter,
+    lambda view: torch.Tensor._make_subclass(nn.Parameter, view),
+]
+
+
+@pytest.mark.parametrize("make", ALIASES)
+def test_aliases_made_in_the_block(table: Table, make: Callable[[Any], Any]) -> None:
+    """Their memory is counted; they are watched from the next forward, or the end of a backward pass, on."""
+    alias = make(table.weight.data)
     assert not table.handles.handed_out()
-    array = table.weight.detach().numpy()
-    part = array[1:]
-    del array
+    table.events.clear()
+    assert alias.sum() == 4
+    assert table.events == ["update"]
+    with torch.no_grad():
+        alias.fill_(0.5)
+    assert table.events[-1] == "written"
+    assert table.own.tolist()[:4] == [0.5] * 4
+    kind: Any = type(alias)
+    table.close()
+    assert type(alias) is kind.plain
+
+
+EXPORTS: list[Callable[[torch.Tensor], Any]] = [
+    lambda view: view.numpy()[1:],
+    lambda view: torch.from_numpy(view.numpy()),
+    lambda view: torch.utils.dlpack.to_dlpack(view),
+    lambda view: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(view)),
+    torch.from_dlpack,
+    np.from_dlpack,
+    lambda view: view.untyped_storage(),
+    lambda view: view.storage(),
+]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+def test_memory_that_leaves_torch_is_handed_out_until_it_is_dropped(table: Table, export: Callable[[Any], Any]) -> None:
+    held = export(table.weight.detach())
     gc.collect()
     assert table.handles.handed_out()
-    assert "written" not in table.events
-    del part
+    assert table.handles.handed_out()
+    table.events.clear()
+    del held
     gc.collect()
     assert not table.handles.handed_out()
-    assert table.events[-1] == "written", "perhaps through the array"
+    assert "written" in table.events, "perhaps through it"
+    again = export(table.weight.detach())
+    table.handles.accept()
+    assert not table.handles.handed_out()
+    del again
+
+
+def test_other_threads_may_fill_tuples_meanwhile(table: Table) -> None:
+    """A tuple that is being filled may have one reference only."""
+    errors, over = [], threading.Event()
+
+    def fill() -> None:
+        while not over.is_set():
+            try:
+                tuple(each for each in range(2_000))
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    for _ in range(10):
+        find([table.handles], [])
+    over.set()
+    thread.join()
+    assert errors == []
+
+
+TERMS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda weight: weight.pow(2).sum(),
+    lambda weight: (torch.ones(3, 2, requires_grad=True) @ weight.detach().T).sum(),
+    lambda weight: nn.functional.linear(torch.ones(3, 2, requires_grad=True), weight).sum(),
+    lambda weight: nn.functional.embedding(torch.tensor([0]), weight).exp().sum(),
+    lambda weight: weight.data.requires_grad_().exp().sum(),
+]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_nodes_of_autograd_look(table: Table, term: Callable[[Any], torch.Tensor]) -> None:
+    """At what they saved of a table, when backward comes to them."""
+    loss = term(table.weight)
+    assert not table.handles.handed_out(), "what is saved is watched"
+    table.events.clear()
+    loss.backward()
+    if "Exp" not in str(loss.grad_fn.next_functions):  # it saved its result
+        assert "update" in table.events
+
+
+def test_autograd_refuses_what_was_written_since(table: Table) -> None:
+    loss = table.weight.pow(2).sum()
+    with torch.no_grad():
+        table.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_hooks_of_the_program_on_saved_tensors_stay_in_use(table: Table) -> None:
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(1) or tensor.clone(), lambda it: it):
+        loss = table.weight.pow(3).sum()
+    assert packed
+    loss.backward()
+    assert table.weight.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
 def test_an_error_of_the_pending_updates_reaches_the_reader(table: Table) -> None:
     def broken() -> None:
         raise ConnectionError("a peer is gone")
 
-    handles = Handles([table.own], broken, lambda: None)
-    table.handles.close()
+    handles = Handles([table.own], [table.own], broken, lambda: None)
+    table.close()
     find([handles], [])
     with pytest.raises(ConnectionError, match="a peer is gone"):
         table.weight.sum()
@@ -141,7 +339,7 @@ def test_an_error_of_the_pending_updates_reaches_the_reader(table: Table) -> Non
 
 def test_everything_is_put_back(table: Table) -> None:
     view = table.weight.data
-    table.handles.close()
+    table.close()
     assert [type(each) for each in (table.weight, view, table.kept["shard"][0])] == [
         nn.Parameter,
         torch.Tensor,
@@ -153,11 +351,11 @@ def test_everything_is_put_back(table: Table) -> None:
 
 def test_frozen_objects_are_found_by_what_holds_them() -> None:
     other = Table()
-    other.handles.close()
+    other.close()
     other.events.clear()
     gc.freeze()
     try:
-        handles = Handles([other.own], other.update, lambda: None)
+        handles = Handles([other.own], [other.own], other.update, lambda: None)
         find([handles], [other])
         assert other.kept["shard"][0][0] == 1
         handles.close()
