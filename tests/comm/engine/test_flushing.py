@@ -196,7 +196,7 @@ def test_every_function_is_put_back() -> None:
         return [torch.to_dlpack, torch.utils.dlpack.to_dlpack, torch._C._to_dlpack, *script]
 
     before, first, second = functions(), Table(), Table()
-    assert not set(before) & set(functions())
+    assert all(now != then for now, then in zip(functions(), before, strict=True))
     for each in (first, second):
         assert functions() != before
         each.close()
