@@ -318,7 +318,7 @@ class Comm:
         try:
             engine.turns.end()
             engine.flush()
-            engine.note_replaced()
+            engine.plain_runs.note_replaced(engine)
         except BaseException as error:
             engine.abort(f"failed: {error}")
             raise

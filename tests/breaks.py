@@ -183,8 +183,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/engine.py",
-        before="for step in self._to_come():\n                    if",
-        after="for step in self._to_come()[:1]:\n                    if",
+        before="for step in self.steps.to_come():\n                    if",
+        after="for step in self.steps.to_come()[:1]:\n                    if",
         tests=("tests/comm/engine/test_checkpoint.py", "tests/comm/exactness/test_programs.py"),
         why="the step after load_state_dict trains with rows from before it",
     ),

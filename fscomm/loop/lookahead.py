@@ -36,9 +36,20 @@ class Listener:
     This one does nothing with it: nothing is served, and nothing is gained by pulling early.
     """
 
+    elsewhere = False
+    """The thread that asks for batches is another one than that which trains, since `resume`."""
+
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
         return False
+
+    def forwards(self) -> int | None:
+        """In training, until now; None: not known."""
+        return None
+
+    def waiting(self) -> list[Any]:
+        """The batches that were handed out and not trained on."""
+        return []
 
     def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
         """The next batch. draws: loader and training draw from the same random numbers here. in_turn: so they did
@@ -209,6 +220,7 @@ class _Epoch(Generic[T]):
         self._draws = draws
         self.saved: _State | None = None
         self._first = True
+        self._trained: int | None = None  # forwards in training, when the first batch was handed out
         self._ahead: Moved[T] | BaseException | None = None  # a batch, or what the loader raised: StopIteration too
         self._left = False
 
@@ -231,8 +243,9 @@ class _Epoch(Generic[T]):
                 "this loop cannot go on: a newer one was started over the same lookahead, a state was loaded, or its "
                 "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
             )
-        self._draws.resume()
-        if self._listener.resume(self) and isinstance(self._ahead, Moved):
+        resumed = self._listener.resume(self)
+        self._draws.resume(elsewhere=self._listener.elsewhere)
+        if resumed and isinstance(self._ahead, Moved):
             self._announce(self._ahead, draws=False)
         if self._ahead is None:
             self._ahead = self._pull()
@@ -246,14 +259,17 @@ class _Epoch(Generic[T]):
         moved = self._ahead
         early = self._pulls_early()
         if early:
-            saved, as_it_was = self._save(), BatchSnapshot(moved.pulled)
+            saved = self._save()
+            untrained = [moved.pulled, *([] if self._listener.elsewhere else self._listener.waiting())]
+            as_it_was = [BatchSnapshot(batch) for batch in untrained]
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self.saved = saved
-            if as_it_was.changed():
+            if any(batch.changed() for batch in as_it_was):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
-        self._first = False
+        if self._first:
+            self._first, self._trained = False, self._listener.forwards()
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._ahead = self.saved = None
@@ -261,7 +277,12 @@ class _Epoch(Generic[T]):
         return held
 
     def _pulls_early(self) -> bool:
-        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch."""
+        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
+        before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
+        only pulls does not wait for that, as nobody keeps the order of what two threads draw."""
+        untrained = self._trained is not None and self._listener.forwards() == self._trained
+        if self._draws.early is None and untrained and not self._listener.elsewhere:
+            return False
         if self._draws.early is not False and not self._first:
             self._draws.early = not self._listener.draws()
         return bool(self._draws.early)

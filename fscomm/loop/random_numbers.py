@@ -18,6 +18,12 @@ DREW_EARLY = (
 )
 
 
+OWN_ELSEWHERE = (
+    "rng='own' sets the global random numbers to those of the loader while it makes a batch, and the training step in "
+    "another thread would draw from them. Ask for batches in the thread that trains, or leave rng='own' out"
+)
+
+
 class Generators:
     """Where the global generators stand at one moment. Taking and comparing it costs some 20 microseconds."""
 
@@ -74,6 +80,7 @@ class Draws:
         self._own = own
         self._loaders: Generators | None = None  # where the loader's own stream is
         self._handed_out: Generators | None = None
+        self._elsewhere = False
         self._user_drew = False
         self._loader_drew = False
         self._after_early: Generators | None = None  # where the loader left the numbers that the training step has now
@@ -82,12 +89,21 @@ class Draws:
 
     def hand_out(self) -> None:
         """The user gets a batch; the next pull tells whether the user draws."""
-        self._handed_out = None if self._own else Generators()
+        self._handed_out = Generators()
 
-    def resume(self) -> None:
-        """The user asks for a batch. Raises RuntimeError if it was pulled too early."""
+    def resume(self, *, elsewhere: bool = False) -> None:
+        """The user asks for a batch. elsewhere: in a thread that only pulls. What the training step draws meanwhile has
+        no order in the plain loop either, and what it draws from stays as it is.
+
+        Raises:
+            RuntimeError: the batch was pulled too early.
+            ValueError: own random numbers are asked for in a thread that only pulls.
+        """
+        if elsewhere and self._own and self._handed_out is not None:
+            raise ValueError(OWN_ELSEWHERE)
+        self._elsewhere = elsewhere
         if self._handed_out is not None:
-            self._user_drew = self._handed_out != Generators()
+            self._user_drew = not elsewhere and self._handed_out != Generators()
         if self._after_early is not None:
             if self._user_drew:
                 raise RuntimeError(DREW_EARLY)
@@ -118,6 +134,6 @@ class Draws:
                 drew = before != after
                 self.both = self._user_drew and (drew or (again and self._loader_drew))
                 self._loader_drew |= drew
-                if early and drew:
+                if early and drew and not self._elsewhere:
                     self._after_early = after
                     before.restore()
