@@ -116,6 +116,7 @@ class Engine(Listener):
         self.turns = Turns(self, parts, averaged)
         self.steps = Steps(
             served.calls,
+            served.groups,
             most=1 if self.turns.in_use else WAITING,
             not_called=self.plain_runs.note_step,
         )
@@ -302,14 +303,14 @@ class Engine(Listener):
         if call.training:
             self.steps.idle[m] = 0
             self._fetch()
-        else:
-            self.steps.evaluate(m, features, elsewhere=self.elsewhere)
         self._drop_written()
         choices = self._choices.of(m, call, features)
         agreed = self._exchange_modes(m, choices)
         choice = choices[agreed.step]
         step, m, why = choice.step, choice.m, choice.decision.why
-        if step is not None and call.trains:
+        if not call.training:
+            self.steps.evaluate(m, step, known=agreed.mode == Mode.PLAIN, elsewhere=self.elsewhere)
+        elif step is not None and call.trains:
             self._begin(step, m, features)
         if why is not None:
             self.plain_runs.report(m, step, choice.decision)

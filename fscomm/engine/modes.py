@@ -65,7 +65,7 @@ def decide(
     stale: str | None = None,
     too_many: str | None = None,
 ) -> Decision:
-    """For a forward of module m that belongs to `step`: the first of the rules that holds.
+    """For a forward of module m in training that belongs to `step`: the first of the rules that holds.
 
     calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
@@ -73,8 +73,6 @@ def decide(
     stale: why rows that its ids were mapped to ahead are not those of the forward; None: they are.
     too_many: why the batch may be one that waits no longer.
     """
-    if not call.training:
-        return Decision(mode=Mode.PLAIN)
     if step is None:
         why = "no batch was announced for it: use comm.lookahead(loader)"
         return Decision(mode=Mode.FOREIGN, why=why, lasting=True)

@@ -3,7 +3,7 @@
 A backward pass also uses it, in a thread of autograd, while the training thread waits for that pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,10 @@ class Step:
     def ids(self) -> ExchangedIds:
         """Those of this batch, once the user holds it."""
         return self.arrived.now()
+
+    def unserved(self, groups: Iterable[int]) -> bool:
+        """Whether some rank announced nothing for these groups."""
+        return any(self.ids.groups[g] is None for g in groups)
 
     def go_back_whole(self, *, in_any_case: bool = False) -> None:
         """Modules of a step in parts that ran plainly, as a whole, go back if all parts have come; or in any case."""

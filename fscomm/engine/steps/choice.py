@@ -81,15 +81,17 @@ class Choices:
 
     def _decide(self, m: int, step: Step | None, call: Call, features: Any, *, another: bool) -> Decision:
         """another: the forward belongs to another step."""
-        served = step is not None and all(step.ids.groups[g] is not None for g in self._served.groups[m])
+        served = step is not None and not step.unserved(self._served.groups[m])
+        if not call.training:
+            known = served and step is not None and step.modules[m].matches(features)
+            return Decision(mode=Mode.PLAIN if known else Mode.FOREIGN)
         foreign = another
         if served and not another:
             assert step is not None
             foreign = not step.modules[m].matches(features)
-        foreign = foreign and call.training
         calls, full = len(self._served.calls[m]), self._steps.is_full
         stale = None
-        if step is not None and served and not foreign and call.training and not step.modules[m].used:
+        if step is not None and served and not foreign and not step.modules[m].used:
             stale = self._stale(m, step)
         decision = decide(
             m,
@@ -103,7 +105,7 @@ class Choices:
             stale=stale,
             too_many=TOO_MANY if full else None,
         )
-        if call.training and not served and (calls > 1 or foreign):
+        if not served and (calls > 1 or foreign):
             return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
         return decision
 

@@ -27,16 +27,24 @@ class Steps:
     work in the same order, and nobody knows how far that thread is on another rank. So it only adds to the lists, and
     what a rank drops then depends on the forwards alone. No method blocks.
 
-    calls: [M] all calls of the module that each call is of. most: batches that wait, at most. not_called: reports a
-    module that was not called in a step.
+    calls: [M] all calls of the module that each call is of; groups: [M] the sharding groups of each. most: batches that
+    wait, at most. not_called: reports a module that was not called in a step.
 
     Attributes:
         held: the step that was handed out last. begun: the one that the last forward in training belongs to.
         idle: [M] steps in a row without a forward in training.
     """
 
-    def __init__(self, calls: Sequence[range], *, most: int, not_called: Callable[[int, Step, str], None]) -> None:
+    def __init__(
+        self,
+        calls: Sequence[range],
+        groups: Sequence[range],
+        *,
+        most: int,
+        not_called: Callable[[int, Step, str], None],
+    ) -> None:
         self._calls = calls
+        self._groups = groups
         self._most = most
         self._not_called = not_called
         self._lock = threading.Lock()  # of the lists
@@ -127,19 +135,18 @@ class Steps:
             self.begun = step
         self._leave(left)
 
-    def evaluate(self, m: int, features: Any, *, elsewhere: bool) -> None:
-        """A forward without gradients: of the step whose features it gets. Where those of the step handed out last are
-        not known, it may be that one."""
-        with self._lock:
-            handed_out = [*self._waiting, *([self.begun] if self.begun is not None else [])]
-        for step in handed_out:
-            if step.modules[m].matches(features):
-                step.modules[m].called = step.evaluated = True
-                return
+    def evaluate(self, m: int, step: Step | None, *, known: bool, elsewhere: bool) -> None:
+        """A forward without gradients. step, known: whose features all ranks got in it. Where nothing was announced for
+        the step handed out last, it may be of that one.
+
+        What is left out of the lists then is agreed: otherwise ranks would fetch other rows than the others.
+        """
         held = self.held
-        if held is not None and held.modules[m].features is None and not elsewhere:
+        if known and step is not None:
+            step.modules[m].called = step.evaluated = True
+        elif held is not None and not elsewhere and held.unserved(self._groups[m]):
             held.modules[m].called = True
-            held.evaluated |= all(module.features is None for module in held.modules)
+            held.evaluated |= all(map(held.unserved, self._groups))
 
     def leave_evaluated(self) -> None:
         """The loop goes on: batches that only had forwards without gradients are not trained on any more."""
