@@ -40,6 +40,8 @@ AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 class enable:
     """Serve the sharded modules of `model` inside a `with`; results stay bitwise those of the plain loop.
 
+    That holds for loaders that do not depend on what the training step does: see `Comm.lookahead`.
+
     model: a DistributedModelParallel or any module that holds sharded TorchRec modules. Nothing of it is replaced but
     the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
     plainly, with the reason in `comm.report().fallbacks`; with `strict=True` that raises instead.
@@ -231,7 +233,7 @@ class Comm:
         return comm._with_counts(library, found, problems)
 
     def lookahead(
-        self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
+        self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared", early: bool = True
     ) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
 
@@ -239,12 +241,16 @@ class Comm:
         `state_dict()` is the loader's own as of the batch that the user holds. Several may be open at a time: one for
         evaluation inside the loop over another, for example.
 
-        rng: "shared" gives what the plain loop gives; where loader and training step draw from the same global random
-        numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see `Lookahead`.
+        The loader must not depend on what the training step does, as it makes a batch before the step on the one
+        before: pass early=False where it does (curriculum, hard negatives, replay), and steps run plainly.
+
+        rng: "shared" gives what the plain loop gives; where loader and training step draw from the same generator of
+        random numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see
+        `Lookahead`.
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=self._listener, device=device, rng=rng)
+        lookahead = Lookahead(loader, listener=self._listener, device=device, rng=rng, early=early)
         self._lookaheads.add(lookahead)
         self._newest_lookahead = lookahead
         return lookahead

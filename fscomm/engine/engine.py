@@ -25,7 +25,7 @@ from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
 from fscomm.engine.steps.choice import Choice, Choices
 from fscomm.engine.steps.in_loop import IDLE, TOO_MANY, WAITING, Steps
-from fscomm.engine.steps.plain_runs import EVALUATES, IN_TURN, MAPS_WAIT, ONLY_READ, TWO_THREADS, PlainRuns
+from fscomm.engine.steps.plain_runs import EVALUATES, MAPS_WAIT, ONLY_READ, TWO_THREADS, PlainRuns
 from fscomm.engine.steps.step_times import StepTimes
 from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
@@ -39,6 +39,7 @@ from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import InParts
+from fscomm.loop.random_numbers import IN_TURN
 from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP
@@ -166,11 +167,11 @@ class Engine(Listener):
             if self.held is not None:
                 order.go_on()
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
-        why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
+        why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
         if why is not None:
             nothing = [None] * len(self.modules)
             self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)

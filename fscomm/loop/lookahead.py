@@ -18,11 +18,12 @@ import torch
 from fscomm.device import not_compiled
 from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.moving import Moved, Moving
-from fscomm.loop.random_numbers import Draws
+from fscomm.loop.random_numbers import IN_TURN, Draws
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
 Rng = Literal["shared", "own"]
+ASKED_FOR = "lookahead(early=False) pulls no batch before it is asked for"
 REUSED = (
     "the loader wrote into the {kind} that it gave before, or replaced tensors in it, while it made the next one. "
     "fscomm pulls one batch ahead, so that batch is still to be trained on. Give every batch memory of its own, for "
@@ -51,9 +52,9 @@ class Listener:
         """The batches that were handed out and not trained on."""
         return []
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
-        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: so they did
-        before, and this batch is about to be held."""
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
+        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: why it was not
+        pulled early, and is about to be held; None: it was, or one cannot tell yet."""
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank: then no batch is pulled early. Blocks until
@@ -93,6 +94,10 @@ class Lookahead(Generic[T]):
     from a stream of its own, which begins like the global one; then batches are pulled early, and the numbers drawn
     differ from those of the plain loop.
 
+    early: False where the loader depends on what the training step does: it weighs batches by the last loss, samples
+    by the tables, or replays what the model got wrong. Every batch is then pulled when it is asked for, and steps run
+    plainly. Nothing else changes. fscomm sees common random numbers by itself, and no other dependence.
+
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
     new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
     `it = iter(lookahead)` and loop over that.
@@ -101,7 +106,13 @@ class Lookahead(Generic[T]):
     """
 
     def __init__(
-        self, loader: Iterable[T], *, listener: Listener, device: torch.device | None, rng: Rng = "shared"
+        self,
+        loader: Iterable[T],
+        *,
+        listener: Listener,
+        device: torch.device | None,
+        rng: Rng = "shared",
+        early: bool = True,
     ) -> None:
         if rng not in ("shared", "own"):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
@@ -109,6 +120,7 @@ class Lookahead(Generic[T]):
         self._listener = listener
         self._moving = Moving(device)
         self._draws = Draws(own=rng == "own")
+        self._early = early
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
@@ -130,7 +142,7 @@ class Lookahead(Generic[T]):
         self._draws.begin()
         with self._draws.of_loader():
             iterator = iter(self._loader)
-        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws)
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early)
         return self._epoch
 
     @not_compiled
@@ -212,14 +224,17 @@ class _Epoch(Generic[T]):
         listener: Listener,
         moving: Moving,
         draws: Draws,
+        early: bool,
     ) -> None:
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
         self._moving = moving
         self._draws = draws
+        self._early = early
         self.saved: _State | None = None
         self._first = True
+        self._steady = False  # the loader has made its first batches: what it holds was looked at
         self._trained: int | None = None  # forwards in training, when the first batch was handed out
         self._ahead: Moved[T] | BaseException | None = None  # a batch, or what the loader raised: StopIteration too
         self._left = False
@@ -268,6 +283,7 @@ class _Epoch(Generic[T]):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
+        self._steady = not self._first
         if self._first:
             self._first, self._trained = False, self._listener.forwards()
         held: T = self._listener.hold(self._moving.end(moved))
@@ -280,6 +296,8 @@ class _Epoch(Generic[T]):
         """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
         before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
         only pulls does not wait for that, as nobody keeps the order of what two threads draw."""
+        if not self._early:
+            return False
         untrained = self._trained is not None and self._listener.forwards() == self._trained
         if self._draws.early is None and untrained and not self._listener.elsewhere:
             return False
@@ -296,8 +314,10 @@ class _Epoch(Generic[T]):
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         try:
+            self._look_at_loader()
             with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
+                self._look_at_loader()
             moved = self._moving.begin(pulled)
         except StopIteration:
             self._listener.end()
@@ -313,8 +333,14 @@ class _Epoch(Generic[T]):
         self._announce(moved, draws=self._draws.both and (early or not self._first))
         return moved
 
+    def _look_at_loader(self) -> None:
+        """Its generators of random numbers may be made with its first batch."""
+        if not self._steady:
+            self._draws.look_at(self.iterator, self._loader)
+
     def _announce(self, moved: Moved[T], *, draws: bool) -> None:
-        self._listener.announce(moved, draws=draws, in_turn=self._draws.early is False)
+        why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
+        self._listener.announce(moved, draws=draws and self._early, in_turn=why)
 
     def _save(self) -> _State:
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""

@@ -12,11 +12,6 @@ from fscomm.report.recorder import Recorder, user_line
 from fscomm.tables.binding import Binding
 
 log = logging.getLogger("fscomm")
-IN_TURN = (
-    "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
-    "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
-    "those of the loop without fscomm"
-)
 ONLY_READ = "its maps are only read (model.eval())"
 MAPS_WAIT = (
     "its maps change with every batch, and this one was asked for before the batch before it was trained on: "

@@ -38,7 +38,7 @@ class Told(Listener):
             self.end()
         return resumed
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
         self._draws = draws
         self._open += 1
         self._tell("announce", moved.batch)
