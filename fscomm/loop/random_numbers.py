@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 IN_TURN = (
-    "loader and training step draw from the same generator of random numbers, so no batch is pulled early, and steps run "
-    "plainly. Give the loader a generator of its own, or pass rng='own' to lookahead() where it is a global one: the "
-    "results then differ from those of the loop without fscomm"
+    "loader and training step draw from the same generator of random numbers, so no batch is pulled early, and steps "
+    "run plainly. Give the loader a generator of its own, or pass rng='own' to lookahead() where it is a global one: "
+    "the results then differ from those of the loop without fscomm"
 )
 DREW_EARLY = (
     "the training step drew random numbers after the loader had drawn some for the next batch, which was pulled early: "
@@ -161,8 +161,8 @@ class Draws:
 
     Attributes:
         early: batches may be pulled early; None while that is not known.
-        both: the loader drew for the batch pulled last, or may draw again, from a generator from which the training step
-            before it drew, too.
+        both: the loader drew for the batch pulled last, or may draw again, from a generator from which the training
+            step before it drew, too.
     """
 
     def __init__(self, *, own: bool) -> None:
