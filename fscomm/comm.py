@@ -18,7 +18,7 @@ from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
-from fscomm.loop.lookahead import Listener, Lookahead, Rng
+from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
@@ -152,8 +152,8 @@ class Comm:
         self._recorder = recorder
         self._engine = engine  # None if no module is served
         self._listener = listener
-        self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
-        self._newest_lookahead: Lookahead[Any] | None = None
+        self._lookaheads: weakref.WeakSet[Any] = weakref.WeakSet()  # and the loops over them
+        self._newest_ahead: Ahead[Any] | None = None
         self._over = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(at_exit(self._end_at_exit))
@@ -250,9 +250,11 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=self._listener, device=device, rng=rng, early=early)
+        lookahead = Lookahead(
+            loader, listener=self._listener, device=device, rng=rng, early=early, opened=self._lookaheads.add
+        )
         self._lookaheads.add(lookahead)
-        self._newest_lookahead = lookahead
+        self._newest_ahead = lookahead.ahead
         return lookahead
 
     def flush(self) -> None:
@@ -271,7 +273,7 @@ class Comm:
     @property
     def unconsumed(self) -> Any:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
-        return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
+        return None if self._newest_ahead is None else self._newest_ahead.unconsumed
 
     def _with_counts(self, library: Library, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
         """Count the forwards of modules of which nothing is served."""
@@ -309,7 +311,7 @@ class Comm:
             if engine is not None:
                 engine.turns.take(None, None)
             self._undo.close()
-            for lookahead in self._lookaheads:
+            for lookahead in list(self._lookaheads):
                 lookahead.close()
 
     def _end_at_exit(self) -> None:

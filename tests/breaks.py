@@ -197,8 +197,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/loop/lookahead.py",
-        before='return _State(value=copy.deepcopy(_method(self._loader, "state_dict")()))',
-        after='return _State(value=_method(self._loader, "state_dict")())',
+        before="return _State(value=copy.deepcopy(save()))",
+        after="return _State(value=save())",
         tests=("tests/comm/loop",),
         why="where a loader gives its own dict out as its state, a saved state is one batch ahead of training",
     ),

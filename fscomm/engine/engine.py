@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -109,7 +109,7 @@ class Engine(Listener):
         self._ended: Pending[ExchangedIds] | None = None
         self._number = 0
         self._written: deque[int] = deque()  # modules whose tables the user wrote
-        self._epoch: Any = None  # the loop that the user is in
+        self._epoch: Callable[[], Any] = lambda: None  # the loop that the user is in; kept by the user alone
         self._puller: int | None = None  # the thread that pulls its batches; None once it has ended
         self.elsewhere = False  # another one than that which trains
         self._known = NO_STEP  # the last step that all ranks are known to have announced
@@ -138,10 +138,11 @@ class Engine(Listener):
             NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
         thread = threading.get_ident()
-        resumed = self._epoch is not epoch
+        resumed = self._epoch() is not epoch
         if resumed and self.elsewhere and thread != self._puller and _is_alive(self._puller):
             raise RuntimeError(TWO_THREADS)
-        self._epoch, self._puller, self.elsewhere = epoch, thread, thread != self.backward.training_thread
+        self._epoch = (lambda: None) if epoch is None else weakref.ref(epoch)
+        self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
         self.plain_runs.note_replaced(self)
         self.turns.end()

@@ -9,7 +9,7 @@ looked at, and a loader that reuses its memory is refused.
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -83,6 +83,22 @@ class _State:
     error: Exception | None = None
 
 
+class Ahead(Generic[T]):
+    """What was fetched ahead: a batch, or what the loader raised, StopIteration, too.
+
+    It outlives the loop and refers to no loader. So the `finally` of a generator runs when the loop over it is left, as
+    without fscomm.
+    """
+
+    def __init__(self, moving: Moving) -> None:
+        self._moving = moving
+        self.value: Moved[T] | BaseException | None = None
+
+    @property
+    def unconsumed(self) -> T | None:
+        return self._moving.end(self.value) if isinstance(self.value, Moved) else None
+
+
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
 
@@ -113,7 +129,9 @@ class Lookahead(Generic[T]):
         device: torch.device | None,
         rng: Rng = "shared",
         early: bool = True,
+        opened: Callable[[Any], None] = lambda _: None,
     ) -> None:
+        """opened: called with every loop that begins, which has to be closed with the look-ahead."""
         if rng not in ("shared", "own"):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
@@ -121,6 +139,8 @@ class Lookahead(Generic[T]):
         self._moving = Moving(device)
         self._draws = Draws(own=rng == "own")
         self._early = early
+        self._opened = opened
+        self.ahead: Ahead[T] = Ahead(self._moving)
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
@@ -143,6 +163,9 @@ class Lookahead(Generic[T]):
         with self._draws.of_loader():
             iterator = iter(self._loader)
         self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early)
+        self.ahead.value = None
+        self._epoch.keep_in(self.ahead)
+        self._opened(self._epoch)
         return self._epoch
 
     @not_compiled
@@ -174,7 +197,7 @@ class Lookahead(Generic[T]):
     @property
     def unconsumed(self) -> T | None:
         """The batch that was fetched ahead and not handed out; None if there is none. Also after `close`."""
-        return None if self._epoch is None else self._epoch.unconsumed
+        return self.ahead.unconsumed
 
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
@@ -190,12 +213,18 @@ class Lookahead(Generic[T]):
         load = _method(self._loader, "load_state_dict")
         self._give_up()
         self._epoch = None
+        self.ahead.value = None
         load(state)
 
     def close(self) -> None:
-        """End the epoch and close its iterator, unless that is the loader itself. Idempotent."""
+        """End the epoch and close its iterator. An iterator that was given as the loader is only let go: where nothing
+        else refers to it, Python closes it, and else one may go on with it. Idempotent."""
         if not self._closed:
             self._give_up()
+            if self._epoch is not None and self._epoch.iterator is self._loader:
+                self._epoch.close()
+                if not hasattr(self._loader, "state_dict"):
+                    self._loader = iter(())
         self._closed = True
 
     def _give_up(self) -> None:
@@ -236,7 +265,7 @@ class _Epoch(Generic[T]):
         self._first = True
         self._steady = False  # the loader has made its first batches: what it holds was looked at
         self._trained: int | None = None  # forwards in training, when the first batch was handed out
-        self._ahead: Moved[T] | BaseException | None = None  # a batch, or what the loader raised: StopIteration too
+        self._kept: Ahead[T] = Ahead(moving)
         self._left = False
 
     @property
@@ -244,9 +273,17 @@ class _Epoch(Generic[T]):
         """Is there a batch, or an error, that the user has not got."""
         return self._ahead is not None and not isinstance(self._ahead, StopIteration)
 
+    def keep_in(self, ahead: Ahead[T]) -> None:
+        """What is fetched ahead is kept there."""
+        self._kept = ahead
+
     @property
-    def unconsumed(self) -> T | None:
-        return self._moving.end(self._ahead) if isinstance(self._ahead, Moved) else None
+    def _ahead(self) -> Moved[T] | BaseException | None:
+        return self._kept.value
+
+    @_ahead.setter
+    def _ahead(self, value: Moved[T] | BaseException | None) -> None:
+        self._kept.value = value
 
     def __iter__(self) -> "_Epoch[T]":
         return self
@@ -309,8 +346,16 @@ class _Epoch(Generic[T]):
         """Pull no more; what was fetched stays to be asked for."""
         self._left = True
         close = getattr(self.iterator, "close", None)
-        if close is not None and self.iterator is not self._loader:
+        runs = getattr(self.iterator, "gi_running", False)  # in another thread, which is told at its next pull
+        if close is not None and self.iterator is not self._loader and not runs:
             close()
+
+    def close(self) -> None:
+        """Pull no more, and let go of an iterator that was given as the loader."""
+        if not self._left:
+            self.leave()
+        if self.iterator is self._loader and not hasattr(self._loader, "state_dict"):
+            self.iterator = self._loader = iter(())
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         try:
@@ -345,7 +390,11 @@ class _Epoch(Generic[T]):
     def _save(self) -> _State:
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
         try:
-            return _State(value=copy.deepcopy(_method(self._loader, "state_dict")()))
+            save = _method(self._loader, "state_dict")
+        except TypeError as error:
+            return _State(error=error.with_traceback(None))  # whose frames would keep this loop, and its loader
+        try:
+            return _State(value=copy.deepcopy(save()))
         except Exception as error:
             return _State(error=error)
 

@@ -67,6 +67,13 @@ class Told(Listener):
             raise ConnectionError("rank 1 is gone")
 
 
+class Forgets(Listener):
+    """Keeps nothing that it was given; batches are pulled early."""
+
+    def draws(self) -> bool:
+        return False
+
+
 class Loader:
     """Batches 0 .. count - 1 of every epoch as strings, with a state that counts them. It notes what it does."""
 

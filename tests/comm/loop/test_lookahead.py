@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lookahead_parts import META, Event, Flaky, Loader, Told, ahead, seen
+from lookahead_parts import META, Event, Flaky, Forgets, Loader, Told, ahead, seen
 from torch.utils.data import DataLoader, DistributedSampler
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -182,6 +182,47 @@ def test_close_ends_the_iterator_but_not_the_user_s() -> None:
             use()
     assert batches.unconsumed == "0.2"
     assert [of_iterator.unconsumed, *source] == ["c", "d"]
+
+
+def closing(closed: list[str]) -> Iterator[str]:
+    try:
+        yield from "abcd"
+    finally:
+        closed.append("closed")
+
+
+class Closing:
+    def __init__(self, closed: list[str]) -> None:
+        self._closed = closed
+
+    def __iter__(self) -> Iterator[str]:
+        return closing(self._closed)
+
+
+@pytest.mark.parametrize("make", [closing, Closing])
+def test_the_finally_of_a_generator_runs_when_the_last_loop_over_it_is_left(make: Callable[[list[str]], Any]) -> None:
+    closed: list[str] = []
+    for batch in ahead(make(closed), Forgets()):
+        if batch == "b":
+            break
+    assert closed == ["closed"], "nothing else refers to it"
+    closed.clear()
+    kept = ahead(make(closed), Forgets())
+    it = iter(kept)
+    assert [next(it), next(it)] == ["a", "b"]
+    kept.close()
+    assert closed == ["closed"]
+    assert kept.unconsumed == "c"
+
+
+def test_a_generator_that_the_user_holds_goes_on_after_the_block() -> None:
+    closed: list[str] = []
+    mine = closing(closed)
+    batches = ahead(mine, Forgets())
+    assert [next(batches), next(batches)] == ["a", "b"]
+    batches.close()
+    assert closed == []
+    assert [batches.unconsumed, *mine] == ["c", "d"]
 
 
 # Errors, and batches that are one object.
