@@ -18,7 +18,7 @@ from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
-from fscomm.loop.lookahead import Listener, Lookahead, Rng
+from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
@@ -39,6 +39,8 @@ AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
 class enable:
     """Serve the sharded modules of `model` inside a `with`; results stay bitwise those of the plain loop.
+
+    That holds for loaders that do not depend on what the training step does: see `Comm.lookahead`.
 
     model: a DistributedModelParallel or any module that holds sharded TorchRec modules. Nothing of it is replaced but
     the `forward` attribute of the served instances, for as long as the block lasts. What cannot be served exactly runs
@@ -150,8 +152,8 @@ class Comm:
         self._recorder = recorder
         self._engine = engine  # None if no module is served
         self._listener = listener
-        self._lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
-        self._newest_lookahead: Lookahead[Any] | None = None
+        self._lookaheads: weakref.WeakSet[Any] = weakref.WeakSet()  # and the loops over them
+        self._newest_ahead: Ahead[Any] | None = None
         self._over = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(at_exit(self._end_at_exit))
@@ -231,7 +233,7 @@ class Comm:
         return comm._with_counts(library, found, problems)
 
     def lookahead(
-        self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared"
+        self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared", early: bool = True
     ) -> "Lookahead[T]":
         """Iterate over `loader` one batch ahead, so that the next batch's ids and rows travel during this one's step.
 
@@ -239,14 +241,20 @@ class Comm:
         `state_dict()` is the loader's own as of the batch that the user holds. Several may be open at a time: one for
         evaluation inside the loop over another, for example.
 
-        rng: "shared" gives what the plain loop gives; where loader and training step draw from the same global random
-        numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see `Lookahead`.
+        The loader must not depend on what the training step does, as it makes a batch before the step on the one
+        before: pass early=False where it does (curriculum, hard negatives, replay), and steps run plainly.
+
+        rng: "shared" gives what the plain loop gives; where loader and training step draw from the same generator of
+        random numbers, steps run plainly then. "own" gives the loader a stream of random numbers of its own: see
+        `Lookahead`.
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
-        lookahead = Lookahead(loader, listener=self._listener, device=device, rng=rng)
+        lookahead = Lookahead(
+            loader, listener=self._listener, device=device, rng=rng, early=early, opened=self._lookaheads.add
+        )
         self._lookaheads.add(lookahead)
-        self._newest_lookahead = lookahead
+        self._newest_ahead = lookahead.ahead
         return lookahead
 
     def flush(self) -> None:
@@ -267,7 +275,7 @@ class Comm:
     @property
     def unconsumed(self) -> Any:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
-        return None if self._newest_lookahead is None else self._newest_lookahead.unconsumed
+        return None if self._newest_ahead is None else self._newest_ahead.unconsumed
 
     def _with_counts(self, library: Library, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
         """Count the forwards of modules of which nothing is served."""
@@ -305,7 +313,7 @@ class Comm:
             if engine is not None:
                 engine.turns.take(None, None)
             self._undo.close()
-            for lookahead in self._lookaheads:
+            for lookahead in list(self._lookaheads):
                 lookahead.close()
 
     def _end_at_exit(self) -> None:
@@ -320,7 +328,7 @@ class Comm:
         try:
             engine.turns.end()
             engine.flush()
-            engine.note_replaced()
+            engine.plain_runs.note_replaced(engine)
         except BaseException as error:
             engine.abort(f"failed: {error}")
             raise

@@ -1,6 +1,9 @@
 """`fscomm.enable` with the interface of TorchRec's train pipelines, for loops that are written for those."""
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -8,15 +11,18 @@ import torch
 from torch import nn
 
 from fscomm.comm import Comm, Features, enable
+from fscomm.loop.lookahead import Lookahead
 
 T = TypeVar("T")
+MOST_ITERATORS = 4  # that were not used up: one to train on, others to evaluate
 
 
 class TrainPipelineFreeScale(Generic[T]):
     """One training step per `progress`, with prioritized communication; results are bitwise those of the plain loop.
 
-    In the place of TorchRec's `TrainPipelineSparseDist`: it takes the same arguments. Those that only say how TorchRec
-    copies batches and frees memory change nothing here. Building one is collective and serves the model until `close`.
+    In the place of TorchRec's `TrainPipelineSparseDist`: it takes the same arguments, and has its `progress`, `attach`,
+    `detach` and `reset`. Arguments that only say how TorchRec copies batches and frees memory change nothing here.
+    Building one is collective and serves the model until `close`.
 
     model: holds sharded modules, gives (losses, output). optimizer: of its dense parameters, or a CombinedOptimizer.
     custom_model_fwd: runs the model in its place, from a batch to (losses, output).
@@ -31,7 +37,6 @@ class TrainPipelineFreeScale(Generic[T]):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        *,
         execute_all_batches: bool = True,
         apply_jit: bool = False,
         context_type: type | None = None,
@@ -43,6 +48,7 @@ class TrainPipelineFreeScale(Generic[T]):
         free_features_storage_early: bool = False,
         clear_data_dist_inputs: bool = False,
         async_inplace_copy: bool = False,
+        *,
         transport: str = "auto",
         strict: bool = False,
         features: Mapping[str, Features] | None = None,
@@ -59,22 +65,31 @@ class TrainPipelineFreeScale(Generic[T]):
         self._model = model
         self._run = custom_model_fwd or model
         self._optimizer = optimizer
-        self._enabled = enable(
-            model, transport=transport, strict=strict, features=features, calls=calls, timeout_s=timeout_s
+        self._device = device
+        self._enable = partial(
+            enable, transport=transport, strict=strict, features=features, calls=calls, timeout_s=timeout_s
         )
-        self.comm: Comm = self._enabled.__enter__()
-        self._source: _Source[T] = _Source()
-        self._batches = self.comm.lookahead(self._source, device)
+        self._enabled: enable | None = None
         self._closed = False
+        self._ahead: OrderedDict[int, tuple[Iterator[T], Lookahead[T]]] = OrderedDict()  # by iterator, last used last
+        self._kept: dict[int, tuple[Iterator[T], T]] = {}  # fetched ahead when the model was detached
+        self.comm: Comm
+        self.attach()
 
     def progress(self, dataloader_iter: Iterator[T]) -> Any:
         """Train on the next batch, or only run the model if it is in eval mode. Returns the model's output.
 
-        After a change of iterators, first trains on the batch that was fetched from the iterator before. Blocks until
-        the iterator gives the batch after the next. Raises StopIteration, at every call, after the last batch.
+        Every iterator has one batch fetched ahead, which waits while another iterator is given: of up to four that have
+        not ended. Blocks until the iterator gives the batch after the next. Raises StopIteration, at every call, after
+        its last batch.
         """
-        self._source.use(dataloader_iter)
-        batch = self._next()
+        if self._enabled is None:
+            self.attach()
+        try:
+            batch = next(self._batches(dataloader_iter))
+        except StopIteration:
+            self._ahead.pop(id(dataloader_iter), None)
+            raise
         if not self._model.training:
             _, output = self._run(batch)
             return output
@@ -83,6 +98,39 @@ class TrainPipelineFreeScale(Generic[T]):
         losses.sum().backward()
         self._optimizer.step()
         return output
+
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Serve the model again after `detach`, or another one. Collective; `progress` does it where it was forgotten.
+
+        sparse_dist: of TorchRec; changes nothing here.
+        """
+        del sparse_dist
+        if self._closed:
+            raise RuntimeError("this pipeline is closed: build a new one")
+        if model is not None and model is not self._model:
+            self.detach()
+            self._run = model if self._run is self._model else self._run
+            self._model = model
+        if self._enabled is None:
+            enabled = self._enable(self._model)
+            self.comm = enabled.__enter__()
+            self._enabled = enabled
+
+    def detach(self) -> nn.Module:
+        """Complete all updates and give the model back, which is returned. Batches fetched ahead are kept for
+        `progress`."""
+        for number, (iterator, ahead) in self._ahead.items():
+            if ahead.unconsumed is not None:
+                self._kept[number] = iterator, ahead.unconsumed
+        self._ahead.clear()
+        self._leave(None, None, None)
+        return self._model
+
+    def reset(self) -> None:
+        """Drop the batches that were fetched ahead."""
+        self._kept.clear()
+        while self._ahead:
+            self._ahead.popitem()[1][1].close()
 
     def close(self) -> None:
         """Complete all updates and give the model back. Idempotent; not collective."""
@@ -94,37 +142,23 @@ class TrainPipelineFreeScale(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._closed:
-            self._closed = True
-            self._enabled.__exit__(kind, error, trace)
+        self._closed = True
+        self._leave(kind, error, trace)
 
-    def _next(self) -> T:
-        try:
-            return next(self._batches)
-        except StopIteration:
-            if self._source.exhausted:
-                raise
-        return next(iter(self._batches))  # the last iterator ended, and here is another
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        enabled, self._enabled = self._enabled, None
+        if enabled is not None:
+            enabled.__exit__(kind, error, trace)
 
-
-class _Source(Generic[T]):
-    """One endless iterator over the iterators that the user gives one after the other."""
-
-    def __init__(self) -> None:
-        self._iterator: Iterator[T] | None = None
-        self.exhausted = False
-
-    def use(self, iterator: Iterator[T]) -> None:
-        if iterator is not self._iterator:
-            self._iterator, self.exhausted = iterator, False
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        assert self._iterator is not None
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self.exhausted = True
-            raise
+    def _batches(self, iterator: Iterator[T]) -> Iterator[T]:
+        number = id(iterator)  # it is kept, so no other one has this number
+        if number not in self._ahead:
+            _, first = self._kept.pop(number, (None, None))
+            source = iterator if first is None else itertools.chain([first], iterator)
+            self._ahead[number] = iterator, self.comm.lookahead(source, self._device)
+            while len(self._ahead) > MOST_ITERATORS:
+                self._ahead.popitem(last=False)[1][1].close()
+        self._ahead.move_to_end(number)
+        return self._ahead[number][1]

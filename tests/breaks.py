@@ -183,8 +183,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/engine.py",
-        before="for step in self._to_come():\n                    if",
-        after="for step in self._to_come()[:1]:\n                    if",
+        before="for step in self.steps.to_come():\n                    if",
+        after="for step in self.steps.to_come()[:1]:\n                    if",
         tests=("tests/comm/engine/test_checkpoint.py", "tests/comm/exactness/test_programs.py"),
         why="the step after load_state_dict trains with rows from before it",
     ),
@@ -197,8 +197,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/loop/lookahead.py",
-        before='return _State(value=copy.deepcopy(_method(self._loader, "state_dict")()))',
-        after='return _State(value=_method(self._loader, "state_dict")())',
+        before="return _State(value=copy.deepcopy(save()))",
+        after="return _State(value=save())",
         tests=("tests/comm/loop",),
         why="where a loader gives its own dict out as its state, a saved state is one batch ahead of training",
     ),

@@ -10,9 +10,8 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +20,15 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
-from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
+from fscomm.engine.modes import Call, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
-from fscomm.engine.step_times import StepTimes
+from fscomm.engine.steps.choice import Choice, Choices
+from fscomm.engine.steps.in_loop import IDLE, TOO_MANY, WAITING, Steps
+from fscomm.engine.steps.plain_runs import EVALUATES, MAPS_WAIT, ONLY_READ, TWO_THREADS, PlainRuns
+from fscomm.engine.steps.step_times import StepTimes
 from fscomm.engine.turns import Turns
-from fscomm.errors import INSTEAD, NotServedError
-from fscomm.exchange.control_word import Mode
+from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, LATE, Parts
@@ -38,8 +39,9 @@ from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import InParts
+from fscomm.loop.random_numbers import IN_TURN
 from fscomm.plan.number_of_parts import NumberOfParts
-from fscomm.report.recorder import Recorder, user_line
+from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
@@ -50,14 +52,6 @@ from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
-_IDLE = 3  # steps without a forward in training, after which nothing is fetched ahead until there is one again
-IN_TURN = (
-    "loader and training step draw from the same global random numbers, so no batch is pulled early, and steps run "
-    "plainly. Pass rng='own' to lookahead() to give the loader random numbers of its own: the results then differ from "
-    "those of the loop without fscomm"
-)
-ONLY_READ = "its maps are only read (model.eval())"
-EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
 
 
 class Engine(Listener):
@@ -70,7 +64,7 @@ class Engine(Listener):
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
-        held: the step whose batch the user has, and batch: that one.
+        steps: of the loop; held: the one that was handed out last.
         forwarded: the step of the last forward that backward may come back to.
     """
 
@@ -92,32 +86,38 @@ class Engine(Listener):
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
-        self._strict = strict
+        self.plain_runs = PlainRuns(modules, recorder, strict=strict)
         self.finder = finder
         self._executor = (Streams if device.runs_ahead else Threads)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
-        self._program = Program(self._executor, served, device, self._to_come)
+        self._program = Program(self._executor, served, device, lambda: self.steps.to_come())
         self.backward = Backward(served, self._executor, self._program, self)
         self.handles = {calls.start: self._handles(calls.start) for calls in served.calls}
         self.maps = {m: MapOrder(module.maps) for m, module in enumerate(modules) if module.maps is not None}
         self._evicting: int | None = None  # the thread that makes evicted rows new
         self.over = False
-        self.held: Step | None = None
         self.forwarded: Step | None = None
-        self._announced: deque[Step] = deque()
-        self._to_fetch: deque[Step] = deque()  # announced, and too early to fetch
         self._newest: Step | None = None
         self._ended: Pending[ExchangedIds] | None = None
         self._number = 0
         self._written: deque[int] = deque()  # modules whose tables the user wrote
-        self._epoch: Any = None  # the loop that the user is in
-        self.batch: Any = None
+        self._epoch: Callable[[], Any] = lambda: None  # the loop that the user is in; kept by the user alone
+        self._puller: int | None = None  # the thread that pulls its batches; None once it has ended
+        self.elsewhere = False  # another one than that which trains
+        self._known = NO_STEP  # the last step that all ranks are known to have announced
+        self._forwards = 0  # in training
         self.turns = Turns(self, parts, averaged)
+        self.steps = Steps(
+            served.calls,
+            served.groups,
+            most=1 if self.turns.in_use else WAITING,
+            not_called=self.plain_runs.note_step,
+        )
+        self._choices = Choices(served, self.steps, finder, handed_out=self._handed_out, stale=self._stale)
+        self._ran: set[int] = set()  # modules whose own forward has returned
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
-        self._reported: set[int] = set()
-        self._idle = [0] * len(modules)  # steps in a row without a forward in training, by module
 
     # The loop over batches: the look-ahead tells of it.
 
@@ -130,29 +130,42 @@ class Engine(Listener):
         Raises:
             NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
-        resumed, self._epoch = self._epoch is not epoch, epoch
+        thread = threading.get_ident()
+        resumed = self._epoch() is not epoch
+        if resumed and self.elsewhere and thread != self._puller and _is_alive(self._puller):
+            raise RuntimeError(TWO_THREADS)
+        self._epoch = (lambda: None) if epoch is None else weakref.ref(epoch)
+        self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
-        self.note_replaced()
-        if self.held is not None:
-            self.turns.end()
-            self._note_idle(self.held)
+        self.plain_runs.note_replaced(self)
+        self.turns.end()
+        if not self.elsewhere:
+            self._move_on(resumed)
+        if resumed:
+            self._times.begin_loop()
+            self.steps.idle = [0] * len(self.modules)
+            if self._newest is not None:
+                self.end()
+        return resumed
+
+    def _move_on(self, resumed: bool) -> None:
+        """The user asks for a batch in the thread that trains; resumed: in another loop."""
+        if self.turns.in_use:
+            self.steps.leave_all()
+        elif resumed:
+            self.steps.leave_begun()
+        self.steps.leave_evaluated()
         for order in self.maps.values():
             if resumed:
                 order.leave()
             if self.held is not None:
                 order.go_on()
-        if resumed:
-            self._times.begin_loop()
-            self._idle = [0] * len(self.modules)
-            if self._newest is not None:
-                self.end()
-        return resumed
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
-        why = IN_TURN if in_turn else None if torch.is_grad_enabled() else EVALUATES
+        why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
         if why is not None:
             nothing = [None] * len(self.modules)
             self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)
@@ -174,11 +187,7 @@ class Engine(Listener):
         Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
         """
         self.check()
-        given = [None if self._idle[m] >= _IDLE else features for m, features in enumerate(given)]
-        missing = list(missing)
-        for m, order in self.maps.items():
-            if given[m] is not None and not order.maps.writes:
-                given[m], missing[m] = None, ONLY_READ
+        given, missing = self._that_can_wait(given, missing)
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
                 module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
@@ -187,7 +196,11 @@ class Engine(Listener):
             number=self._number,
             follows=before.number if before is not None else None,
             modules=[
-                ModuleInStep(features=None if of is None else [Snapshot(kjt) for kjt, _ in of], missing=why)
+                ModuleInStep(
+                    features=None if of is None else [Snapshot(kjt) for kjt, _ in of],
+                    missing=why,
+                    given=None if of is None else of[0][0],
+                )
                 for of, why in zip(given, missing, strict=True)
             ],
             arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved, self._maps_to_begin_with(given)),
@@ -195,13 +208,11 @@ class Engine(Listener):
         )
         self._number += 1
         self._newest = step
-        if before is None:
-            self._announced.clear()  # a loop that was left, and another one starts
-        else:
+        if before is not None:
             before.next = step.number
-        self._announced.append(step)
-        self._to_fetch.append(step)
-        if self.held is None or not self.held.open:
+        self.steps.announce(step, elsewhere=self.elsewhere)
+        if not self.elsewhere:
+            self._known = step.number
             self._fetch()
 
     def draws(self) -> bool:
@@ -229,11 +240,14 @@ class Engine(Listener):
         Raises:
             MismatchError: some ranks have no batch, or failed to load it.
         """
-        self.batch = batch
-        step = self._announced.popleft()
-        with self._recorder.wait("ids", step=step.number):
-            verdict = self._executor.await_ids(step.arrived).verdict
-        left, self.held = self.held, step
+        step, left = self.steps.next_to_hold(), self.held
+        try:
+            with self._recorder.wait("ids", step=step.number):
+                verdict = self._executor.await_ids(step.arrived).verdict
+        except BaseException:
+            self.steps.give_up(step)
+            raise
+        self.steps.hand_out(step, batch, elsewhere=self.elsewhere)
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
         self._times.begin(step, left, verdict.took)
@@ -242,12 +256,25 @@ class Engine(Listener):
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
         self.turns.end()
-        self.held = self.batch = None
+        self._puller, self.steps.held = None, None
+        if not self.elsewhere:
+            self.steps.leave_begun()
         self.flush()
         if self._ended is not None:
             verdict = self._executor.await_ids(self._ended).verdict
             if verdict.stop is not None:
                 raise MismatchError(verdict.stop)
+
+    def forwards(self) -> int:
+        return self._forwards
+
+    def waiting(self) -> list[Any]:
+        return self.steps.waiting()
+
+    @property
+    def held(self) -> Step | None:
+        """The step whose batch was handed out last."""
+        return self.steps.held
 
     # Forwards.
 
@@ -256,63 +283,50 @@ class Engine(Listener):
         if self.over:
             return self.modules[m].plain(features)
         self.device.refuse_capture()
-        call, calls = this_call(), self.served.calls[m]
+        call = this_call()
         if call.training and self.turns.has_parts(m, call):
             return self.turns.call(m, features, call)
-        if call.training and not call.inside_backward and self.held is not None:
-            made = self.held.modules[m]
-            made.calls += 1
-            m = calls[min(made.calls, len(calls)) - 1]
-            if self.batch is not None and (why := self.finder.learn(m, self.batch, features)) is not None:
-                self.report_plain(m, why)
         return self.forward(m, features)
 
     def forward(self, m: int, features: Any) -> Any:
-        """The output of module m, bitwise that of its own forward; m: which of its calls, as far as they are known."""
+        """The output of module m, bitwise that of its own forward; m: its first call."""
         self.backward.training_thread = threading.get_ident()
         self.backward.end_failed_pass()
         self.check()
-        step, call = self.held, this_call()
+        call = this_call()
+        self._forwards += call.trains
         if call.training:
-            self._idle[m] = 0
-            if step is None or not step.open:
-                self._fetch()
-        if step is not None:
-            step.modules[m].called = True
-        decision = self._decide(m, step, call, features)
-        modes = self._exchange_modes(m, decision.mode)
-        agreed = max(modes)
-        if step is not None and call.training and not call.inside_backward:  # backward may come back to it
+            self.steps.idle[m] = 0
+            self._fetch()
+        self._drop_written()
+        choices = self._choices.of(m, call, features)
+        agreed = self._exchange_modes(m, choices)
+        choice = choices[agreed.step]
+        step, m, why = choice.step, choice.m, choice.decision.why
+        if not call.training:
+            self.steps.evaluate(m, step, known=agreed.mode == Mode.PLAIN, elsewhere=self.elsewhere)
+        elif step is not None and call.trains:
+            self._begin(step, m, features)
+        if why is not None:
+            self.plain_runs.report(m, step, choice.decision)
+        if step is not None and call.trains:  # backward may come back to it
             step.modules[m].used = step.open = True
-            step.fetches_late = agreed.served and self._fetches_late(m, step)
+            step.fetches_late = agreed.mode.served and self._fetches_late(m, step)
             self.forwarded = step
-        if step is not None and agreed.served:
+            self._known = agreed.newest
+            self._fetch()
+        if step is not None and agreed.mode.served:
             self._count(m, features, call, None)
-            return self._run_served(m, step, features, agreed)
+            return self._run_served(m, step, features, agreed.mode)
         self._executor.wire_gate.settle()
-        why = decision.why or WARM_UP
-        if step is not None and decision.mode.served:
-            others = name_ranks([rank for rank, mode in enumerate(modes) if not mode.served])
+        if step is not None and choice.decision.mode.served:
+            others = name_ranks([rank for rank, mode in enumerate(agreed.modes) if not mode.served])
             why = f"{others} could not use what was fetched ahead"
-            self._note_plain(m, f"step {step.number}: {why}")
-        self._count(m, features, call, why)
+            self.plain_runs.note_step(m, step, why, here=True)
+        self._count(m, features, call, why or WARM_UP)
         if step is not None and step.num_parts > 1 and call.training:
             return self.turns.run_whole(m, step)
-        return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN, stale=agreed == Mode.STALE)
-
-    def note_replaced(self) -> None:
-        """Report the modules whose forward was replaced by other code. Their kernels keep the order all the same."""
-        for m, module in enumerate(self.modules):
-            forward = vars(module.module).get("forward")
-            if getattr(forward, "engine", None) is not self:  # of its `ServedForward`
-                who = type(forward).__name__
-                self.report_plain(m, f"its forward was replaced in the block, by {who}. {INSTEAD}")
-
-    def report_plain(self, m: int, why: str) -> None:
-        """Module m cannot be served. Raises NotServedError if `strict`."""
-        self._note_plain(m, why)
-        if self._strict:
-            raise NotServedError(f"{self.modules[m].name}: {why}")
+        return self.run_plainly(m, step, features, foreign=agreed.mode == Mode.FOREIGN, stale=agreed.mode == Mode.STALE)
 
     # Looking at tables.
 
@@ -358,7 +372,7 @@ class Engine(Listener):
 
     def step_to_come(self, number: int | None) -> Step | None:
         """The step of this number, if the user holds it or will get it."""
-        return next((step for step in self._to_come() if step.number == number), None)
+        return next((step for step in self.steps.to_come() if step.number == number), None)
 
     def pass_is_over(self) -> None:
         """A backward pass is over. The program may look at tables that it has handed out in a way that is not seen."""
@@ -377,26 +391,29 @@ class Engine(Listener):
             (each for kernel in kernels for each in own(kernel)), tables, partial(self._before_look, m), written
         )
 
-    def _to_come(self) -> list[Step]:
-        return [step for step in (self.held, *self._announced) if step is not None]
-
     def _fetch(self) -> None:
-        """Start to fetch the exclusive rows of the steps that waited for it.
+        """Start to fetch the exclusive rows of the steps whose time it is."""
+        for step in self.steps.to_fetch(self._known):
+            self._program.fetch_exclusive(step, range(len(self.modules)))
 
-        An update between the fetch and the forward makes fetched rows stale, except an update of the step just before:
-        that one touches none of these rows. So rows are fetched once the held batch had its backward pass, or the next
-        batch its forward.
-        """
-        while self._to_fetch:
-            self._program.fetch_exclusive(self._to_fetch.popleft(), range(len(self.modules)))
-
-    def _note_idle(self, left: Step) -> None:
-        """The user leaves a step. A module that was evaluated in it is not fetched for in the next ones."""
-        for m, module in enumerate(left.modules):
-            if not module.used:
-                self._idle[m] = _IDLE if module.called else self._idle[m] + 1
-                if not module.called and m == self.served.calls[m].start:
-                    self._note_plain(m, f"step {left.number}: its forward was not called")
+    def _that_can_wait(
+        self, given: Sequence[Parts | None], missing: Sequence[str | None]
+    ) -> tuple[list[Parts | None], list[str | None]]:
+        """The features that are announced, and why others are not."""
+        of_modules, reasons = list(given), list(missing)
+        for m, features in enumerate(given):
+            maps, why = self.maps.get(m), None
+            # TorchRec makes a module ready in its first forward, and another thread may be in that.
+            unready = self.elsewhere and self.served.calls[m].start not in self._ran
+            if maps is not None and not maps.maps.writes:
+                why = ONLY_READ
+            elif maps is not None and (self.elsewhere or self.steps.prefetched):
+                why = MAPS_WAIT
+            elif self.elsewhere and self.steps.is_full:
+                why = TOO_MANY
+            if features is not None and (why is not None or unready or self.steps.idle[m] >= IDLE):
+                of_modules[m], reasons[m] = None, why
+        return of_modules, reasons
 
     def _exchange_ids(
         self,
@@ -419,49 +436,36 @@ class Engine(Listener):
         found = {m: order.announce(self._number) for m, order in self.maps.items() if given[m] is not None}
         return {m: maps for m, maps in found.items() if maps is not None}
 
-    def _decide(self, m: int, step: Step | None, call: Call, features: Any) -> Decision:
-        """How this rank wants to run module m. Reports why, if it cannot be served."""
-        handed_out = self.handles[self.served.calls[m].start].handed_out()
-        self._drop_written()
-        served = step is not None and all(step.ids.groups[g] is not None for g in self.served.groups[m])
-        announced = step.modules[m].features if step is not None else None
-        foreign = call.training and served and (announced is None or not announced[0].matches(features))
-        calls = len(self.served.calls[m])
-        decision = decide(
-            m,
-            step,
-            call,
-            calls=calls,
-            served=served,
-            foreign=foreign,
-            explicit=(step is not None and step.num_parts > 1) or m in self.finder.explicit,
-            handed_out=handed_out,
-            stale=self._stale(m, step) if served and not foreign and call.training else None,
-        )
-        if decision.why is not None and decision.lasting:
-            self.report_plain(m, decision.why)
-        elif decision.why is not None and step is not None:
-            self._note_plain(m, f"step {step.number}: {decision.why}")
-        if call.training and not served and calls > 1:
-            return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
-        return decision
+    def _begin(self, step: Step, m: int, features: Any) -> None:
+        """A forward of module m in training belongs to `step`."""
+        self.steps.begin(step, elsewhere=self.elsewhere)
+        step.modules[self.served.calls[m].start].calls += 1
+        if step.batch is not None and step.num_parts == 1:
+            why = self.finder.learn(m, step.batch, features)
+            if why is not None:
+                self.plain_runs.refuse(m, why)
 
-    def _stale(self, m: int, step: Step | None) -> str | None:
+    def _handed_out(self, m: int) -> bool:
+        return self.handles[self.served.calls[m].start].handed_out()
+
+    def _stale(self, m: int, step: Step) -> str | None:
         """Why the maps of module m do not fit what was made of the batch of `step`."""
-        if step is None or m not in self.maps:
+        if m not in self.maps:
             return None
         record = step.ids.records[m]
         assert record is not None
         return self.maps[m].problem(step.number, record)
 
-    def _exchange_modes(self, m: int, mode: Mode) -> list[Mode]:
+    def _exchange_modes(self, m: int, choices: Mapping[int, Choice]) -> Agreed:
         step, before = self.held, self.forwarded
+        held = NO_STEP if self.elsewhere or step is None else step.number
         return self._executor.control_words.exchange(
             self.modules[m].name,
             m,
-            step=step.number if step is not None else -1,
-            passes=before.modules[m].backwards if before is not None else 0,
-            mode=mode,
+            held=held,
+            passes=sum(before.modules[call].backwards for call in self.served.calls[m]) if before is not None else 0,
+            newest=self._number - 1,
+            modes={number: choice.decision.mode for number, choice in choices.items()},
         )
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
@@ -543,6 +547,7 @@ class Engine(Listener):
                 output = self.modules[m].plain(features)
         finally:
             self.reading = outside
+        self._ran.add(self.served.calls[m].start)
         return self._watched(m, step, output)
 
     def _watched(self, m: int, step: Step | None, output: Any) -> Any:
@@ -576,7 +581,7 @@ class Engine(Listener):
         """What was fetched of tables that were written by hand since is stale, ahead of a forward to come."""
         while self._written:
             for call in self.served.calls[self._written.popleft()]:
-                for step in self._to_come():
+                for step in self.steps.to_come():
                     if not step.modules[call].used:
                         step.modules[call].fetched.clear()
 
@@ -586,13 +591,6 @@ class Engine(Listener):
             for asked in self.modules[m].asked(features):
                 self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
 
-    def _note_plain(self, m: int, why: str) -> None:
-        """Module m runs plainly, at least once; said in the log the first time."""
-        name = self.modules[m].name
-        if m in self._reported:
-            return
-        self._reported.add(m)
-        line = user_line()
-        why = why if line is None else f"{why} (called at {line})"
-        log.warning("fscomm: %s is not served: %s", name, why)
-        self._recorder.fallback(name, why)
+
+def _is_alive(thread: int | None) -> bool:
+    return any(each.ident == thread for each in threading.enumerate())

@@ -33,6 +33,11 @@ class Call:
     inside_backward: bool
     tensors_hooked: bool
 
+    @property
+    def trains(self) -> bool:
+        """Whether it begins a step, or goes on with one."""
+        return self.training and not self.inside_backward
+
 
 def this_call() -> Call:
     return Call(
@@ -58,16 +63,16 @@ def decide(
     explicit: bool,
     handed_out: bool,
     stale: str | None = None,
+    too_many: str | None = None,
 ) -> Decision:
-    """For a forward of module m while the user holds `step`: the first of the rules that holds.
+    """For a forward of module m in training that belongs to `step`: the first of the rules that holds.
 
     calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
     explicit: the user said where its features are. handed_out: the user has a numpy array of its tables, or the like.
     stale: why rows that its ids were mapped to ahead are not those of the forward; None: they are.
+    too_many: why the batch may be one that waits no longer.
     """
-    if not call.training:
-        return Decision(mode=Mode.PLAIN)
     if step is None:
         why = "no batch was announced for it: use comm.lookahead(loader)"
         return Decision(mode=Mode.FOREIGN, why=why, lasting=True)
@@ -75,7 +80,7 @@ def decide(
     plain = Mode.FOREIGN if foreign else Mode.PLAIN
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
-    other = "it got other features than the batch holds"
+    other = too_many or "it got other features than the batch holds"
     outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (

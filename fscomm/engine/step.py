@@ -3,7 +3,7 @@
 A backward pass also uses it, in a thread of autograd, while the training thread waits for that pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class ModuleInStep:
     Attributes:
         features: [k] what was announced, to recognise it, or None if the module cannot be served this time.
         missing: why nothing was announced, if there is a reason that the user should know.
+        given: the KeyedJaggedTensor of the first part that was announced.
         fetched: by piece; nothing while nobody fetches them, or if they became stale.
         called: its forward ran, maybe without gradients. calls: how often in training, over all calls of the module.
         used: its forward ran in training, in either way.
@@ -40,6 +41,7 @@ class ModuleInStep:
 
     features: Sequence[Snapshot] | None
     missing: str | None
+    given: Any = None
     fetched: dict[int, Fetched] = field(default_factory=dict)
     called: bool = False
     calls: int = 0
@@ -47,6 +49,17 @@ class ModuleInStep:
     backwards: int = 0
     part: int = -1
     whole: WholeCall | None = None
+
+    def matches(self, features: Any) -> bool:
+        """Whether these features were announced."""
+        return self.features is not None and self.features[0].matches(features)
+
+    def is_given(self, features: Any) -> bool:
+        """Whether these are the very tensors that were announced. Waits for no device."""
+        given = self.given
+        return given is not None and (
+            given is features or (given.values() is features.values() and given.lengths() is features.lengths())
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +86,9 @@ class Step:
         open: its forward ran, and no backward pass has reached it yet.
         fetches_late: a forward that runs is about to fetch rows that it evicts.
         hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
+        batch: what the user got, until the step is over.
+        fetching: its exclusive rows were asked for, or there was no time to.
+        evaluated: it had a forward without gradients.
         parts: [k] what the user computes one after the other; empty in a block without parts.
         returning: by `ServedModules.sent_with`, in steps with parts.
     """
@@ -85,6 +101,9 @@ class Step:
     next: int | None = None
     open: bool = False
     fetches_late: bool = False
+    batch: Any = None
+    fetching: bool = False
+    evaluated: bool = False
     hypers: dict[int, list[Hyper]] = field(default_factory=dict)
     parts: Sequence[Any] = ()
     returning: dict[int, Returning] = field(default_factory=dict)
@@ -98,6 +117,10 @@ class Step:
     def ids(self) -> ExchangedIds:
         """Those of this batch, once the user holds it."""
         return self.arrived.now()
+
+    def unserved(self, groups: Iterable[int]) -> bool:
+        """Whether some rank announced nothing for these groups."""
+        return any(self.ids.groups[g] is None for g in groups)
 
     def go_back_whole(self, *, in_any_case: bool = False) -> None:
         """Modules of a step in parts that ran plainly, as a whole, go back if all parts have come; or in any case."""

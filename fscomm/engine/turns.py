@@ -25,10 +25,11 @@ class Forwards(Protocol):
     """What the engine does for a part. Attributes: as of `Engine`."""
 
     modules: Sequence[Binding]
-    held: Step | None
-    batch: Any
     finder: FeatureFinder
     backward: Backward
+
+    @property
+    def held(self) -> Step | None: ...
 
     def check(self) -> None: ...
 
@@ -99,7 +100,8 @@ class Turns:
         if self._part is not None and turn is not step and (several or (turn is not None and turn.num_parts > 1)):
             raise RuntimeError(
                 f"{self._engine.modules[m].name} is called in training in a part of a step that is over: another batch "
-                "was asked for since. Compute all parts of a step before you ask for a batch, also for one to evaluate"
+                "was asked for since. Compute all parts of a step before you ask for a batch, to evaluate, too. "
+                "A prefetcher has to pull from the plain loader: loop over comm.lookahead(prefetcher)"
             )
         if self.in_use and self._part is None and (several or not call.inside_backward):
             raise RuntimeError(
@@ -140,7 +142,7 @@ class Turns:
     def run_whole(self, m: int, step: Step) -> Any:
         """Module m's own forward of all parts; gives the output of the first one."""
         engine = self._engine
-        name, features = engine.modules[m].name, engine.finder.read(engine.batch)[0][m]
+        name, features = engine.modules[m].name, engine.finder.read(step.batch)[0][m]
         if features is None:
             raise NotServedError(f"{name}: its features are not found in the whole batch")
         of_parts = [engine.finder.read(part)[0][m] for part in step.parts]

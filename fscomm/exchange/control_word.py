@@ -1,5 +1,7 @@
 """The control word of a forward: ranks never guess whether the others use what was fetched ahead."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -10,6 +12,8 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import MismatchError, name_ranks
 
 _COLUMNS = ("step", "module", "backward passes")
+MOST_STEPS = 6  # that a forward may belong to
+NO_STEP = -1
 
 
 class Mode(IntEnum):
@@ -28,6 +32,25 @@ class Mode(IntEnum):
         return self < Mode.STALE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The same on all ranks.
+
+    Attributes:
+        step: that the forward belongs to; NO_STEP if to none.
+        modes: [W] in which the ranks want to run it.
+        newest: the last step that all ranks have announced.
+    """
+
+    step: int
+    modes: list[Mode]
+    newest: int
+
+    @property
+    def mode(self) -> Mode:
+        return max(self.modes)
+
+
 class ControlWords:
     """One all-gather of a few numbers per forward of a module, in the training thread."""
 
@@ -35,28 +58,50 @@ class ControlWords:
         self._group = group
         self._recorder = recorder
 
-    def exchange(self, name: str, m: int, *, step: int, passes: int, mode: Mode) -> list[Mode]:
-        """[W] the modes in which the ranks want to run module m while they hold `step` (-1: none). Blocks for all.
+    def exchange(self, name: str, m: int, *, held: int, passes: int, newest: int, modes: Mapping[int, Mode]) -> Agreed:
+        """How all ranks run a forward of module m. Blocks for all.
 
+        held: the step handed out last. newest: the step announced last. modes: by step that the forward may belong to,
+        the mode for that one; the steps of all ranks stand in the same order, the likeliest first. With NO_STEP
+        (always there) it belongs to none of them.
         The wait counts as straggler time: the exchange itself takes well under a millisecond.
 
         Raises:
             MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
             AnnouncementError: on all ranks, if one of them got features that it had not announced.
         """
-        control_word = np.array([step, m, passes, mode])
+        pairs = [(NO_STEP, modes[NO_STEP]), *((step, mode) for step, mode in modes.items() if step != NO_STEP)]
+        pairs += [pairs[0]] * (MOST_STEPS + 1 - len(pairs))
+        control_word = np.array([held, m, passes, newest, *(number for pair in pairs for number in pair)])
         start = self._recorder.clock()
-        with self._recorder.wait("agreement", step=step):
+        with self._recorder.wait("agreement", step=held):
             by_rank = self._group.all_gather(control_word)
-        self._recorder.straggler(step, 1e3 * (self._recorder.clock() - start))
+        self._recorder.straggler(held, 1e3 * (self._recorder.clock() - start))
         for what, column in zip(_COLUMNS, by_rank.T, strict=False):
             if (column != column[0]).any():
                 raise MismatchError(
                     f"the ranks do not do the same: {what} by rank is {column.tolist()} at the forward of {name}. "
                     "Every rank must run the same forwards and backwards"
                 )
-        modes = [Mode(given) for given in by_rank[:, len(_COLUMNS)].tolist()]
-        if Mode.WRONG in modes:
-            ranks = name_ranks([rank for rank, given in enumerate(modes) if given == Mode.WRONG])
+        first = len(_COLUMNS) + 1
+        step, agreed = choose(list(modes), [dict(rank.reshape(-1, 2).tolist()) for rank in by_rank[:, first:]])
+        if Mode.WRONG in agreed:
+            ranks = name_ranks([rank for rank, given in enumerate(agreed) if given == Mode.WRONG])
             raise AnnouncementError(f"{name}: on {ranks} features= gave other ids than the module got")
-        return modes
+        return Agreed(step=step, modes=agreed, newest=int(by_rank[:, first - 1].min()))
+
+
+def choose(steps: list[int], by_rank: list[dict[int, int]]) -> tuple[int, list[Mode]]:
+    """The step that all ranks take, and the modes [W] that they want for it: the first one that all can serve, else the
+    one that fits best; NO_STEP only where they have no other in common. by_rank: [W] modes by step.
+
+    Where two batches hold the same ids on this rank, the others tell which one it is.
+    """
+    common = [step for step in steps if step != NO_STEP and all(step in modes for modes in by_rank)]
+
+    def fit(step: int) -> int:
+        mode = Mode(max(modes[step] for modes in by_rank))
+        return Mode.FAST if mode.served else mode
+
+    step = min(common, key=fit, default=NO_STEP)
+    return step, [Mode(modes[step]) for modes in by_rank]

@@ -9,7 +9,7 @@ looked at, and a loader that reuses its memory is refused.
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -18,11 +18,12 @@ import torch
 from fscomm.device import not_compiled
 from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.moving import Moved, Moving
-from fscomm.loop.random_numbers import Draws
+from fscomm.loop.random_numbers import IN_TURN, Draws
 from fsranks.errors import PeerError
 
 T = TypeVar("T")
 Rng = Literal["shared", "own"]
+ASKED_FOR = "lookahead(early=False) pulls no batch before it is asked for"
 REUSED = (
     "the loader wrote into the {kind} that it gave before, or replaced tensors in it, while it made the next one. "
     "fscomm pulls one batch ahead, so that batch is still to be trained on. Give every batch memory of its own, for "
@@ -36,13 +37,24 @@ class Listener:
     This one does nothing with it: nothing is served, and nothing is gained by pulling early.
     """
 
+    elsewhere = False
+    """The thread that asks for batches is another one than that which trains, since `resume`."""
+
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
         return False
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
-        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: so they did
-        before, and this batch is about to be held."""
+    def forwards(self) -> int | None:
+        """In training, until now; None: not known."""
+        return None
+
+    def waiting(self) -> list[Any]:
+        """The batches that were handed out and not trained on."""
+        return []
+
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
+        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: why it was not
+        pulled early, and is about to be held; None: it was, or one cannot tell yet."""
 
     def draws(self) -> bool:
         """Whether `draws` was said of the batch announced last on any rank: then no batch is pulled early. Blocks until
@@ -71,6 +83,22 @@ class _State:
     error: Exception | None = None
 
 
+class Ahead(Generic[T]):
+    """What was fetched ahead: a batch, or what the loader raised, StopIteration, too.
+
+    It outlives the loop and refers to no loader. So the `finally` of a generator runs when the loop over it is left, as
+    without fscomm.
+    """
+
+    def __init__(self, moving: Moving) -> None:
+        self._moving = moving
+        self.value: Moved[T] | BaseException | None = None
+
+    @property
+    def unconsumed(self) -> T | None:
+        return self._moving.end(self.value) if isinstance(self.value, Moved) else None
+
+
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
 
@@ -82,6 +110,10 @@ class Lookahead(Generic[T]):
     from a stream of its own, which begins like the global one; then batches are pulled early, and the numbers drawn
     differ from those of the plain loop.
 
+    early: False where the loader depends on what the training step does: it weighs batches by the last loss, samples
+    by the tables, or replays what the model got wrong. Every batch is then pulled when it is asked for, and steps run
+    plainly. Nothing else changes. fscomm sees common random numbers by itself, and no other dependence.
+
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
     new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
     `it = iter(lookahead)` and loop over that.
@@ -90,14 +122,25 @@ class Lookahead(Generic[T]):
     """
 
     def __init__(
-        self, loader: Iterable[T], *, listener: Listener, device: torch.device | None, rng: Rng = "shared"
+        self,
+        loader: Iterable[T],
+        *,
+        listener: Listener,
+        device: torch.device | None,
+        rng: Rng = "shared",
+        early: bool = True,
+        opened: Callable[[Any], None] = lambda _: None,
     ) -> None:
+        """opened: called with every loop that begins, which has to be closed with the look-ahead."""
         if rng not in ("shared", "own"):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
         self._listener = listener
         self._moving = Moving(device)
         self._draws = Draws(own=rng == "own")
+        self._early = early
+        self._opened = opened
+        self.ahead: Ahead[T] = Ahead(self._moving)
         self._epoch: _Epoch[T] | None = None
         self._closed = False
 
@@ -119,7 +162,10 @@ class Lookahead(Generic[T]):
         self._draws.begin()
         with self._draws.of_loader():
             iterator = iter(self._loader)
-        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws)
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early)
+        self.ahead.value = None
+        self._epoch.keep_in(self.ahead)
+        self._opened(self._epoch)
         return self._epoch
 
     @not_compiled
@@ -151,7 +197,7 @@ class Lookahead(Generic[T]):
     @property
     def unconsumed(self) -> T | None:
         """The batch that was fetched ahead and not handed out; None if there is none. Also after `close`."""
-        return None if self._epoch is None else self._epoch.unconsumed
+        return self.ahead.unconsumed
 
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
@@ -167,12 +213,18 @@ class Lookahead(Generic[T]):
         load = _method(self._loader, "load_state_dict")
         self._give_up()
         self._epoch = None
+        self.ahead.value = None
         load(state)
 
     def close(self) -> None:
-        """End the epoch and close its iterator, unless that is the loader itself. Idempotent."""
+        """End the epoch and close its iterator. An iterator that was given as the loader is only let go: where nothing
+        else refers to it, Python closes it, and else one may go on with it. Idempotent."""
         if not self._closed:
             self._give_up()
+            if self._epoch is not None and self._epoch.iterator is self._loader:
+                self._epoch.close()
+                if not hasattr(self._loader, "state_dict"):
+                    self._loader = iter(())
         self._closed = True
 
     def _give_up(self) -> None:
@@ -201,15 +253,19 @@ class _Epoch(Generic[T]):
         listener: Listener,
         moving: Moving,
         draws: Draws,
+        early: bool,
     ) -> None:
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
         self._moving = moving
         self._draws = draws
+        self._early = early
         self.saved: _State | None = None
         self._first = True
-        self._ahead: Moved[T] | BaseException | None = None  # a batch, or what the loader raised: StopIteration too
+        self._steady = False  # the loader has made its first batches: what it holds was looked at
+        self._trained: int | None = None  # forwards in training, when the first batch was handed out
+        self._kept: Ahead[T] = Ahead(moving)
         self._left = False
 
     @property
@@ -217,9 +273,17 @@ class _Epoch(Generic[T]):
         """Is there a batch, or an error, that the user has not got."""
         return self._ahead is not None and not isinstance(self._ahead, StopIteration)
 
+    def keep_in(self, ahead: Ahead[T]) -> None:
+        """What is fetched ahead is kept there."""
+        self._kept = ahead
+
     @property
-    def unconsumed(self) -> T | None:
-        return self._moving.end(self._ahead) if isinstance(self._ahead, Moved) else None
+    def _ahead(self) -> Moved[T] | BaseException | None:
+        return self._kept.value
+
+    @_ahead.setter
+    def _ahead(self, value: Moved[T] | BaseException | None) -> None:
+        self._kept.value = value
 
     def __iter__(self) -> "_Epoch[T]":
         return self
@@ -231,8 +295,9 @@ class _Epoch(Generic[T]):
                 "this loop cannot go on: a newer one was started over the same lookahead, a state was loaded, or its "
                 "`fscomm.enable` block has ended. Only the newest loop of a lookahead runs"
             )
-        self._draws.resume()
-        if self._listener.resume(self) and isinstance(self._ahead, Moved):
+        resumed = self._listener.resume(self)
+        self._draws.resume(elsewhere=self._listener.elsewhere)
+        if resumed and isinstance(self._ahead, Moved):
             self._announce(self._ahead, draws=False)
         if self._ahead is None:
             self._ahead = self._pull()
@@ -246,14 +311,18 @@ class _Epoch(Generic[T]):
         moved = self._ahead
         early = self._pulls_early()
         if early:
-            saved, as_it_was = self._save(), BatchSnapshot(moved.pulled)
+            saved = self._save()
+            untrained = [moved.pulled, *([] if self._listener.elsewhere else self._listener.waiting())]
+            as_it_was = [BatchSnapshot(batch) for batch in untrained]
             self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
             self.saved = saved
-            if as_it_was.changed():
+            if any(batch.changed() for batch in as_it_was):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
-        self._first = False
+        self._steady = not self._first
+        if self._first:
+            self._first, self._trained = False, self._listener.forwards()
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._ahead = self.saved = None
@@ -261,7 +330,14 @@ class _Epoch(Generic[T]):
         return held
 
     def _pulls_early(self) -> bool:
-        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch."""
+        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
+        before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
+        only pulls does not wait for that, as nobody keeps the order of what two threads draw."""
+        if not self._early:
+            return False
+        untrained = self._trained is not None and self._listener.forwards() == self._trained
+        if self._draws.early is None and untrained and not self._listener.elsewhere:
+            return False
         if self._draws.early is not False and not self._first:
             self._draws.early = not self._listener.draws()
         return bool(self._draws.early)
@@ -270,13 +346,23 @@ class _Epoch(Generic[T]):
         """Pull no more; what was fetched stays to be asked for."""
         self._left = True
         close = getattr(self.iterator, "close", None)
-        if close is not None and self.iterator is not self._loader:
+        runs = getattr(self.iterator, "gi_running", False)  # in another thread, which is told at its next pull
+        if close is not None and self.iterator is not self._loader and not runs:
             close()
+
+    def close(self) -> None:
+        """Pull no more, and let go of an iterator that was given as the loader."""
+        if not self._left:
+            self.leave()
+        if self.iterator is self._loader and not hasattr(self._loader, "state_dict"):
+            self.iterator = self._loader = iter(())
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         try:
+            self._look_at_loader()
             with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
+                self._look_at_loader()
             moved = self._moving.begin(pulled)
         except StopIteration:
             self._listener.end()
@@ -292,13 +378,23 @@ class _Epoch(Generic[T]):
         self._announce(moved, draws=self._draws.both and (early or not self._first))
         return moved
 
+    def _look_at_loader(self) -> None:
+        """Its generators of random numbers may be made with its first batch."""
+        if not self._steady:
+            self._draws.look_at(self.iterator, self._loader)
+
     def _announce(self, moved: Moved[T], *, draws: bool) -> None:
-        self._listener.announce(moved, draws=draws, in_turn=self._draws.early is False)
+        why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
+        self._listener.announce(moved, draws=draws and self._early, in_turn=why)
 
     def _save(self) -> _State:
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
         try:
-            return _State(value=copy.deepcopy(_method(self._loader, "state_dict")()))
+            save = _method(self._loader, "state_dict")
+        except TypeError as error:
+            return _State(error=error.with_traceback(None))  # whose frames would keep this loop, and its loader
+        try:
+            return _State(value=copy.deepcopy(save()))
         except Exception as error:
             return _State(error=error)
 

@@ -13,7 +13,7 @@ import numpy as np
 from played_network import Job
 from samples import SPEC, lengths_of, read, rows_of, sample
 
-from fscomm.exchange.control_word import ControlWords, Mode
+from fscomm.exchange.control_word import NO_STEP, ControlWords, Mode
 from fscomm.report.recorder import Recorder
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
 from fsdata.nodes.follow.followed import Followed
@@ -93,7 +93,8 @@ def tell_modes(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[list[Mode
             job.ranks.wait(job.ranks.random.random() * 0.2)  # computes
             if slip(step):
                 return
-            yield words.exchange("module", 0, step=step, passes=step, mode=_mode(seed, step, rank))
+            modes = {step: _mode(seed, step, rank), NO_STEP: Mode.FOREIGN}
+            yield words.exchange("module", 0, held=step, passes=step, newest=step, modes=modes).modes
     finally:
         opened.close("left the block")
 

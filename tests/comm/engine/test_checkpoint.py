@@ -140,7 +140,7 @@ def written_before_a_forward(run: Run) -> None:
         for step, batch in enumerate(comm.lookahead(run.loader())):
             if step == SAVED:
                 if run.mode == "fscomm":
-                    (coming,) = comm._engine._announced
+                    *_, coming = comm._engine.steps.to_come()
                     for module in coming.modules:
                         module.fetched[EXCLUSIVE].done.result()
                 with torch.no_grad():

@@ -19,6 +19,7 @@ from exact import Loop, Run
 from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
+from prefetchers import lightning
 from torch.utils.checkpoint import checkpoint
 
 EPOCH = 9  # batches until a loader ends
@@ -135,7 +136,7 @@ class Player:
     def play(self, operations: list[Operation]) -> None:
         with contextlib.ExitStack() as last:
             last.callback(lambda: self._block.close())
-            self.enter()
+            self.enter(operations[0].n if operations else 0)
             loads = any(operation.name == "load" for operation in operations)
             for operation in WARM_UP + [Operation("load", 0)] * loads + operations:
                 self._count += 1
@@ -155,7 +156,7 @@ class Player:
             self.held.clear()
             self._block = contextlib.ExitStack()
             self.comm = self._block.enter_context(self.run.enable())
-            self.new_loop()
+            self.new_loop(n)
 
     def leave(self, n: int = 0) -> None:
         if self.comm is not None:
@@ -164,10 +165,13 @@ class Player:
             self.run.record_raw(f"{self._count} left")
 
     def new_loop(self, n: int = 0) -> None:
-        """The loop is left, if there is one, and another one goes on with the batch after."""
+        """The loop is left, if there is one, and another one goes on with the batch after. In a fourth of the loops up
+        to three batches are in hand besides that which is trained on."""
         self._aliases.clear()
         if self.comm is not None:
-            self._batches, self.batch = iter(self.comm.lookahead(self._loader(EPOCH))), None
+            batches = iter(self.comm.lookahead(self._loader(EPOCH)))
+            in_hand = max(n - VARIANTS + 4, 0)
+            self._batches, self.batch = lightning(batches, in_hand) if in_hand else batches, None
 
     def next(self, n: int = 0) -> None:
         if self.comm is None:

@@ -42,7 +42,7 @@ CONFIG = Config(
 )  # fmt: skip
 MANAGED = KindOfPrograms(configs=managed_configs(), programs=managed_programs, by=play_managed)
 LENGTH = 14  # operations of a program
-LEAST_SERVED = 0.4  # of the forwards of managed modules
+LEAST_SERVED = 0.3  # of the forwards of managed modules; a fourth of the loops hold batches, and are not served
 LEAST_EVICTED = 10  # rows, by a program on a rank
 
 

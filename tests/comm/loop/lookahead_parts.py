@@ -38,7 +38,7 @@ class Told(Listener):
             self.end()
         return resumed
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: bool) -> None:
+    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
         self._draws = draws
         self._open += 1
         self._tell("announce", moved.batch)
@@ -65,6 +65,13 @@ class Told(Listener):
         self.events.append((what, batch))
         if self.events[-1] == self.fails_at:
             raise ConnectionError("rank 1 is gone")
+
+
+class Forgets(Listener):
+    """Keeps nothing that it was given; batches are pulled early."""
+
+    def draws(self) -> bool:
+        return False
 
 
 class Loader:

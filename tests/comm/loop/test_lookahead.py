@@ -5,8 +5,10 @@ import copy
 import dataclasses
 import itertools
 import random
+import threading
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,11 +17,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lookahead_parts import META, Event, Flaky, Loader, Told, ahead, seen
+from lookahead_parts import META, Event, Flaky, Forgets, Loader, Told, ahead, seen
 from torch.utils.data import DataLoader, DistributedSampler
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.loop.moving import to_device
+from fscomm.loop.random_numbers import private_generators
 from fsranks.errors import PeerError
 
 END = object()
@@ -181,6 +184,47 @@ def test_close_ends_the_iterator_but_not_the_user_s() -> None:
     assert [of_iterator.unconsumed, *source] == ["c", "d"]
 
 
+def closing(closed: list[str]) -> Iterator[str]:
+    try:
+        yield from "abcd"
+    finally:
+        closed.append("closed")
+
+
+class Closing:
+    def __init__(self, closed: list[str]) -> None:
+        self._closed = closed
+
+    def __iter__(self) -> Iterator[str]:
+        return closing(self._closed)
+
+
+@pytest.mark.parametrize("make", [closing, Closing])
+def test_the_finally_of_a_generator_runs_when_the_last_loop_over_it_is_left(make: Callable[[list[str]], Any]) -> None:
+    closed: list[str] = []
+    for batch in ahead(make(closed), Forgets()):
+        if batch == "b":
+            break
+    assert closed == ["closed"], "nothing else refers to it"
+    closed.clear()
+    kept = ahead(make(closed), Forgets())
+    it = iter(kept)
+    assert [next(it), next(it)] == ["a", "b"]
+    kept.close()
+    assert closed == ["closed"]
+    assert kept.unconsumed == "c"
+
+
+def test_a_generator_that_the_user_holds_goes_on_after_the_block() -> None:
+    closed: list[str] = []
+    mine = closing(closed)
+    batches = ahead(mine, Forgets())
+    assert [next(batches), next(batches)] == ["a", "b"]
+    batches.close()
+    assert closed == []
+    assert [batches.unconsumed, *mine] == ["c", "d"]
+
+
 # Errors, and batches that are one object.
 
 
@@ -312,7 +356,7 @@ def early(told: Told) -> list[bool]:
 def test_all_draw_what_they_draw_in_the_plain_loop(loader: str | None, user: str | None) -> None:
     told = Told()
     assert played(ahead(drawing(loader), told), user) == played(drawing(loader), user)
-    both = loader is not None and user is not None
+    both = loader is not None and user == loader
     assert early(told) == [False] + [not both] * 4 + [False]
 
 
@@ -357,6 +401,87 @@ def test_a_generator_that_drew_may_draw_again() -> None:
     assert not any(early(told))
     assert played(ahead(endless(), told := Told()), None) == played(endless(), None)
     assert any(early(told))
+
+
+PRIVATE: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
+    "torch": (lambda seed: torch.Generator().manual_seed(seed), lambda g: float(torch.rand((), generator=g))),
+    "numpy": (np.random.default_rng, lambda g: g.random()),
+    "numpy legacy": (np.random.RandomState, lambda g: g.random_sample()),
+    "python": (random.Random, lambda g: g.random()),
+}
+
+
+class InAttribute:
+    def __init__(self, generator: Any, draw: Callable[[Any], float]) -> None:
+        self.parts = {"sampler": [generator]}
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[list[float]]:
+        return ([float(number), self.draw(self.parts["sampler"][0])] for number in range(6))
+
+
+def in_local(generator: Any, draw: Callable[[Any], float]) -> Iterator[list[float]]:
+    mine = generator
+    del generator
+    for number in range(6):
+        yield [float(number), draw(mine)]
+
+
+def in_closure(generator: Any, draw: Callable[[Any], float]) -> Iterator[list[float]]:
+    def pull(number: int) -> list[float]:
+        return [float(number), draw(generator)]
+
+    return map(pull, range(6))
+
+
+def in_partial(generator: Any, draw: Callable[[Any], float]) -> Iterator[list[float]]:
+    return map(partial(lambda made, number: [float(number), draw(made)], generator), range(6))
+
+
+@pytest.mark.parametrize("where", [InAttribute, in_local, in_closure, in_partial])
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_a_generator_that_loader_and_step_share(kind: str, where: Callable[..., Any]) -> None:
+    make, draw = PRIVATE[kind]
+
+    def loop(wrap: Callable[[Any], Any], shared: bool) -> list[Any]:
+        generator = make(3)
+        own = generator if shared else make(4)
+        return [(batch, draw(own)) for batch in wrap(where(generator, draw))]
+
+    for shared in (True, False):
+        told = Told()
+        assert loop(lambda loader, told=told: ahead(loader, told), shared) == loop(iter, shared)
+        assert early(told) == [False] + [not shared] * 4 + [False]
+
+
+def test_a_generator_of_a_loader_with_threads_is_left_alone() -> None:
+    generator = np.random.default_rng(3)
+    loader = InAttribute(generator, lambda g: g.random())
+    assert [each.generator for each in private_generators(loader)] == [generator]
+    loader.parts["thread"] = [threading.Thread()]
+    assert private_generators(loader) == []
+
+
+def test_a_loader_that_asks_what_the_step_did() -> None:
+    def losses(wrap: Callable[[Any], Any]) -> list[float]:
+        found = [1.0]
+        found.extend(batch * 2 + 1 for batch in wrap(found[-1] for _ in range(6)))
+        return found
+
+    told = Told()
+    assert losses(lambda loader: ahead(loader, told, early=False)) == losses(iter)
+    assert early(told) == [False] * 6
+    assert losses(lambda loader: ahead(loader)) != losses(iter), "a batch that is pulled early knows no later loss"
+
+
+def test_state_and_errors_without_pulling_early() -> None:
+    loader = Loader(3)
+    batches = ahead(loader, early=False)
+    assert next(batches) == "0.0"
+    assert batches.state_dict() == loader.state_dict() == {"epoch": 0, "inner": {"at": 1}}
+    assert batches.unconsumed is None
+    assert [next(batches), next(batches)] == ["0.1", "0.2"]
+    assert seen(ahead(Flaky("a", OSError("disk"), "b"), early=False)) == [("a", None), "disk", ("b", None)]
 
 
 def test_an_epoch_s_first_batch_is_pulled_in_its_turn() -> None:

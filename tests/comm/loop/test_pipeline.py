@@ -1,5 +1,7 @@
 """TrainPipelineFreeScale: what `progress` does is, to the bit, what a plain loop does."""
 
+import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ from exact_configs import CONFIGS
 from exact_model import Batch
 from patience import PATIENCE_S
 from torch import nn
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from worlds import shared_world
 
 from fscomm.pipeline import TrainPipelineFreeScale
@@ -47,6 +50,8 @@ class Plain:
 
     def close(self) -> None:
         pass
+
+    attach = reset = close
 
 
 def pipeline(run: Run, model: WithLoss, **options: Any) -> Any:
@@ -138,13 +143,75 @@ def another_iterator(run: Run) -> None:
     first, second = iter(run.loader(0, 5)), iter(run.loader(5, 8))
     for step in range(2):
         run.record(f"output {step}", pipe.progress(first))
-    run.record("output 2", pipe.progress(second if run.mode == "fscomm" else first))
-    assert steps(run, pipe, second, "rest") == 3
-    assert len(list(first)) == 2
+    for step in range(2, 4):
+        run.record(f"output {step}", pipe.progress(second))
+    for step in range(4, 6):
+        run.record(f"output {step}", pipe.progress(first))
+    assert steps(run, pipe, second, "rest of the second") == 1
+    assert steps(run, pipe, first, "rest of the first") == 1
     pipe.close()
 
 
-@pytest.mark.parametrize("loop", [by_the_arguments_of_torchrec, epochs, left_early, eval_between, another_iterator])
+def evaluates_with_the_same_pipeline(run: Run) -> None:
+    """Another iterator every time, which is left early: no batch to train on is evaluated, and none is lost."""
+    model = WithLoss(run)
+    pipe = pipeline(run, model)
+    batches = iter(run.loader())
+    for step in range(run.steps):
+        run.record(f"output {step}", pipe.progress(batches))
+        model.eval()
+        others = iter(run.loader(30, 36))
+        with torch.no_grad():
+            for number in range(2):
+                run.record(f"evaluated {step}.{number}", pipe.progress(others))
+        model.train()
+    with pytest.raises(StopIteration):
+        pipe.progress(batches)
+    pipe.close()
+
+
+def detached(run: Run) -> None:
+    """And attached again, by the user or by `progress`; the batches that were fetched ahead are trained on."""
+    pipe = pipeline(run, WithLoss(run))
+    batches = iter(run.loader())
+    for step in range(run.steps):
+        run.record(f"output {step}", pipe.progress(batches))
+        if step % 3 == 1 and run.mode == "fscomm":
+            model = pipe.detach()
+            assert not any("forward" in vars(module) for module in model.modules())
+            if step % 2:
+                pipe.attach(model)
+    pipe.close()
+    with pytest.raises(RuntimeError, match="closed") if run.mode == "fscomm" else contextlib.nullcontext():
+        pipe.attach()
+
+
+def dropped(run: Run) -> None:
+    """`reset` drops what was fetched ahead."""
+    pipe = pipeline(run, WithLoss(run))
+    batches = iter(run.loader())
+    for step in range(3):
+        run.record(f"output {step}", pipe.progress(batches))
+    pipe.reset()
+    if run.mode == "plain":
+        next(batches)
+    assert steps(run, pipe, batches, "rest") == run.steps - 4
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        by_the_arguments_of_torchrec,
+        epochs,
+        left_early,
+        eval_between,
+        another_iterator,
+        evaluates_with_the_same_pipeline,
+        detached,
+        dropped,
+    ],
+)
 def test_bitwise(loop: Callable[[Run], None]) -> None:
     for found, said in shared_world(2).run(compare, CONFIGS["loops"], loop):
         assert found == []
@@ -189,6 +256,17 @@ def unsharded(rank: int, size: int) -> None:
 
 def test_a_model_without_sharded_modules() -> None:
     shared_world(2).run(unsharded)
+
+
+def test_the_signature_is_that_of_torchrec() -> None:
+    """Positional where TorchRec's is, of the same names in the same order; what comes after is by name only."""
+    for name in ("__init__", "progress", "attach", "detach", "reset"):
+        theirs = list(inspect.signature(getattr(TrainPipelineSparseDist, name)).parameters.values())
+        ours = list(inspect.signature(getattr(TrainPipelineFreeScale, name)).parameters.values())
+        assert [(each.name, each.kind) for each in ours[: len(theirs)]] == [(each.name, each.kind) for each in theirs]
+        assert {each.kind for each in ours[len(theirs) :]} <= {inspect.Parameter.KEYWORD_ONLY}
+        for our, their in zip(ours, theirs, strict=False):
+            assert our.name == "context_type" or our.default == their.default
 
 
 @pytest.mark.parametrize("option", [{"execute_all_batches": False}, {"apply_jit": True}])

@@ -1,0 +1,114 @@
+"""Which step a forward belongs to, as far as this rank can see, and how it would run then.
+
+The module says it by what it gets: the very tensors of a batch first, then tensors of equal contents. Where two batches
+hold the same ids on this rank, both are named, and all ranks choose together (`fscomm/exchange/control_word.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fscomm.engine.modes import Call, Decision, decide
+from fscomm.engine.step import Step
+from fscomm.engine.steps.in_loop import TOO_MANY, Steps
+from fscomm.exchange.control_word import NO_STEP, Mode
+from fscomm.loop import kjt_paths
+from fscomm.loop.feature_finder import TRIES, FeatureFinder
+from fscomm.loop.kjt_recipes import recipe
+from fscomm.tables.binding import ServedModules
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A step that a forward may belong to, and how it would run then. step: None: it belongs to none. m: of the call
+    that it is."""
+
+    step: Step | None
+    m: int
+    decision: Decision
+
+
+class Choices:
+    """handed_out: whether the user has memory of a module's tables. stale: why the maps of a module do not fit what was
+    made of the batch of a step."""
+
+    def __init__(
+        self,
+        served: ServedModules,
+        steps: Steps,
+        finder: FeatureFinder,
+        *,
+        handed_out: Callable[[int], bool],
+        stale: Callable[[int, Step], str | None],
+    ) -> None:
+        self._served = served
+        self._steps = steps
+        self._finder = finder
+        self._handed_out = handed_out
+        self._stale = stale
+        self._looked_for = [0] * len(served.modules)
+
+    def of(self, m: int, call: Call, features: Any) -> dict[int, Choice]:
+        """By the number of each step that a forward of module m may belong to, the likeliest first; m: its first
+        call."""
+        begun = self._steps.begun
+        steps = [begun] if call.inside_backward and begun is not None else self._steps.candidates(m)
+        calls = [self._call(m, step, call) for step in steps]
+        same = [step for step, of in zip(steps, calls, strict=True) if step.modules[of].is_given(features)]
+        if not same and call.trains:
+            same = self._holding(m, steps, features)
+        choices = {}
+        for step, of in zip(steps, calls, strict=True):
+            choices[step.number] = Choice(
+                step, of, self._decide(of, step, call, features, another=bool(same) and step not in same)
+            )
+        none = self._decide(m, None, call, features, another=bool(steps))
+        return {**choices, NO_STEP: Choice(None, m, none)}
+
+    def _call(self, m: int, step: Step, call: Call) -> int:
+        """Which call of module m a forward is, if it belongs to `step`."""
+        calls = self._served.calls[m]
+        return calls[min(step.modules[m].calls + 1, len(calls)) - 1] if call.trains else m
+
+    def _holding(self, m: int, steps: Sequence[Step], features: Any) -> list[Step]:
+        """The first of several steps whose batch holds the features, while none was announced: it is not known where
+        they are in a batch."""
+        known = any(step.modules[m].features is not None for step in steps)
+        if len(steps) < 2 or known or self._looked_for[m] == TRIES:
+            return []
+        self._looked_for[m] += 1
+        return [step for step in steps if step.batch is not None and _holds(step.batch, features)][:1]
+
+    def _decide(self, m: int, step: Step | None, call: Call, features: Any, *, another: bool) -> Decision:
+        """another: the forward belongs to another step."""
+        served = step is not None and not step.unserved(self._served.groups[m])
+        if not call.training:
+            known = served and step is not None and step.modules[m].matches(features)
+            return Decision(mode=Mode.PLAIN if known else Mode.FOREIGN)
+        foreign = another
+        if served and not another:
+            assert step is not None
+            foreign = not step.modules[m].matches(features)
+        calls, full = len(self._served.calls[m]), self._steps.is_full
+        stale = None
+        if step is not None and served and not foreign and not step.modules[m].used:
+            stale = self._stale(m, step)
+        decision = decide(
+            m,
+            step,
+            call,
+            calls=calls,
+            served=served,
+            foreign=foreign,
+            explicit=(step is not None and step.num_parts > 1) or (m in self._finder.explicit and not full),
+            handed_out=self._handed_out(m),
+            stale=stale,
+            too_many=TOO_MANY if full else None,
+        )
+        if not served and (calls > 1 or foreign):
+            return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
+        return decision
+
+
+def _holds(batch: Any, features: Any) -> bool:
+    return kjt_paths.find(batch, features) is not None or recipe(batch, features)[0] is not None

@@ -1,0 +1,72 @@
+"""Why modules run plainly, in the words of the report, and what becomes of it: one line in the log, or an error."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fscomm.engine.modes import Decision
+from fscomm.engine.step import Step
+from fscomm.engine.steps.in_loop import OUTERMOST
+from fscomm.errors import INSTEAD, NotServedError
+from fscomm.report.recorder import Recorder, user_line
+from fscomm.tables.binding import Binding
+
+log = logging.getLogger("fscomm")
+ONLY_READ = "its maps are only read (model.eval())"
+MAPS_WAIT = (
+    "its maps change with every batch, and this one was asked for before the batch before it was trained on: "
+    f"{OUTERMOST}"
+)
+TWO_THREADS = (
+    "two look-aheads of one block are asked for batches in two threads, so their order would be another one on every "
+    "rank. Ask both in one thread, or loop over the loader itself in one of them"
+)
+EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
+
+
+class PlainRuns:
+    """Of the modules of one block."""
+
+    def __init__(self, modules: Sequence[Binding], recorder: Recorder, *, strict: bool) -> None:
+        self._modules = modules
+        self._recorder = recorder
+        self._strict = strict
+        self._noted: set[int] = set()
+
+    def note(self, m: int, why: str, *, here: bool = True) -> None:
+        """Module m runs plainly, at least once; stated in the log the first time. here: at the user's line that called
+        it."""
+        name = self._modules[m].name
+        if m in self._noted:
+            return
+        self._noted.add(m)
+        line = user_line() if here else None
+        why = why if line is None else f"{why} (called at {line})"
+        log.warning("fscomm: %s is not served: %s", name, why)
+        self._recorder.fallback(name, why)
+
+    def note_step(self, m: int, step: Step, why: str, *, here: bool = False) -> None:
+        self.note(m, f"step {step.number}: {why}", here=here)
+
+    def refuse(self, m: int, why: str) -> None:
+        """Module m cannot be served. Raises NotServedError if `strict`."""
+        self.note(m, why)
+        if self._strict:
+            raise NotServedError(f"{self._modules[m].name}: {why}")
+
+    def report(self, m: int, step: Step | None, decision: Decision) -> None:
+        """What this rank wants for module m in `step`, and why."""
+        assert decision.why is not None
+        if decision.lasting:
+            self.refuse(m, decision.why)
+        elif step is not None:
+            self.note_step(m, step, decision.why, here=True)
+
+    def note_replaced(self, engine: Any) -> None:
+        """Report the modules whose forward was replaced by other code than that of `engine`. Their kernels keep the
+        order all the same."""
+        for m, module in enumerate(self._modules):
+            forward = vars(module.module).get("forward")
+            if getattr(forward, "engine", None) is not engine:  # of its `ServedForward`
+                who = type(forward).__name__
+                self.refuse(m, f"its forward was replaced in the block, by {who}. {INSTEAD}")

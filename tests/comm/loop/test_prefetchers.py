@@ -1,0 +1,270 @@
+"""Loops that ask for batches before they train on those they have: served, and bitwise those without fscomm."""
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from exact import Run, compare, new_run
+from exact_configs import CONFIGS
+from exact_managed import managed, mch
+from exact_model import Batch, Config, Table
+from prefetchers import PREFETCHERS, deep, lightning, queued
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from worlds import shared_world
+
+from fscomm.exchange.control_word import ControlWords, Mode
+
+STEPS = 30
+LEAST = 0.8
+MANAGED = Config(
+    modules={"b": (Table(name="m", rows=48, sharding="row", features=("m0",)),)},
+    static_graph=False,
+    builder=managed({"m": mch}),
+)
+
+
+def prefetched(name: str, run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(PREFETCHERS[name](comm.lookahead(run.loader(0, STEPS)))):
+            run.train(step, batch)
+
+
+def shares(said: dict[str, Any]) -> list[float]:
+    counts = [(each["served"], sum(each["plain"].values())) for each in said["report"]["forwards"].values()]
+    return [served / (served + plain) for served, plain in counts]
+
+
+def counted(rank: int, size: int, config: Config, loop: Callable[[Run], None]) -> tuple[Any, Any, Counter[Mode]]:
+    """What `compare` gives, and how often forwards ran in each mode."""
+    modes: Counter[Mode] = Counter()
+    exchange = ControlWords.exchange
+
+    def counting(*args: Any, **options: Any) -> Any:
+        agreed = exchange(*args, **options)
+        modes[agreed.mode] += 1
+        return agreed
+
+    with mock.patch.object(ControlWords, "exchange", counting):
+        found, said = compare(rank, size, config, loop)
+    return found, said, modes
+
+
+@pytest.mark.parametrize("name", PREFETCHERS)
+def test_bitwise_and_served(name: str) -> None:
+    """Nearly all of them with rows that were fetched ahead and did not become stale."""
+    for found, said, modes in shared_world(2).run(counted, CONFIGS["loops"], partial(prefetched, name)):
+        assert found == []
+        assert said["fallbacks"] == {}
+        assert min(shares(said)) >= LEAST, said["report"]["forwards"]
+        assert modes[Mode.FAST] >= 0.75 * modes.total(), modes
+
+
+def skips_batches(run: Run) -> None:
+    """Every third batch is handed out and never trained on."""
+    with run.enable() as comm:
+        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)))):
+            if step % 3:
+                run.train(step, batch)
+
+
+def nothing_of(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    weights = kjt.weights_or_none()
+    return KeyedJaggedTensor(
+        kjt.keys(),
+        kjt.values()[:0],
+        weights=None if weights is None else weights[:0],
+        lengths=torch.zeros_like(kjt.lengths()),
+    )
+
+
+def copies_ids(run: Run) -> None:
+    """The model gets other tensors than the batch has, of the same contents; on one rank all ids of some are empty."""
+    loaded = run.loader(0, STEPS)
+    for number, batch in enumerate(loaded):
+        if run.rank == number % 2 == 1 and number > 4:
+            batch.ids = {name: nothing_of(kjt) for name, kjt in batch.ids.items()}
+    with run.enable() as comm:
+        for step, batch in enumerate(lightning(comm.lookahead(loaded), 2)):
+            if step > 4 and step % 7 == 0:
+                continue
+            run.train(step, replace(batch, ids={name: copy.deepcopy(kjt) for name, kjt in batch.ids.items()}))
+
+
+def repeats_batches(run: Run) -> None:
+    """One object several times in a row."""
+    loaded = run.loader(0, 10)
+    with run.enable() as comm:
+        for step, batch in enumerate(lightning(comm.lookahead([each for each in loaded for _ in range(3)]), 2)):
+            run.train(step, batch)
+
+
+def evaluates_between(run: Run) -> None:
+    """Over a loader, over a look-ahead of its own, and the batch that is trained on."""
+    with run.enable() as comm:
+        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)), 2)):
+            run.train(step, batch)
+            if step % 8 == 5:
+                with torch.no_grad():
+                    others = run.loader(40, 46)
+                    others = comm.lookahead(others) if step % 16 == 5 else others
+                    for number, other in enumerate(itertools.chain([batch], others)):
+                        run.record(f"evaluated {step}.{number}", run.model(other))
+
+
+def accumulates(run: Run) -> None:
+    """Forwards of two batches, one backward; the state is read in between."""
+    with run.enable() as comm:
+        losses = []
+        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)), 2)):
+            losses.append(run.loss(step, batch))
+            if step % 2:
+                sum(losses).backward()  # type: ignore[union-attr]
+                losses.clear()
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+            if step % 9 == 4:
+                run.record(f"state {step}", run.model.state_dict())
+
+
+def epochs(run: Run) -> None:
+    with run.enable() as comm:
+        for epoch in range(3):
+            for step, batch in enumerate(lightning(comm.lookahead(run.loader(epoch, epoch + 10)), 2)):
+                run.train(epoch * 10 + step, batch)
+
+
+@pytest.mark.parametrize(
+    ("loop", "least"),
+    [
+        (skips_batches, 0.8),
+        (copies_ids, 0.8),
+        (repeats_batches, 0.8),
+        (evaluates_between, 0.8),
+        (accumulates, 0.8),
+        (epochs, 0.8),
+    ],
+)
+def test_what_loops_do_beside_it(loop: Callable[[Run], None], least: float) -> None:
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], loop):
+        assert found == []
+        assert min(shares(said)) >= least, (said["report"]["forwards"], said["fallbacks"])
+
+
+def draws_random_numbers(of_loader: bool, of_step: bool, run: Run) -> None:
+    """The loader, the training step (dropout), or both."""
+
+    def loader() -> Iterator[Batch]:
+        for batch in run.loader(0, 12):
+            batch.weight = torch.rand(len(batch.weight)) if of_loader else batch.weight
+            yield batch
+
+    torch.manual_seed(3)
+    with run.enable() as comm:
+        for epoch in range(2):
+            for step, batch in enumerate(lightning(comm.lookahead(loader()))):
+                run.set_rate(step)
+                run.optimizer.zero_grad()
+                (run.loss(12 * epoch + step, batch) * (torch.rand(()) if of_step else 1)).backward()
+                run.optimizer.step()
+
+
+@pytest.mark.parametrize(("of_loader", "of_step"), [(True, True), (True, False), (False, True)])
+def test_random_numbers_are_drawn_in_the_order_of_the_plain_loop(of_loader: bool, of_step: bool) -> None:
+    loop = partial(draws_random_numbers, of_loader, of_step)
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], loop):
+        assert found == []
+        assert (min(shares(said)) >= LEAST) == (not (of_loader and of_step))
+        assert bool(said["fallbacks"]) == (of_loader and of_step)
+
+
+def tight_memory(rank: int, size: int) -> None:
+    """Two batches of memory in turn are enough for a loop that trains on one while it holds another, but not for three:
+    one that was pulled early is the third."""
+    run = new_run(rank, size, CONFIGS["small"], "fscomm")
+    loaded = run.loader(0, 12)
+
+    def two_in_turn() -> Iterator[Any]:
+        memory = [torch.empty(3), torch.empty(3)]
+        for number, batch in enumerate(loaded):
+            memory[number % 2].fill_(number)
+            yield batch, memory[number % 2]
+
+    def train() -> None:
+        for step, (batch, _) in enumerate(lightning(comm.lookahead(two_in_turn()))):
+            run.train(step, batch)
+
+    with run.enable() as comm, pytest.raises(ValueError, match="gave before, or replaced tensors in it"):
+        train()
+
+
+def test_memory_of_a_batch_in_hand_that_is_written_is_refused() -> None:
+    shared_world(2).run(tight_memory)
+
+
+def too_deep(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(deep(7)(comm.lookahead(run.loader(0, 14)))):
+            run.train(step, batch)
+
+
+def of_managed_collision(run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, 10)))):
+            run.train(step, batch)
+
+
+@pytest.mark.parametrize(
+    ("config", "loop", "why"),
+    [
+        (CONFIGS["small"], too_deep, "its forward was not called before 5 more batches were handed out"),
+        (MANAGED, of_managed_collision, "before the batch before it was trained on"),
+    ],
+    ids=["too deep", "managed collision"],
+)
+def test_what_is_not_served_says_why_and_what_to_do(config: Config, loop: Callable[[Run], None], why: str) -> None:
+    for found, said in shared_world(2).run(compare, config, loop):
+        assert found == []
+        assert said["fallbacks"]
+        for text in said["fallbacks"].values():
+            assert why in text
+            assert "loop over comm.lookahead(prefetcher)" in text
+
+
+def in_parts(rank: int, size: int) -> None:
+    run = new_run(rank, size, CONFIGS["small"], "fscomm", {"parts": 2, "calls": 1})
+
+    def train() -> None:
+        for step in lightning(comm.lookahead(run.loader())):
+            for part in step.parts():
+                run.model(part).sum().backward()
+
+    with run.enable() as comm, pytest.raises(RuntimeError, match=r"loop over comm\.lookahead\(prefetcher\)"):
+        train()
+
+
+def test_a_step_in_parts_is_over_when_the_next_batch_is_asked_for() -> None:
+    shared_world(2).run(in_parts)
+
+
+def two_threads(rank: int, size: int) -> None:
+    """The thread of a queue pulls batches, and the one that trains evaluates over another look-ahead."""
+    run = new_run(rank, size, CONFIGS["small"], "fscomm")
+    with run.enable() as comm:
+        batches = queued(2)(comm.lookahead(run.loader(0, 12)))
+        run.train(0, next(batches))
+        with pytest.raises(RuntimeError, match="two look-aheads of one block are asked for batches in two threads"):
+            next(iter(comm.lookahead(run.loader(20, 24))))
+        for step, batch in enumerate(batches, 1):
+            run.train(step, batch)
+        assert len(list(comm.lookahead(run.loader(20, 24)))) == 4, "the thread has ended"
+
+
+def test_two_threads_that_pull_are_refused() -> None:
+    shared_world(2).run(two_threads)
