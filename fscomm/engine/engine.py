@@ -21,7 +21,7 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
-from fscomm.engine.modes import Call, Decision, decide, in_backward, this_call
+from fscomm.engine.modes import Call, Decision, compare, decide, in_backward, this_call
 from fscomm.engine.program import Program
 from fscomm.engine.step import ModuleInStep, Step
 from fscomm.engine.step_times import StepTimes
@@ -304,7 +304,7 @@ class Engine(Listener):
             self._note_plain(m, f"step {step.number}: {why}")
         self._count(m, features, call, why)
         if step is not None and step.num_parts > 1 and call.training:
-            return self.turns.run_whole(m, step)
+            return self.turns.run_whole(m, step, features, foreign=agreed == Mode.FOREIGN)
         return self.run_plainly(m, step, features, foreign=agreed == Mode.FOREIGN, stale=agreed == Mode.STALE)
 
     def note_replaced(self) -> None:
@@ -422,8 +422,11 @@ class Engine(Listener):
         handed_out = self.handles[self.served.calls[m].start].handed_out()
         self._drop_written()
         served = step is not None and all(step.ids.groups[g] is not None for g in self.served.groups[m])
-        announced = step.modules[m].features if step is not None else None
-        foreign = call.training and served and (announced is None or not announced[0].matches(features))
+        differs, corrected = None, False
+        if step is not None and call.training:
+            batch = step.parts[0] if step.parts else self.batch
+            looked = step.modules[m].missing not in (None, IN_TURN, EVALUATES, ONLY_READ)
+            differs, corrected = compare(m, step, call, features, self.finder, batch, served=served, looked=looked)
         calls = len(self.served.calls[m])
         decision = decide(
             m,
@@ -431,10 +434,10 @@ class Engine(Listener):
             call,
             calls=calls,
             served=served,
-            foreign=foreign,
-            explicit=(step is not None and step.num_parts > 1) or m in self.finder.explicit,
+            differs=None if differs is None else f"on rank {self._recorder.rank} {differs}",
+            explicit=(step is not None and step.num_parts > 1 and not corrected) or m in self.finder.explicit,
             handed_out=handed_out,
-            stale=self._stale(m, step) if served and not foreign and call.training else None,
+            stale=self._stale(m, step) if served and differs is None and call.training else None,
         )
         if decision.why is not None and decision.lasting:
             self.report_plain(m, decision.why)
