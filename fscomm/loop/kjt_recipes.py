@@ -59,6 +59,8 @@ class Whole:
 
     def read(self, batch: Any) -> Mapping[Any, Jagged]:
         kjt = read(batch, self.path)
+        if len(kjt.lengths()) != len(kjt.keys()) * kjt.stride():
+            raise ValueError(f"features were found at {self}, but in this batch its keys have different batch sizes")
         return dict(zip(kjt.keys(), by_key(kjt), strict=True))
 
 
@@ -127,6 +129,20 @@ class Part:
         if isinstance(self.source, Whole) or self.source.keys > 1:
             return self.key
         return self.source.values.index
+
+    @property
+    def slices(self) -> int:
+        """How many single rows or columns of tensors it consists of."""
+        return sum(each is not None and each.index is not None for each in self._tensors)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether its tensors lie in several containers of a batch."""
+        return len({each.path.steps[:-1] for each in self._tensors if each is not None}) > 1
+
+    @property
+    def _tensors(self) -> tuple[Slice | None, ...]:
+        return () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
 
     def read(self, batch: Any, seen: Seen) -> Jagged:
         """Raises ValueError where the batch does not have it."""

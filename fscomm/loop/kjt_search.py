@@ -20,7 +20,7 @@ from fscomm.loop.tensors import as_plain
 
 _MOST_CANDIDATES = 20_000
 _MOST_SLICES = 4_096
-_MOST_FITTING = 16  # parts of a key: an empty list fits everywhere
+_MOST_FITTING = 32  # parts of a key: an empty list fits everywhere
 Held = Sequence[tuple[Slice, Tensor]]
 
 
@@ -50,15 +50,11 @@ def parts_of(batch: Any, kjt: KJT) -> list[tuple[Part, ...]]:
         search.compare(part, jagged)
     for source, values, by, lengths in islice(_padded(held, samples, search), _MOST_CANDIDATES):
         search.compare_padded(source, values, by, lengths)
-    return [tuple(likely + fitting) for likely, fitting in zip(search.likely, search.fitting, strict=True)]
+    return search.found()
 
 
 class _Search:
-    """For the keys of one KJT. wanted: [F].
-
-    Attributes:
-        likely, fitting: [F] the parts that are equal to a key; likely: those of its name, or in its place.
-    """
+    """For the keys of one KJT. wanted: [F]."""
 
     def __init__(self, keys: Sequence[str], wanted: Sequence[Jagged]) -> None:
         self._keys = keys
@@ -68,15 +64,18 @@ class _Search:
         for number, jagged in enumerate(wanted):
             self._alike.setdefault(_marks(jagged.values), []).append(number)
             self._as_long.setdefault(_marks(jagged.lengths), []).append(number)
-        self.likely: list[list[Part]] = [[] for _ in keys]
-        self.fitting: list[list[Part]] = [[] for _ in keys]
+        self._fitting: list[list[tuple[tuple[int, ...], Part]]] = [[] for _ in keys]
 
     def compare(self, part: Part, jagged: Jagged) -> None:
         for number in self._alike.get(_marks(jagged.values), ()):
-            likely = self._keys[number] == part.key or number == part.place
-            found = (self.likely if likely else self.fitting)[number]
-            if len(found) < _MOST_FITTING and jagged.equals(self._wanted[number]):
-                found.append(part)
+            at_home, fitting = part.key == self._keys[number] or part.place == number, self._fitting[number]
+            if (at_home or len(fitting) < _MOST_FITTING) and jagged.equals(self._wanted[number]):
+                # In a batch of few samples much fits by chance: most of all, single rows and columns of tensors.
+                fitting.append(((part.slices, not at_home, part.scattered), part))
+
+    def found(self) -> list[tuple[Part, ...]]:
+        ordered = (sorted(fitting, key=lambda each: each[0]) for fitting in self._fitting)
+        return [tuple(part for _, part in fitting) for fitting in ordered]
 
     def as_long(self, lengths: Tensor) -> list[Jagged]:
         """The keys that have these lengths."""

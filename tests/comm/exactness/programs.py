@@ -10,6 +10,7 @@ Losses that a forward gave are *held*, until an operation runs backward through 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from exact import Loop, Run
 from exact_model import AGAIN, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
+from layouts import LAYOUTS, as_plain_ids, lists_of, of_lists
+from odd_tensors import odd_tensors
 from torch.utils.checkpoint import checkpoint
+from torchrec import KeyedJaggedTensor
 
 EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
@@ -108,14 +112,35 @@ class Player:
             self.new_loop()
 
     def _loader(self, number: int) -> list[Batch]:
-        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call."""
+        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call, or
+        in which they are somewhere else."""
         batches = self.run.loader(self._consumed, self._consumed + number)
         for i, batch in enumerate(batches, self._consumed):
+            self._as_others_do(i, batch)
             if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
                 call = i // HIDDEN % 3  # whose ids are hidden; those of all calls, if there is no such call
                 hidden = {name for name in batch.ids if call == name.endswith(AGAIN)} or set(batch.ids)
-                batch.hidden = {name: batch.ids.pop(name) for name in hidden}
+                taken = {name: batch.ids.pop(name) for name in hidden}
+                if self.run.config.seed // 2 % 2:
+                    batch.moved = taken
+                else:
+                    batch.hidden = {name: partial(_give, ids) for name, ids in taken.items()}
         return batches
+
+    def _as_others_do(self, i: int, batch: Batch) -> None:
+        """Ids in plain tensors of some layout, of which a model makes its KJTs, and tensors of any kind beside them.
+
+        Before them stand others, which are the same in the first batch.
+        """
+        config = self.run.config
+        batch.beside = [make() for make, _ in odd_tensors(config.seed + i)]
+        layout = [*LAYOUTS, *[None] * len(LAYOUTS)][config.seed % (2 * len(LAYOUTS))]
+        if layout is not None and not config.weighted:
+            ids, batch.ids = batch.ids, {}
+            for name, kjt in ids.items():
+                if config.seed % 3 == 0:
+                    batch.ids[f"before {name}"] = as_plain_ids(kjt if i == 0 else reversed_ids(kjt), layout)
+                batch.ids[name] = as_plain_ids(kjt, layout)
 
     # Forwards
 
@@ -303,6 +328,15 @@ class Player:
     def _no_sync(self) -> Any:
         """DDP wants one backward after each forward; all others do without it."""
         return self.run.ddp.no_sync() if hasattr(self.run.ddp, "no_sync") else contextlib.nullcontext()
+
+
+def _give(ids: Any) -> Any:
+    return ids
+
+
+def reversed_ids(kjt: Any) -> KeyedJaggedTensor:
+    lists = [(values.flip(0), lengths.flip(0)) for values, lengths in lists_of(kjt)]
+    return of_lists(kjt.keys(), lists)
 
 
 class _Refused(Exception):

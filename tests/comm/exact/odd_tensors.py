@@ -99,3 +99,9 @@ ODD: dict[str, MakeOdd] = {
     "wrapped": (lambda: Wraps(torch.arange(SAMPLES)), lambda x: _by_numpy(x._local)),  # type: ignore[attr-defined]
     "of a class that refuses": (lambda: torch.arange(SAMPLES).as_subclass(Refuses), _by_numpy),
 }
+
+
+def odd_tensors(seed: int) -> list[MakeOdd]:
+    """Two kinds of them."""
+    kinds = list(ODD.values())
+    return [kinds[seed % len(kinds)], kinds[seed * 7 % len(kinds)]]
