@@ -193,6 +193,8 @@ def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
     weights = sent.weights_or_none()
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
+    if weights is not None:
+        weights = weights.detach()  # TorchRec's input dist gives them no gradient either
     return bags.BagPart(ids, sent.lengths().view(len(sent.keys()), -1), weights)
 
 

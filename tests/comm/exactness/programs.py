@@ -214,6 +214,21 @@ class Player:
             with self._no_sync():
                 self.held[n % len(self.held)].backward(retain_graph=True)
 
+    def backward_with_graph(self, n: int) -> None:
+        """Which gives gradients that can be differentiated; or such a gradient is a part of the loss.
+
+        The former fails in TorchRec's own reduce-scatter, whose backward pass writes into views.
+        """
+        tables = (table for of_module in self.run.config.modules.values() for table in of_module)
+        adds_up = any(table.pooling and table.sharding in ("row", "host", "grid") for table in tables)
+        if self.held:
+            loss = self.held.pop(n % len(self.held))
+            with self._no_sync():
+                if n % 2 and not adds_up:
+                    loss.backward(create_graph=True)
+                else:
+                    penalised(self.run, loss).backward()
+
     def backward_fails(self, n: int) -> None:
         """It raises when some of the tables are updated, and some are not."""
         self.next()
@@ -334,6 +349,13 @@ def _give(ids: Any) -> Any:
     return ids
 
 
+def penalised(run: Run, loss: torch.Tensor) -> torch.Tensor:
+    """With the norm of the dense gradients."""
+    weights = [each for name, each in run.model.named_parameters() if "embeddings" not in name]
+    gradients = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+    return loss + 1e-3 * sum((each**2).sum() for each in gradients if each is not None)
+
+
 def reversed_ids(kjt: Any) -> KeyedJaggedTensor:
     lists = [(values.flip(0), lengths.flip(0)) for values, lengths in lists_of(kjt)]
     return of_lists(kjt.keys(), lists)
@@ -370,6 +392,7 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.backward_of_sum: 7,
     Player.train_pair: 8,
     Player.backward_kept: 3,
+    Player.backward_with_graph: 3,
     Player.backward_fails: 3,
     Player.foreign: 2,
     Player.module: 1,
