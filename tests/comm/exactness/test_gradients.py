@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-import torch
 from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_model import Config, Table, ids_of
