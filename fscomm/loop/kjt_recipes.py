@@ -236,7 +236,7 @@ def _starts(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-    return _chosen(values, torch.arange(values.shape[1], device=by.device) < by.long()[:, None])
+    return _chosen(values, torch.arange(values.shape[1], device=by.device) < by[:, None])
 
 
 def _last(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:

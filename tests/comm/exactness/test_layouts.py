@@ -77,6 +77,25 @@ def test_a_wrong_source_is_corrected() -> None:
         assert max(by_module.values()) < 1 - 2.9 / STEPS
 
 
+def strays_at_second(step: int, batch: Batch, run: Run) -> None:
+    """As `two_alike_at_first`, and what is announced from the wrong one are ids that no table has."""
+    two_alike_at_first(step, batch, run)
+    if step:
+        for module in run.config.modules:
+            other = batch.ids[f"other {module}"]
+            values = other.tensors["values"]
+            values[step % 2 :: 2] = 10_000 if step % 3 else -5
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_a_wrong_source_with_ids_that_no_table_has(dedup: bool) -> None:
+    """They are announced all the same, and no forward looks them up."""
+    loop = partial(trained, change=strays_at_second)
+    for found, said in shared_world(2).run(compare, CONFIG.but(dedup=dedup), loop):
+        assert found == []
+        assert all(forwards["served"] >= STEPS - 4 for forwards in said["report"]["forwards"].values())
+
+
 def nothing_at_first(step: int, batch: Batch, run: Run) -> None:
     """No ids in the first step: every list fits every feature."""
     for module, kjt in batch.ids.items():
