@@ -510,7 +510,8 @@ def test_keys_without_ids_in_the_first_batch_are_told_apart_later() -> None:
     found, keys = finder("user", problem=lambda _: None), ["a", "b"]
 
     def batch(a: list[int], b: list[int]) -> tuple[Any, KeyedJaggedTensor]:
-        lists = {name: torch.tensor(ids, dtype=torch.int64) for name, ids in (("one", b), ("two", a), ("three", [4]))}
+        named = [*((f"nothing {i}", []) for i in range(40)), ("one", b), ("two", a), ("three", [4])]
+        lists = {name: torch.tensor(ids, dtype=torch.int64) for name, ids in named}
         lengths = {f"{name} lengths": torch.tensor([len(ids)]) for name, ids in lists.items()}
         return lists | lengths, built(keys, (a, [len(a)]), (b, [len(b)]))
 
