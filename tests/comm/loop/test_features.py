@@ -546,11 +546,10 @@ def test_it_is_looked_for_again_only_so_often(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kjt_search, "parts_of", counted)
     batch = {"x": kjt(1)}
     assert found.learn(0, batch, kjt(1)) is None
+    assert not found.correct(0, batch, built(["a", "b"], ([], [0, 0]), ([], [0, 0])))
+    assert searched == 0, "of nothing nothing is learned"
     for n in range(3 * LOOKS):
         assert not found.correct(0, batch, kjt(50 + n))
-        assert not found.correct(0, batch, built(["a", "b"], ([], [0, 0]), ([], [0, 0]))), (
-            "of nothing nothing is learned"
-        )
     assert searched == LOOKS
     assert found.read(batch)[0] == [batch["x"]]
 
