@@ -114,7 +114,9 @@ class Engine(Listener):
             most=1 if self.turns.in_use else WAITING,
             not_called=self.plain_runs.note_step,
         )
-        self._choices = Choices(served, self.steps, finder, handed_out=self._handed_out, stale=self._stale)
+        self._choices = Choices(
+            served, self.steps, finder, rank=context.rank, handed_out=self._handed_out, stale=self._stale
+        )
         self._ran: set[int] = set()  # modules whose own forward has returned
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
@@ -325,7 +327,7 @@ class Engine(Listener):
             self.plain_runs.note_step(m, step, why, here=True)
         self._count(m, features, call, why or WARM_UP)
         if step is not None and step.num_parts > 1 and call.training:
-            return self.turns.run_whole(m, step)
+            return self.turns.run_whole(m, step, features, foreign=agreed.mode == Mode.FOREIGN)
         return self.run_plainly(m, step, features, foreign=agreed.mode == Mode.FOREIGN, stale=agreed.mode == Mode.STALE)
 
     # Looking at tables.

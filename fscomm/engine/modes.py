@@ -2,12 +2,14 @@
 control words."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fscomm.engine.step import Step
 from fscomm.exchange.control_word import Mode
 from fscomm.exchange.operations import EXCLUSIVE
+from fscomm.loop.feature_finder import FeatureFinder
 
 IRREGULAR = "an id lies outside its table, or maps give it two rows"
 
@@ -52,6 +54,36 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def compare(
+    m: int,
+    step: Step,
+    call: Call,
+    features: Any,
+    finder: FeatureFinder,
+    *,
+    served: bool,
+    looked: bool,
+    corrects: bool,
+) -> tuple[str | None, bool]:
+    """What of the features that module m gets is not as announced, in words; and whether `finder`, which then looks
+    again if it `corrects` itself, finds them in such batches from now on.
+
+    served: they were announced, on all ranks. looked: they were not found in the batch.
+    """
+    module, what = step.modules[m], None
+    batch = step.parts[0] if step.parts else step.batch
+    if served:
+        what = "features" if module.features is None else module.features[0].difference(features)
+    again = call.inside_backward or module.used  # what a second call gets says nothing about the first one
+    differs = what is not None or looked
+    corrected = differs and corrects and batch is not None and not again and finder.correct(m, batch, features)
+    if what is None:
+        return None, corrected
+    where = finder.where(m)
+    found = f"those of {where}, but others were announced" if corrected else f"not those of {where}"
+    return f"its {what} are {found}", corrected
+
+
 def decide(
     m: int,
     step: Step | None,
@@ -59,7 +91,7 @@ def decide(
     *,
     calls: int,
     served: bool,
-    foreign: bool,
+    differs: str | None,
     explicit: bool,
     handed_out: bool,
     stale: str | None = None,
@@ -68,7 +100,7 @@ def decide(
     """For a forward of module m in training that belongs to `step`: the first of the rules that holds.
 
     calls: how often in a step the user said that a module is called.
-    served: all ranks announced what module m gets in this step. foreign: they did, and it gets something else.
+    served: all ranks announced what module m gets in this step. differs: they did, and it gets something else: what.
     explicit: the user said where its features are. handed_out: the user has a numpy array of its tables, or the like.
     stale: why rows that its ids were mapped to ahead are not those of the forward; None: they are.
     too_many: why the batch may be one that waits no longer.
@@ -77,10 +109,10 @@ def decide(
         why = "no batch was announced for it: use comm.lookahead(loader)"
         return Decision(mode=Mode.FOREIGN, why=why, lasting=True)
     module = step.modules[m]
-    plain = Mode.FOREIGN if foreign else Mode.PLAIN
+    plain = Mode.PLAIN if differs is None else Mode.FOREIGN
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
-    other = too_many or "it got other features than the batch holds"
+    other = too_many or f"it got other features than the batch holds: {differs}"
     outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (
@@ -91,7 +123,7 @@ def decide(
         (handed_out, Decision(mode=Mode.PLAIN, why=outside)),
         (module.features is None, Decision(mode=Mode.PLAIN)),
         (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
-        (foreign, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
+        (differs is not None, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
         (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=IRREGULAR)),
         (stale is not None, Decision(mode=Mode.STALE, why=stale)),
         (EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),

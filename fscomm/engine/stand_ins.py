@@ -59,18 +59,19 @@ def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None
 def _watch_calls(kernel: Any, handles: Handles, undo: contextlib.ExitStack) -> None:
     """Methods of a kernel by which programs get at its tables; other than handles, its own tensors are not watched."""
 
-    def watched(own: Any, *args: Any, **options: Any) -> Any:
+    def watched(name: str, own: Any, *args: Any, **options: Any) -> Any:
         handles.look()
         result = own(*args, **options)
         handles.note(own, result)
-        if own.__name__ in KERNEL_WRITES:
+        if name in KERNEL_WRITES:
             handles.written()
         return result
 
     for name in (*KERNEL_READS, *KERNEL_WRITES):
         if callable(own := getattr(kernel, name, None)):
-            setattr(kernel, name, partial(watched, own))
-            undo.callback(delattr, kernel, name)
+            restore = partial(setattr, kernel, name, own) if name in vars(kernel) else partial(delattr, kernel, name)
+            undo.callback(restore)
+            setattr(kernel, name, partial(watched, name, own))
 
 
 def _give_back(target: Any, ours: ServedForward) -> None:

@@ -14,11 +14,17 @@ from fscomm.engine.modes import Call
 from fscomm.engine.step import Step
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
+from fscomm.loop.kjt_paths import Snapshot, same
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import cut_batch
 from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.tables.binding import Binding
 from fscomm.tables.whole_call import WholeCall
+
+OTHER = (
+    "{name} got other features in part {part} than those at {where}, where the batch holds them. Where two parts of a "
+    "batch hold the same in a first step, say which one it is: features={{{name!r}: lambda batch: ...}}"
+)
 
 
 class Forwards(Protocol):
@@ -133,23 +139,26 @@ class Turns:
                 raise NotServedError(f"{name}: {why}")
             return engine.forward(m, features)
         engine.check()
-        if module.whole is not None:
-            return module.whole.output(part)
         if module.features is None or not module.features[part].matches(features):
-            raise NotServedError(f"{name} got other features in part {part} than the batch holds")
-        return engine.run_part(m, step, features, part)
+            raise NotServedError(OTHER.format(name=name, part=part, where=engine.finder.where(m)))
+        return engine.run_part(m, step, features, part) if module.whole is None else module.whole.output(part)
 
-    def run_whole(self, m: int, step: Step) -> Any:
-        """Module m's own forward of all parts; gives the output of the first one."""
+    def run_whole(self, m: int, step: Step, first: Any, *, foreign: bool) -> Any:
+        """Module m's own forward of all parts; gives the output of the first one, which got the features `first`.
+        foreign: see `run_plainly`."""
         engine = self._engine
         name, features = engine.modules[m].name, engine.finder.read(step.batch)[0][m]
         if features is None:
             raise NotServedError(f"{name}: its features are not found in the whole batch")
         of_parts = [engine.finder.read(part)[0][m] for part in step.parts]
+        if of_parts[0] is None or not same(of_parts[0], first):
+            raise NotServedError(OTHER.format(name=name, part=0, where=engine.finder.where(m)))
         ends = list(itertools.accumulate(0 if kjt is None else kjt.stride() for kjt in of_parts))
         if ends[-1] != features.stride():
             raise NotServedError(f"{name}: its parts have {ends[-1]} samples, and the whole batch {features.stride()}")
-        output = engine.run_plainly(m, step, features, foreign=False)
+        output = engine.run_plainly(m, step, features, foreign=foreign)
         whole = WholeCall(*engine.modules[m].cut(output, ends), partial(engine.backward.reach, step))
         step.modules[m].whole = whole
+        # It was computed of what the batch holds: the parts to come have to get that.
+        step.modules[m].features = [Snapshot(features if kjt is None else kjt) for kjt in of_parts]
         return whole.output(0)

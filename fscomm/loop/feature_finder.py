@@ -1,14 +1,24 @@
-"""Which part of a batch each module reads: learned at its first forward, or told by the user."""
+"""Which part of a batch each module reads: learned at its first forward, or given by the user.
 
+What one batch teaches may be wrong: two parts of it may hold the same, such as nothing, and batches may have several
+structures. So a module may have several sources. When it gets something else than was announced, those that fit the
+batch come first from then on, and are searched for again if there are none.
+"""
+
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fscomm.loop import kjt_paths
 from fscomm.loop.kjt_paths import KJT, Path
-from fscomm.loop.kjt_recipes import Make, Recipe, recipe
+from fscomm.loop.kjt_recipes import Make, Recipe
+from fscomm.loop.kjt_search import recipe
 
 Reader = Callable[[Any], Any]
+Source = Reader | Path | Recipe
 TRIES = 3  # batches in which features are looked for before a module is given up
+LOOKS = 8  # batches in which they are looked for again, after a module had got something else
+_MOST_SOURCES = 8
 
 
 class FeatureFinder:
@@ -37,7 +47,7 @@ class FeatureFinder:
                 f"{', '.join(dict.fromkeys(names)) or 'none'}"
             )
         self._names = names
-        self._found: list[Reader | Path | Recipe | None] = [None] * len(names)
+        self._sources: list[list[Source]] = [[] for _ in names]  # the first one that can be read in a batch counts
         for name, readers in given.items():
             of_calls, first = [readers] if callable(readers) else list(readers), names.index(name)
             if len(of_calls) > names.count(name):
@@ -45,12 +55,13 @@ class FeatureFinder:
                     f"features= has {len(of_calls)} functions for {name}, one for each call, but calls="
                     f"{names.count(name)} says how often it is called"
                 )
-            self._found[first : first + len(of_calls)] = of_calls
-        self.explicit = frozenset(m for m, reader in enumerate(self._found) if reader is not None)
+            self._sources[first : first + len(of_calls)] = [[reader] for reader in of_calls]
+        self.explicit = frozenset(m for m, sources in enumerate(self._sources) if sources)
         self._problem = problem
         self.make = make
         self._lost: list[str | None] = [None] * len(names)
         self._tries = [0] * len(names)
+        self._looks = [0] * len(names)
 
     def read(self, batch: Any) -> tuple[list[KJT | None], list[str | None]]:
         """[M] the features of each module in `batch`, and why there are none; neither before a module was seen."""
@@ -75,43 +86,66 @@ class FeatureFinder:
 
     def learn(self, m: int, batch: Any, kjt: Any) -> str | None:
         """Module m got `kjt` while the user holds `batch`. Returns why its features are not found, if so."""
-        if m in self.explicit:
-            return None
-        found = self._found[m]
-        if self._tries[m] < TRIES and (found is None or (isinstance(found, Recipe) and not found.settled)):
+        if m not in self.explicit and not self._sources[m] and self._tries[m] < TRIES:
             self._tries[m] += 1
             self._lost[m] = self._problem(kjt)
             if self._lost[m] is None:
-                narrowed = found.narrowed(batch, kjt) if isinstance(found, Recipe) else None
-                self._found[m] = narrowed or self._find(m, batch, kjt)
+                self._sources[m], missing = _search(batch, kjt)
+                self._lost[m] = None if self._sources[m] else self._not_found(m, batch, kjt, missing)
         return self._lost[m]
 
-    def _find(self, m: int, batch: Any, kjt: KJT) -> Path | Recipe | None:
-        path = kjt_paths.find(batch, kjt)
-        if path is not None:
-            return path
-        built, missing = recipe(batch, kjt)
-        if built is None:
-            self._lost[m] = self._not_found(m, batch, kjt, missing)
-        return built
+    def correct(self, m: int, batch: Any, kjt: KJT) -> bool:
+        """Module m got `kjt` while the user holds `batch`, and something else, or nothing, was announced. Whether its
+        features will be found in such batches."""
+        if m in self.explicit or not self._sources[m] or self._problem(kjt) is not None:
+            return False
+        narrowed = [_narrowed(source, batch, kjt) for source in self._sources[m]]
+        fitting = [source for source in narrowed if source is not None]
+        if not fitting and self._looks[m] < LOOKS and len(kjt.values()):  # no ids at all would fit everywhere
+            self._looks[m] += 1
+            fitting = self._search_again(m, batch, kjt)
+        others = [source for source, fits in zip(self._sources[m], narrowed, strict=True) if fits is None]
+        self._sources[m] = (fitting + others)[:_MOST_SOURCES]
+        return bool(fitting)
+
+    def where(self, m: int) -> str:
+        """Where module m has its features."""
+        sources = self._sources[m]
+        if m in self.explicit or not sources:
+            return "what features= gave" if sources else "the batch"
+        return textwrap.shorten(str(sources[0]), 200)
+
+    def _search_again(self, m: int, batch: Any, kjt: KJT) -> list[Source]:
+        """Of a KJT of many keys most are known. Which of its parts a key without ids has, an earlier batch knows."""
+        found, _ = _search(batch, kjt)
+        for number, source in enumerate(found):
+            for known in self._sources[m]:
+                if isinstance(source, Recipe) and isinstance(known, Recipe) and source.keys == known.keys:
+                    left = known.narrowed(batch, kjt)
+                    found[number] = source = source.but(
+                        [old or new for old, new in zip(left, source.parts, strict=True)]
+                    )
+        return found
 
     def _read(self, m: int, batch: Any) -> tuple[KJT | None, str | None]:
-        found = self._found[m]
-        if found is None:
-            return None, self._lost[m]
-        try:
-            if isinstance(found, Path):
-                kjt = kjt_paths.read(batch, found)
-            elif isinstance(found, Recipe):
-                kjt = found.read(batch, self.make)
-            else:
-                kjt = found(batch)
-        except ValueError as error:
-            if m in self.explicit:
-                raise
-            return None, str(error)
-        why = self._problem(kjt)
-        return (None, why) if why is not None else (kjt, None)
+        first: str | None = None
+        for source in self._sources[m]:
+            try:
+                kjt = self._read_one(source, batch)
+            except ValueError as error:
+                if m in self.explicit:
+                    raise
+                first = first or str(error)
+                continue
+            why = self._problem(kjt)
+            return (None, why) if why is not None else (kjt, None)
+        return None, first or self._lost[m]
+
+    def _read_one(self, source: Source, batch: Any) -> KJT:
+        if isinstance(source, Path):
+            return kjt_paths.read(batch, source)
+        found: KJT = source.read(batch, self.make) if isinstance(source, Recipe) else source(batch)
+        return found
 
     def _not_found(self, m: int, batch: Any, kjt: KJT, missing: list[str]) -> str:
         name, keys = self._names[m], list(kjt.keys())
@@ -121,3 +155,24 @@ class FeatureFinder:
             f"Pass features={{{name!r}: lambda batch: ...}} to fscomm.enable: a function from the batch to the "
             f"KeyedJaggedTensor that the module gets, with keys {', '.join(keys)}"
         )
+
+
+def _search(batch: Any, kjt: KJT) -> tuple[list[Source], list[str]]:
+    """Every source of `kjt` in a batch; without any, the keys that are nowhere in it."""
+    paths = kjt_paths.find(batch, kjt)
+    if paths:
+        return list(paths[:_MOST_SOURCES]), []
+    built, missing = recipe(batch, kjt)
+    return [] if built is None else [built], missing
+
+
+def _narrowed(source: Source, batch: Any, kjt: KJT) -> Source | None:
+    """What of a source fits another batch, too."""
+    if isinstance(source, Recipe):
+        parts = source.narrowed(batch, kjt)
+        return source.but(parts) if all(parts) else None
+    assert isinstance(source, Path)
+    try:
+        return source if kjt_paths.same(kjt_paths.read(batch, source), kjt) else None
+    except ValueError:
+        return None

@@ -7,21 +7,20 @@ walked by what they store (items, instance attributes, slots): no property or `_
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.plan.hash_tables import checksum
+from fscomm.loop.tensors import contents, equal, inner, stored
 
 DEEPEST = 6
 _MOST_NODES = 10_000
+_PARTS = ("values", "lengths", "weights")
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
 NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
@@ -66,8 +65,8 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
     """Every KJT in a batch, and every tensor outside of KJTs, with its path, nearest first: at most six steps deep and
     the first 10,000 objects.
 
-    Enters mappings, lists, tuples and what instances store; not modules, functions, classes. A container that is met
-    again, cycles included, is entered once.
+    Enters mappings, lists, tuples and what instances store; not modules, functions, classes. Of a tensor that consists
+    of others, those follow. A container that is met again, cycles included, is entered once.
     """
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
@@ -77,10 +76,10 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
         path, value = queue.popleft()
         if isinstance(value, Tensor) or is_kjt(value):
             yield path, value
-        elif len(path.steps) < DEEPEST and id(value) not in entered:
+        if not is_kjt(value) and len(path.steps) < DEEPEST and id(value) not in entered:
             entered.add(id(value))
-            inner = ((step, child) for step, child in _children(value) if not isinstance(child, NOT_ENTERED))
-            queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(inner, _MOST_NODES))
+            within = ((step, child) for step, child in _children(value) if not isinstance(child, NOT_ENTERED))
+            queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(within, _MOST_NODES))
 
 
 def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
@@ -94,17 +93,17 @@ def tensors_of(batch: Any) -> list[Tensor | None]:
     return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
-def find(batch: Any, kjt: KJT) -> Path | None:
-    """Where `kjt` lies in the batch: the same object first, then one of the same tensors, then one of equal contents.
+def find(batch: Any, kjt: KJT) -> list[Path]:
+    """Where `kjt` lies in the batch, nearest first: where the same object does, else KJTs of the same tensors, else
+    those of equal contents. Two that are equal in one batch may differ in the next.
 
     Off the CPU, comparing contents waits for the device.
     """
     held = list(walk(batch))
     for alike in (operator.is_, partial(same, alike=operator.is_), same):
-        for path, other in held:
-            if alike(other, kjt):
-                return path
-    return None
+        if found := [path for path, other in held if alike(other, kjt)]:
+            return found
+    return []
 
 
 def read(batch: Any, path: Path) -> KJT:
@@ -133,39 +132,9 @@ def read_part(batch: Any, path: Path, fits: Callable[[Any], bool], kind: str) ->
     return value
 
 
-def equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Is it one tensor, or have both the same contents, which off the CPU waits for the device. Tensors on different
-    devices or of different types are not equal."""
-    if a is b:
-        return True
-    if a is None or b is None or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a, b)
-
-
 def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool] = equal) -> bool:
     """Do two KJTs hold the same keys, strides, and values, lengths and weights that are `alike`."""
     return a is b or (_shape(a) == _shape(b) and all(map(alike, _tensors(a), _tensors(b))))
-
-
-def contents(tensor: Tensor | None) -> tuple[int, int, int]:
-    """Where a tensor lies, its version and a checksum of its bytes; without the latter off the CPU.
-
-    The checksum tells of a change that torch does not know: by numpy, through `.data`, of reused memory.
-    """
-    if tensor is None:
-        return 0, 0, 0
-    version = 0 if tensor.is_inference() else tensor._version
-    with suppress(RuntimeError, TypeError):  # of a kind without memory, or without bytes that can be looked at
-        return tensor.data_ptr(), version, _checksum(tensor) if tensor.device.type == "cpu" else 0
-    return 0, version, 0
-
-
-def _checksum(tensor: Tensor) -> int:
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    whole = len(flat) // 8 * 8
-    rest = int.from_bytes(flat[whole:].tobytes(), "little")
-    return int(checksum(flat[:whole].view(np.uint64))) + (rest << 64)
 
 
 class Snapshot:
@@ -182,13 +151,18 @@ class Snapshot:
         self._tensors = _tensors(kjt)
         self._contents = [contents(tensor) for tensor in self._tensors]
 
+    def difference(self, kjt: KJT) -> str | None:
+        """What of `kjt` is not as announced, also where it was written to in between; None if it is the `same`."""
+        for name, was, now in zip(("keys", "stride", "strides"), self._shape, _shape(kjt), strict=True):
+            if was != now:
+                return name
+        for name, was, now, held in zip(_PARTS, self._tensors, _tensors(kjt), self._contents, strict=True):
+            if not equal(was, now) or held != contents(was):
+                return name
+        return None
+
     def matches(self, kjt: KJT) -> bool:
-        """Is `kjt` what was announced: `same`, and nothing of it written to in between."""
-        return (
-            self._shape == _shape(kjt)
-            and all(map(equal, self._tensors, _tensors(kjt)))
-            and self._contents == [contents(tensor) for tensor in self._tensors]
-        )
+        return self.difference(kjt) is None
 
 
 class BatchSnapshot:
@@ -213,18 +187,8 @@ def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
         yield from ((Attribute(name=name), child) for name, child in zip(names, value, strict=True))
     elif isinstance(value, list | tuple):
         yield from ((Item(key=index), child) for index, child in enumerate(value))
-    yield from ((Attribute(name=name), child) for name, child in stored(value))
-
-
-def stored(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an instance keeps in its `__dict__` and in its slots, by the name that reads it."""
-    with suppress(AttributeError):  # it has slots only
-        yield from dict(object.__getattribute__(value, "__dict__")).items()
-    for base in reversed(type(value).__mro__):
-        for name, member in tuple(vars(base).items()):  # copying an instance writes into its class
-            if isinstance(member, MemberDescriptorType) and not name.endswith("__"):
-                with suppress(AttributeError):  # this slot was never set
-                    yield name, member.__get__(value)
+    found = inner(value) if isinstance(value, Tensor) else stored(value)
+    yield from ((Attribute(name=name), child) for name, child in found)
 
 
 def is_kjt(value: Any) -> bool:

@@ -1,14 +1,12 @@
-"""A KJT that a model builds from parts of its batch: where each key comes from, and how to build it from another batch.
+"""A KJT that a model builds from parts of its batch: where each key comes from, and how to build it of another one.
 
-Models concatenate, permute and regroup features, or build them from plain tensors. So each key of the KJT that a module
-got is looked for by content in the batch that the user held: as one key of any KJT there, or as a tensor of values
-with one of lengths or offsets (or without: then all samples are equally long). Keys that several parts fit keep all of
-them; later batches tell which one is right.
+Models concatenate, permute and regroup features, or build them from plain tensors. So every key has a *part*: a key of
+a *source*, which is a KJT of the batch, or tensors of it in one of the `LAYOUTS`. `kjt_search` finds the parts.
 
-Letters: B samples, F keys, N values.
+Letters: B samples, F keys, N values, L places of a padded list.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -16,9 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import KJT, Path, leaves, read, read_part, walk
+from fscomm.loop.kjt_paths import KJT, Path, read, read_part
+from fscomm.loop.tensors import as_plain
 
 Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
+Key = str | int
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,55 +39,124 @@ class Jagged:
         return bool((self.lengths == other.lengths).all()) and bool((self.values == other.values).all())
 
 
-Seen = dict[Path, dict[str, Jagged]]  # KJTs of a batch that were taken apart already
+class Source(Protocol):
+    """What has keys. `read` gives all of them, and raises ValueError where the batch does not have it."""
+
+    def read(self, batch: Any) -> Mapping[Any, Jagged]: ...
 
 
-class Part(Protocol):
-    """Where one key comes from. `read` raises ValueError where a batch does not have it."""
-
-    def read(self, batch: Any, seen: Seen) -> Jagged: ...
+Seen = dict[Source, Mapping[Any, Jagged]]  # sources of a batch that were read already
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneKey:
-    """Key `key` of the KJT at `path`."""
+class Whole:
+    """The KJT at `path`."""
 
     path: Path
-    key: str
 
     def __str__(self) -> str:
-        return f"{self.path}[{self.key!r}]"
+        return str(self.path)
 
-    def read(self, batch: Any, seen: Seen) -> Jagged:
-        if self.path not in seen:
-            kjt = read(batch, self.path)
-            seen[self.path] = dict(zip(kjt.keys(), by_key(kjt), strict=True))
-        if self.key not in seen[self.path]:
-            raise ValueError(f"features were found in the first batch at {self}, but this one has no such key there")
-        return seen[self.path][self.key]
+    def read(self, batch: Any) -> Mapping[Any, Jagged]:
+        kjt = read(batch, self.path)
+        if len(kjt.lengths()) != len(kjt.keys()) * kjt.stride():
+            raise ValueError(f"features were found at {self}, but in this batch its keys have different batch sizes")
+        return dict(zip(kjt.keys(), by_key(kjt), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """A tensor of a batch, or one of its columns: number `index` of dimension `dim`."""
+
+    path: Path
+    dim: int = 0
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.index is None else f"{self.path}[{':, ' * self.dim}{self.index}]"
+
+    def read(self, batch: Any) -> Tensor:
+        found = as_plain(read_part(batch, self.path, is_countable, "tensor of integers"))
+        try:
+            return found if self.index is None else found.select(self.dim, self.index)
+        except IndexError as error:
+            shape = list(found.shape)
+            raise ValueError(f"features were found in the first batch at {self}, but this one has {shape}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensors:
-    """A tensor of values, and one of lengths [B] or offsets [B + 1]; with neither, `values` is [B, ...]."""
+    """Keys 0 to `keys` - 1 of `values`, whose lengths `by` gives, as their `layout` says."""
 
-    values: Path
-    lengths: Path | None = None
-    offsets: bool = False
+    values: Slice
+    by: Slice | None = None
+    layout: str = "rows"
+    keys: int = 1
 
     def __str__(self) -> str:
-        if self.lengths is None:
-            return f"{self.values}, a row for each sample"
-        return f"{self.values} with {'offsets' if self.offsets else 'lengths'} {self.lengths}"
+        return f"{self.values} ({self.layout}{'' if self.by is None else f' {self.by}'})"
+
+    def read(self, batch: Any) -> Mapping[Any, Jagged]:
+        values = self.values.read(batch)
+        return self.decode(values, values if self.by is None else self.by.read(batch))
+
+    def decode(self, values: Tensor, by: Tensor) -> Mapping[Any, Jagged]:
+        """Raises ValueError where the tensors do not go together."""
+        try:
+            flat, lengths = LAYOUTS[self.layout](values, by)
+            of_keys = lengths.reshape(self.keys, -1)
+        except (RuntimeError, IndexError) as error:
+            shapes = f"{list(values.shape)} and {list(by.shape)}"
+            raise ValueError(f"features were found at {self}, but these tensors are now {shapes}") from error
+        if self.keys == 1:
+            return {0: Jagged(values=flat, lengths=of_keys[0], weights=None)}
+        return dict(enumerate(_cut(flat, of_keys, None)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Where one key comes from."""
+
+    source: Whole | Tensors
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.source}[{self.key!r}]" if self.key else str(self.source)
+
+    @property
+    def place(self) -> Key | None:
+        """Among the keys that one tensor has, if there is one."""
+        if isinstance(self.source, Whole) or self.source.keys > 1:
+            return self.key
+        return self.source.values.index
+
+    @property
+    def slices(self) -> int:
+        """How many single rows or columns of tensors it consists of."""
+        return sum(each is not None and each.index is not None for each in self._tensors)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether its tensors lie in several containers of a batch."""
+        return len({each.path.steps[:-1] for each in self._tensors if each is not None}) > 1
+
+    @property
+    def _tensors(self) -> tuple[Slice | None, ...]:
+        return () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
 
     def read(self, batch: Any, seen: Seen) -> Jagged:
-        values = read_part(batch, self.values, _holds_ids, "tensor of ids")
-        if self.lengths is None:
-            lengths = values.new_full((len(values),), values[0].numel() if len(values) else 0)
-        else:
-            lengths = read_part(batch, self.lengths, _holds_ids, "tensor of integers")
-            lengths = lengths.diff() if self.offsets else lengths
-        return Jagged(values=values.reshape(-1), lengths=lengths.reshape(-1), weights=None)
+        """Raises ValueError where the batch does not have it."""
+        if self.source not in seen:
+            seen[self.source] = self.source.read(batch)
+        if self.key not in seen[self.source]:
+            raise ValueError(f"features were found in the first batch at {self}, but this one has no such key there")
+        return seen[self.source][self.key]
+
+    def fits(self, batch: Any, seen: Seen, wanted: Jagged) -> bool:
+        try:
+            return self.read(batch, seen).equals(wanted)
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,51 +186,26 @@ class Recipe:
         strides = {len(each.lengths) for each in found}
         if len(strides) > 1:
             raise ValueError(f"features were found at {self}, but in this batch they are of {sorted(strides)} samples")
-        return make(
-            list(self.keys),
-            torch.cat([each.values.to(self.values_type) for each in found]),
-            torch.cat([each.lengths.to(self.lengths_type) for each in found]),
-            torch.cat([each.weights for each in found]) if self.weighted else None,  # type: ignore[misc]
-            strides.pop(),
-        )
+        values = torch.cat([each.values.to(self.values_type) for each in found])
+        lengths = torch.cat([each.lengths.to(self.lengths_type) for each in found])
+        # A KJT that contradicts itself would fail on the way to the owners, on all ranks.
+        if int(lengths.sum()) != len(values) or bool((lengths < 0).any()):
+            raise ValueError(f"features were found at {self}, but in this batch lengths and values do not go together")
+        weights = torch.cat([each.weights for each in found]) if self.weighted else None  # type: ignore[misc]
+        return make(list(self.keys), values, lengths, weights, strides.pop())
 
-    def narrowed(self, batch: Any, kjt: KJT) -> "Recipe | None":
-        """This recipe without the parts that do not fit another batch, too; None where a key has none left."""
+    def narrowed(self, batch: Any, kjt: KJT) -> tuple[tuple[Part, ...], ...]:
+        """[F] those parts that fit another batch, too."""
         if tuple(kjt.keys()) != self.keys:
-            return None
+            return ((),) * len(self.keys)
         seen: Seen = {}
-        left = tuple(
-            tuple(part for part in fitting if _fits(part, batch, seen, wanted))
+        return tuple(
+            tuple(part for part in fitting if part.fits(batch, seen, wanted))
             for fitting, wanted in zip(self.parts, by_key(kjt), strict=True)
         )
-        return replace(self, parts=left) if all(left) else None
 
-    @property
-    def settled(self) -> bool:
-        """Is there one part for each key."""
-        return all(len(fitting) == 1 for fitting in self.parts)
-
-
-def recipe(batch: Any, kjt: KJT) -> tuple[Recipe | None, list[str]]:
-    """How `kjt` was built from `batch`; without a recipe, the keys that are nowhere in it. Waits for the device."""
-    held = list(_parts(batch, len(kjt.lengths()) // max(len(kjt.keys()), 1)))
-    keys = tuple(kjt.keys())
-    parts = []
-    for key, wanted in zip(keys, by_key(kjt), strict=True):
-        fitting = [part for part, jagged in held if jagged.equals(wanted)]
-        named = [part for part in fitting if isinstance(part, OneKey) and part.key == key]  # the likeliest
-        parts.append(tuple(named + [part for part in fitting if part not in named]))
-    missing = [key for key, fitting in zip(keys, parts, strict=True) if not fitting]
-    if missing or not keys:
-        return None, missing
-    built = Recipe(
-        keys=keys,
-        parts=tuple(parts),
-        values_type=kjt.values().dtype,
-        lengths_type=kjt.lengths().dtype,
-        weighted=kjt.weights_or_none() is not None,
-    )
-    return built, []
+    def but(self, parts: Sequence[tuple[Part, ...]]) -> "Recipe":
+        return replace(self, parts=tuple(parts))
 
 
 def by_key(kjt: KJT) -> Iterator[Jagged]:
@@ -168,51 +213,67 @@ def by_key(kjt: KJT) -> Iterator[Jagged]:
     keys = kjt.keys()
     if not keys:
         return
-    lengths = kjt.lengths().view(len(keys), -1)
+    yield from _cut(kjt.values(), kjt.lengths().view(len(keys), -1), kjt.weights_or_none())
+
+
+def _cut(values: Tensor, lengths: Tensor, weights: Tensor | None) -> Iterator[Jagged]:
+    """values [N], key by key; lengths [F, B]."""
     ends = [0, *lengths.sum(1).cumsum(0).tolist()]
-    weights = kjt.weights_or_none()
     for row, (start, end) in zip(lengths, pairwise(ends), strict=True):
-        yield Jagged(
-            values=kjt.values()[start:end], lengths=row, weights=None if weights is None else weights[start:end]
+        yield Jagged(values=values[start:end], lengths=row, weights=None if weights is None else weights[start:end])
+
+
+# Layouts of plain tensors: values and what gives their lengths -> values [N], lengths [F * B] of the keys.
+
+
+def _rows(values: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    return values.reshape(-1), values.new_full((len(values),), values[0].numel() if len(values) else 0)
+
+
+def _starts(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    flat = by.long().reshape(-1)
+    return values.reshape(-1), torch.cat([flat, flat.new_tensor([values.numel()])]).diff()
+
+
+def _first(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    return _chosen(values, torch.arange(values.shape[1], device=by.device) < by[:, None])
+
+
+def _last(values: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    length = values.shape[1]
+    return _chosen(values, torch.arange(length, device=by.device) >= length - by.long()[:, None])
+
+
+def _chosen(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [B, L]."""
+    if values.shape != mask.shape:
+        raise IndexError(f"a mask of {list(mask.shape)} for {list(values.shape)}")
+    return values[mask], mask.sum(1)
+
+
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "rows": _rows,  # values [B, ...]: the lists of all samples are equally long
+    "lengths": lambda values, by: (values.reshape(-1), by.reshape(-1)),  # values [N], by [F * B]
+    "offsets": lambda values, by: (values.reshape(-1), by.long().reshape(-1).diff()),  # values [N], by [F * B + 1]
+    "starts": _starts,  # values [N], by [F * B]: where the lists begin
+    "the first": _first,  # values [B, L], by [B]: how many of each row are no padding
+    "the last": _last,
+    "where": lambda values, by: _chosen(values, by != 0),  # both [B, L]
+    "where not": lambda values, by: _chosen(values, by == 0),
+    "but 0": lambda values, _: _chosen(values, values != 0),  # values [B, L]: one id is padding
+    "but -1": lambda values, _: _chosen(values, values != -1),
+}
+
+
+def is_countable(value: Any) -> bool:
+    """Is it a tensor that may be one of ids, lengths or a mask: of integers, with memory in rows and columns."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return (
+            isinstance(value, Tensor)
+            and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__  # what a class wraps is looked at itself
+            and value.layout is torch.strided
+            and value.dtype in (*INTEGERS, torch.bool)
+            and not value.is_nested
+            and not value.is_meta
+            and value.dim() > 0
         )
-
-
-def _parts(batch: Any, samples: int) -> Iterator[tuple[Part, Jagged]]:
-    """Every part of a batch that could be a key of `samples` samples, keys of KJTs first."""
-    for path, kjt in walk(batch):
-        if kjt.keys() and len(kjt.lengths()) == samples * len(kjt.keys()):
-            for key, jagged in zip(kjt.keys(), by_key(kjt), strict=True):
-                yield OneKey(path=path, key=key), jagged
-    held = [(path, tensor) for path, tensor in leaves(batch) if _holds_ids(tensor)]
-    for path, values in held:
-        for part in _with_lengths(path, values, held, samples):
-            yield part, part.read(batch, {})
-
-
-def _with_lengths(path: Path, values: Tensor, held: Sequence[tuple[Path, Tensor]], samples: int) -> Iterator[Tensors]:
-    if len(values) == samples:
-        yield Tensors(values=path)
-    for other, lengths in held:
-        if lengths is values or lengths.dim() != 1:
-            continue
-        if len(lengths) == samples and int(lengths.sum()) == values.numel() and bool((lengths >= 0).all()):
-            yield Tensors(values=path, lengths=other)
-        elif len(lengths) == samples + 1 and int(lengths[0]) == 0 and int(lengths[-1]) == values.numel():
-            yield Tensors(values=path, lengths=other, offsets=True)
-
-
-def _fits(part: Part, batch: Any, seen: Seen, wanted: Jagged) -> bool:
-    try:
-        return part.read(batch, seen).equals(wanted)
-    except ValueError:
-        return False
-
-
-def _holds_ids(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.dim() > 0
-        and not value.is_floating_point()
-        and not value.is_complex()
-        and value.dtype != torch.bool
-    )

@@ -14,6 +14,7 @@ import torch
 
 from fscomm.device import Device, Mark, device_of
 from fscomm.loop.kjt_paths import tensors_of
+from fscomm.loop.tensors import memory_of
 
 T = TypeVar("T")
 
@@ -44,7 +45,8 @@ class Moving:
         """What the calling thread issues from now on finds the batch there."""
         if self._where is not None:
             self._device.after(moved.mark)
-            self._device.reads(*(tensor for tensor in tensors_of(moved.batch) if tensor is not None))
+            parts = (part for tensor in tensors_of(moved.batch) if tensor is not None for part in memory_of(tensor))
+            self._device.reads(*(part for part in parts if part.device.type == self._where.type))
         return moved.batch
 
     @cached_property
@@ -60,10 +62,10 @@ class Moving:
 def to_device(value: Any, device: torch.device) -> Any:
     """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
 
-    What holds no tensors of these kinds stays as it is.
+    What holds no tensors of these kinds stays as it is, and so do tensors of the meta device, which hold nothing.
     """
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return value if value.is_meta else value.to(device, non_blocking=True)
     if callable(getattr(value, "to", None)):
         takes = inspect.signature(value.to).parameters
         moved: Any = value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)

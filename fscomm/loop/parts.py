@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, stored, walk
+from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, walk
 from fscomm.loop.kjt_recipes import Make
 from fscomm.loop.lookahead import Listener
+from fscomm.loop.tensors import stored
 
 T = TypeVar("T")
 
@@ -126,7 +127,9 @@ class _Part:
     def of(self, value: Any, depth: int = 0) -> Any:
         """The same `value` where it has no samples, at most as many steps from the batch as `walk` goes."""
         if isinstance(value, Tensor):
-            return value[self.start : self.end] if value.dim() and len(value) == self.samples else value
+            with torch._C.DisableTorchFunctionSubclass():
+                has_samples = value.dim() > 0 and value.size(0) == self.samples
+            return self._of_tensor(value) if has_samples else value
         if is_kjt(value):
             return self._of_kjt(value) if value.stride() == self.samples else value
         if depth == DEEPEST or isinstance(value, NOT_ENTERED):
@@ -145,6 +148,27 @@ class _Part:
                 made = copy.copy(value) if made is value else made
                 object.__setattr__(made, name, cut)
         return made
+
+    def _of_tensor(self, tensor: Any) -> Any:
+        """Raises ValueError where torch cannot cut this kind of tensor by samples."""
+        start, length = self.start, self.end - self.start
+        with torch._C.DisableTorchFunctionSubclass():
+            layout, nested = tensor.layout, tensor.is_nested
+        try:
+            if nested:
+                lists = list(tensor.unbind()[start : self.end])
+                if not lists and layout is torch.jagged:  # which torch does not make of an empty list
+                    return torch.nested.nested_tensor_from_jagged(tensor.values()[:0], tensor.offsets()[:1])
+                return torch.nested.as_nested_tensor(lists, layout=layout)
+            if layout is torch.strided:
+                return tensor[start : self.end]
+            of_part = torch.narrow_copy(tensor.to_sparse_coo(), 0, start, length)
+            return of_part if layout is torch.sparse_coo else of_part.to_sparse(layout=layout)
+        except RuntimeError as error:
+            raise ValueError(
+                f"a tensor of the batch, of layout {layout}, cannot be cut by samples: give the batch a method "
+                "parts(number) that returns its parts"
+            ) from error
 
     def _of_kjt(self, kjt: KJT) -> Any:
         keys, weights, start, end = list(kjt.keys()), kjt.weights_or_none(), self.start, self.end

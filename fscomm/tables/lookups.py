@@ -56,7 +56,9 @@ class GradientTap(torch.autograd.Function):
             raise RuntimeError("a second backward through a graph: call the first one with retain_graph=True")
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.deliver = None
-        deliver(gradient, *saved)
+        # No update is part of the graph that backward(create_graph=True) makes: TorchRec's kernels make none either.
+        with torch.no_grad():
+            deliver(gradient.detach(), *saved)
         return (None,) * len(ctx.needs_input_grad)
 
 

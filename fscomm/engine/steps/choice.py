@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fscomm.engine.modes import Call, Decision, decide
+from fscomm.engine.modes import Call, Decision, compare, decide
 from fscomm.engine.step import Step
 from fscomm.engine.steps.in_loop import TOO_MANY, Steps
+from fscomm.engine.steps.plain_runs import NOT_LOOKED_FOR
 from fscomm.exchange.control_word import NO_STEP, Mode
 from fscomm.loop import kjt_paths
 from fscomm.loop.feature_finder import TRIES, FeatureFinder
-from fscomm.loop.kjt_recipes import recipe
+from fscomm.loop.kjt_search import recipe
 from fscomm.tables.binding import ServedModules
 
 
@@ -38,12 +39,14 @@ class Choices:
         steps: Steps,
         finder: FeatureFinder,
         *,
+        rank: int,
         handed_out: Callable[[int], bool],
         stale: Callable[[int, Step], str | None],
     ) -> None:
         self._served = served
         self._steps = steps
         self._finder = finder
+        self._rank = rank
         self._handed_out = handed_out
         self._stale = stale
         self._looked_for = [0] * len(served.modules)
@@ -59,10 +62,10 @@ class Choices:
             same = self._holding(m, steps, features)
         choices = {}
         for step, of in zip(steps, calls, strict=True):
-            choices[step.number] = Choice(
-                step, of, self._decide(of, step, call, features, another=bool(same) and step not in same)
-            )
-        none = self._decide(m, None, call, features, another=bool(steps))
+            another, oldest = bool(same) and step not in same, step is steps[0]
+            decision = self._decide(of, step, call, features, another=another, corrects=oldest)
+            choices[step.number] = Choice(step, of, decision)
+        none = self._decide(m, None, call, features, another=bool(steps), corrects=False)
         return {**choices, NO_STEP: Choice(None, m, none)}
 
     def _call(self, m: int, step: Step, call: Call) -> int:
@@ -79,19 +82,24 @@ class Choices:
         self._looked_for[m] += 1
         return [step for step in steps if step.batch is not None and _holds(step.batch, features)][:1]
 
-    def _decide(self, m: int, step: Step | None, call: Call, features: Any, *, another: bool) -> Decision:
-        """another: the forward belongs to another step."""
+    def _decide(
+        self, m: int, step: Step | None, call: Call, features: Any, *, another: bool, corrects: bool
+    ) -> Decision:
+        """another: the forward belongs to another step. corrects: otherwise, where its features are is looked for
+        again if they are not as announced."""
         served = step is not None and not step.unserved(self._served.groups[m])
         if not call.training:
             known = served and step is not None and step.modules[m].matches(features)
             return Decision(mode=Mode.PLAIN if known else Mode.FOREIGN)
-        foreign = another
-        if served and not another:
-            assert step is not None
-            foreign = not step.modules[m].matches(features)
+        differs, corrected = ("they are those of another batch" if another else None), False
+        if step is not None and not another:
+            looked = step.modules[m].missing not in NOT_LOOKED_FOR
+            differs, corrected = compare(
+                m, step, call, features, self._finder, served=served, looked=looked, corrects=corrects
+            )
         calls, full = len(self._served.calls[m]), self._steps.is_full
         stale = None
-        if step is not None and served and not foreign and not step.modules[m].used:
+        if step is not None and served and differs is None and not step.modules[m].used:
             stale = self._stale(m, step)
         decision = decide(
             m,
@@ -99,16 +107,17 @@ class Choices:
             call,
             calls=calls,
             served=served,
-            foreign=foreign,
-            explicit=(step is not None and step.num_parts > 1) or (m in self._finder.explicit and not full),
+            differs=None if differs is None else f"on rank {self._rank} {differs}",
+            explicit=(step is not None and step.num_parts > 1 and not corrected)
+            or (m in self._finder.explicit and not full),
             handed_out=self._handed_out(m),
             stale=stale,
             too_many=TOO_MANY if full else None,
         )
-        if not served and (calls > 1 or foreign):
+        if not served and (calls > 1 or differs is not None):
             return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
         return decision
 
 
 def _holds(batch: Any, features: Any) -> bool:
-    return kjt_paths.find(batch, features) is not None or recipe(batch, features)[0] is not None
+    return bool(kjt_paths.find(batch, features)) or recipe(batch, features)[0] is not None

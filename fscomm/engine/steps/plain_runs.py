@@ -6,8 +6,10 @@ from typing import Any
 
 from fscomm.engine.modes import Decision
 from fscomm.engine.step import Step
-from fscomm.engine.steps.in_loop import OUTERMOST
+from fscomm.engine.steps.in_loop import OUTERMOST, TOO_MANY
 from fscomm.errors import INSTEAD, NotServedError
+from fscomm.loop.lookahead import ASKED_FOR
+from fscomm.loop.random_numbers import IN_TURN
 from fscomm.report.recorder import Recorder, user_line
 from fscomm.tables.binding import Binding
 
@@ -22,6 +24,8 @@ TWO_THREADS = (
     "rank. Ask both in one thread, or loop over the loader itself in one of them"
 )
 EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
+NOT_LOOKED_FOR = None, IN_TURN, ASKED_FOR, EVALUATES, ONLY_READ, MAPS_WAIT, TOO_MANY
+"""Reasons why nothing was announced other than that features were not found in a batch."""
 
 
 class PlainRuns:

@@ -98,13 +98,28 @@ class TorchRecBinding(Binding):
         of_groups: list[Any] = [pass_by] * len(self._rows._lookups)
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
-        if on_host is None or structure.dedups(self.module):
+        if structure.dedups(self.module):
+            # Index dedup cannot bear ids outside of their tables. The owners note them, and the step runs plainly.
+            strays = self._has_strays(features)
+            split = dist_input(self._asks, of_groups, context, features, as_they_are=strays)
+        elif on_host is None:
             split = dist_input(self._asks, of_groups, context, features)
         else:
             dist_input(self._asks, of_groups, self.module.create_context(), on_host, on_host=True)
             split = dist_input(self._asks, [pass_by] * len(of_groups), context, features)
         asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], asked
+
+    def _has_strays(self, features: KeyedJaggedTensor) -> bool:
+        """Whether an id is outside of its table: such as of features that were looked for in the wrong place."""
+        shardings = (sharding for _, _, sharding in structure.groups(self.name, self.module))
+        tables = (table for sharding in shardings for of_rank in structure.tables(sharding) for table in of_rank)
+        rows = {feature: table.num_embeddings for table in tables for feature in table.feature_names}
+        of_keys = features.values().split(features.length_per_key())
+        return any(
+            len(ids) > 0 and key in rows and (int(ids.min()) < 0 or int(ids.max()) >= rows[key])
+            for key, ids in zip(features.keys(), of_keys, strict=True)
+        )
 
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
         if features.stride() == 0:
@@ -193,6 +208,8 @@ def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
     weights = sent.weights_or_none()
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
+    if weights is not None:
+        weights = weights.detach()  # TorchRec's input dist gives them no gradient either
     return bags.BagPart(ids, sent.lengths().view(len(sent.keys()), -1), weights)
 
 

@@ -17,12 +17,22 @@ from torchrec.distributed.types import NoWait
 from fscomm.tables.torchrec.structure import HOST
 
 
-def dist_input(module: Any, input_dists: Sequence[Any], context: Any, features: Any, *, on_host: bool = False) -> Any:
+def dist_input(
+    module: Any,
+    input_dists: Sequence[Any],
+    context: Any,
+    features: Any,
+    *,
+    on_host: bool = False,
+    as_they_are: bool = False,
+) -> Any:
     """[groups of the module] what the look-ups get, after these input dists. Blocks if one of them does.
 
-    on_host: the features are in host memory, wherever the module is.
+    on_host: the features are in host memory, wherever the module is. as_they_are: without index dedup.
     """
     changed: dict[str, Any] = {"_input_dists": input_dists}
+    if as_they_are:
+        changed["_use_index_dedup"] = False
     if on_host and getattr(module, "_features_order", None):
         changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
     return type(module).input_dist(With(module, **changed), context, features).wait().wait()

@@ -15,6 +15,7 @@ import cpu_kernels  # noqa: F401  what TorchRec and fbgemm have for CUDA only
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
+from layouts import PlainIds
 from torch import nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -129,19 +130,24 @@ def mixed(rows: int = 40, precision: str = "FP32") -> tuple[Table, ...]:
 
 @dataclass(slots=True)
 class Batch:
-    """What a loader yields: one KJT per module (or one for all), dense inputs, targets, weights of samples."""
+    """What a loader yields: one KJT per module (or one for all), or tensors of which the model makes it; dense inputs,
+    targets, weights of samples.
 
-    ids: dict[str, KeyedJaggedTensor]
+    moved: ids that other batches have in `ids`. hidden: those that fscomm does not find. beside: what no model uses.
+    """
+
+    ids: dict[str, KeyedJaggedTensor | PlainIds]
     dense: torch.Tensor
     target: torch.Tensor
     weight: torch.Tensor
     extra: dict[str, Any] = field(default_factory=dict)
-    hidden: dict[str, KeyedJaggedTensor] = field(default_factory=dict)  # where fscomm does not look for them
+    moved: dict[str, KeyedJaggedTensor | PlainIds] = field(default_factory=dict)
+    hidden: dict[str, Callable[[], KeyedJaggedTensor | PlainIds]] = field(default_factory=dict)
+    beside: list[torch.Tensor] = field(default_factory=list)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """With other KJTs."""
-        ids, hidden = ({name: kjt.to(device) for name, kjt in of.items()} for of in (self.ids, self.hidden))
-        return replace(self, ids=ids, hidden=hidden)
+        return replace(self, ids={name: kjt.to(device) for name, kjt in self.ids.items()})
 
 
 def batches(config: Config, rank: int, size: int, start: int, stop: int) -> list[Batch]:
@@ -246,8 +252,9 @@ class Net(nn.Module):
 
 def ids_of(batch: Batch, module: str, call: int = 0) -> KeyedJaggedTensor:
     """What a module gets in its first or second call."""
-    ids, again = batch.ids | batch.hidden, AGAIN * call
-    return ids[module + again] if module in ids else ids["all" + again]
+    ids, again = batch.ids | batch.moved | {name: show() for name, show in batch.hidden.items()}, AGAIN * call
+    found = ids[module + again] if module in ids else ids["all" + again]
+    return found.build() if isinstance(found, PlainIds) else found
 
 
 def _pool(found: Any, gate: torch.Tensor) -> torch.Tensor:

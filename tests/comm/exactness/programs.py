@@ -19,8 +19,11 @@ from exact import Loop, Run
 from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
+from layouts import LAYOUTS, as_plain_ids, lists_of, of_lists
+from odd_tensors import odd_tensors
 from prefetchers import lightning
 from torch.utils.checkpoint import checkpoint
+from torchrec import KeyedJaggedTensor
 
 EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
@@ -185,14 +188,35 @@ class Player:
             self.new_loop()
 
     def _loader(self, number: int) -> list[Batch]:
-        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call."""
+        """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call, or
+        in which they are somewhere else."""
         batches = self.run.loader(self._consumed, self._consumed + number)
         for i, batch in enumerate(batches, self._consumed):
+            self._as_others_do(i, batch)
             if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
                 call = i // HIDDEN % 3  # whose ids are hidden; those of all calls, if there is no such call
                 hidden = {name for name in batch.ids if call == name.endswith(AGAIN)} or set(batch.ids)
-                batch.hidden = {name: batch.ids.pop(name) for name in hidden}
+                taken = {name: batch.ids.pop(name) for name in hidden}
+                if self.run.config.seed // 2 % 2:
+                    batch.moved = taken
+                else:
+                    batch.hidden = {name: _hide(ids) for name, ids in taken.items()}
         return batches
+
+    def _as_others_do(self, i: int, batch: Batch) -> None:
+        """Ids in plain tensors of some layout, of which a model makes its KJTs, and tensors of any kind beside them.
+
+        Before them stand others, which are the same in the first batch.
+        """
+        config = self.run.config
+        batch.beside = [make() for make, _ in odd_tensors(config.seed + i)]
+        layout = [*LAYOUTS, *[None] * len(LAYOUTS)][config.seed % (2 * len(LAYOUTS))]
+        if layout is not None and not config.weighted:
+            ids, batch.ids = batch.ids, {}
+            for name, kjt in ids.items():
+                if config.seed % 3 == 0:
+                    batch.ids[f"before {name}"] = as_plain_ids(kjt if i == 0 else reversed_ids(kjt), layout)
+                batch.ids[name] = as_plain_ids(kjt, layout)
 
     # Forwards
 
@@ -262,6 +286,21 @@ class Player:
         """Of one held loss, whose graph stays."""
         if self.held:
             self._backward(self.held[n % len(self.held)], retain_graph=True)
+
+    def backward_with_graph(self, n: int) -> None:
+        """Which gives gradients that can be differentiated; or such a gradient is a part of the loss.
+
+        The former fails in TorchRec's own reduce-scatter, whose backward pass writes into views.
+        """
+        tables = (table for of_module in self.run.config.modules.values() for table in of_module)
+        adds_up = any(table.pooling and table.sharding in ("row", "host", "grid") for table in tables)
+        if self.held:
+            loss = self.held.pop(n % len(self.held))
+            with self._no_sync():
+                if n % 2 and not adds_up:
+                    loss.backward(create_graph=True)
+                else:
+                    penalised(self.run, loss).backward()
 
     def backward_fails(self, n: int) -> None:
         """It raises when some of the tables are updated, and some are not."""
@@ -424,6 +463,23 @@ class Player:
         return self.run.ddp.no_sync() if hasattr(self.run.ddp, "no_sync") else contextlib.nullcontext()
 
 
+def _hide(ids: Any) -> Callable[[], Any]:
+    """In a function, which fscomm does not look into."""
+    return lambda: ids
+
+
+def penalised(run: Run, loss: torch.Tensor) -> torch.Tensor:
+    """With the norm of the dense gradients."""
+    weights = [each for name, each in run.model.named_parameters() if "embeddings" not in name]
+    gradients = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+    return loss + 1e-3 * sum((each**2).sum() for each in gradients if each is not None)
+
+
+def reversed_ids(kjt: Any) -> KeyedJaggedTensor:
+    lists = [(values.flip(0), lengths.flip(0)) for values, lengths in lists_of(kjt)]
+    return of_lists(kjt.keys(), lists)
+
+
 class _Refused(Exception):
     pass
 
@@ -455,6 +511,7 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.backward_of_sum: 7,
     Player.train_pair: 8,
     Player.backward_kept: 3,
+    Player.backward_with_graph: 3,
     Player.backward_fails: 3,
     Player.foreign: 2,
     Player.module: 1,

@@ -294,7 +294,7 @@ def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):
     moved = batch.to("meta")
     assert {moved.nested[name].values().device.type for name in ("uih", "recent")} == {"meta"}
     assert {str(path) for path, _ in walk(batch)} == {"batch.features", "batch.nested['uih']", "batch.nested['recent']"}
-    assert str(find(batch, batch.nested["recent"])) == "batch.nested['recent']"
+    assert str(find(batch, batch.nested["recent"])[0]) == "batch.nested['recent']"
 
 
 def test_nested_ids_of_candidates(tmp_path):

@@ -1,0 +1,88 @@
+"""Gradients that are differentiated once more, and weights that require one: as in plain TorchRec, to the bit."""
+
+from functools import partial
+
+import pytest
+from exact import Run, compare
+from exact_configs import CONFIGS
+from exact_model import Config, Table, ids_of
+from exact_parts import loss_of, own_dense_gradients, steps
+from programs import penalised
+from torchrec import KeyedJaggedTensor
+from worlds import shared_world
+
+
+def with_graph(run: Run, penalty: bool) -> None:
+    """The backward pass makes a graph of its own; with `penalty` the loss is differentiated through it."""
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.set_rate(step)
+            run.optimizer.zero_grad()
+            loss = run.loss(step, batch)
+            if penalty:
+                penalised(run, loss).backward()
+            else:
+                loss.backward(create_graph=True)
+            run.optimizer.step()
+
+
+MODELS = ["called twice", "pooled table mean", "pooled called twice", "quantised", "odd tables", "one KJT"]
+ADDED_UP = ["pooled mixed", "pooled weighted", "quantised sums"]  # TorchRec's own reduce-scatter makes no such graph
+CASES = [("several", 1, False), *((name, 2, False) for name in MODELS)]
+CASES += [("several", 1, True), *((name, 2, True) for name in [*MODELS[:2], *ADDED_UP])]
+
+
+@pytest.mark.parametrize(("name", "size", "penalty"), CASES)
+def test_backward_that_makes_a_graph(name: str, size: int, penalty: bool) -> None:
+    """Of look-ups that are served and of those that are not: every block begins with such ones."""
+    config = CONFIGS[name].but(data_parallel=False)  # DDP does not exchange gradients that have a graph
+    for found, said in shared_world(size).run(compare, config, partial(with_graph, penalty=penalty)):
+        assert found == []
+        for forwards in said["report"]["forwards"].values():
+            assert forwards["served"] >= config.steps - 2
+
+
+def with_graph_in_parts(run: Run) -> None:
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, 3):
+            with parts as of_step, own_dense_gradients(run):
+                for i, part in enumerate(of_step):
+                    loss_of(run, f"{step}.{i}", part).backward(create_graph=True)
+            run.optimizer.step()
+
+
+def test_backward_that_makes_a_graph_in_parts() -> None:
+    config = CONFIGS["small"].but(data_parallel=False)
+    for found, said in shared_world(2).run(compare, config, with_graph_in_parts, "fscomm", {"parts": 3}):
+        assert found == []
+        assert said["fallbacks"] == {}
+
+
+def weights_that_require_a_gradient(run: Run) -> None:
+    """Leaves, and what a layer computed; TorchRec's input dist gives neither a gradient."""
+    batches = run.loader()
+    for step, batch in enumerate(batches):
+        for name, kjt in batch.ids.items():
+            weights = kjt.weights().clone().requires_grad_()
+            weights = weights * 2 if step % 3 == 2 else weights
+            batch.ids[name] = KeyedJaggedTensor(
+                kjt.keys(), kjt.values(), weights=weights, lengths=kjt.lengths(), stride=kjt.stride()
+            )
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(batches)):
+            run.train(step, batch)
+            weights = ids_of(batch, "a").weights()
+            run.record(f"gradient {step}", weights.grad if weights.is_leaf else None)
+            run.record(f"requires it {step}", weights.requires_grad)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("sharding", ["table", "row", "column", "host"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_weights_of_ids_that_require_a_gradient(pooling: str, sharding: str, size: int) -> None:
+    features = ("x0", "x1")
+    table = Table(name="x", rows=41, sharding=sharding, features=features, pooling=pooling, columns=16)
+    config = Config(modules={"a": (table,)}, weighted=True, steps=6, host=1, even=True)
+    for found, said in shared_world(size).run(compare, config, weights_that_require_a_gradient):
+        assert found == []
+        assert said["fallbacks"] == {}
