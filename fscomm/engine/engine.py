@@ -114,9 +114,7 @@ class Engine(Listener):
             most=1 if self.turns.in_use else WAITING,
             not_called=self.plain_runs.note_step,
         )
-        self._choices = Choices(
-            served, self.steps, finder, rank=context.rank, handed_out=self._handed_out, stale=self._stale
-        )
+        self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
         self._ran: set[int] = set()  # modules whose own forward has returned
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
@@ -300,8 +298,9 @@ class Engine(Listener):
         if call.training:
             self.steps.idle[m] = 0
             self._fetch()
+        handed_out = self.handles[m].handed_out()  # notes what was perhaps written, so it comes first
         self._drop_written()
-        choices = self._choices.of(m, call, features)
+        choices = self._choices.of(m, call, features, handed_out=handed_out)
         agreed = self._exchange_modes(m, choices)
         choice = choices[agreed.step]
         step, m, why = choice.step, choice.m, choice.decision.why
@@ -446,9 +445,6 @@ class Engine(Listener):
             why = self.finder.learn(m, step.batch, features)
             if why is not None:
                 self.plain_runs.refuse(m, why)
-
-    def _handed_out(self, m: int) -> bool:
-        return self.handles[self.served.calls[m].start].handed_out()
 
     def _stale(self, m: int, step: Step) -> str | None:
         """Why the maps of module m do not fit what was made of the batch of `step`."""

@@ -30,8 +30,7 @@ class Choice:
 
 
 class Choices:
-    """handed_out: whether the user has memory of a module's tables. stale: why the maps of a module do not fit what was
-    made of the batch of a step."""
+    """stale: why the maps of a module do not fit what was made of the batch of a step."""
 
     def __init__(
         self,
@@ -40,20 +39,18 @@ class Choices:
         finder: FeatureFinder,
         *,
         rank: int,
-        handed_out: Callable[[int], bool],
         stale: Callable[[int, Step], str | None],
     ) -> None:
         self._served = served
         self._steps = steps
         self._finder = finder
         self._rank = rank
-        self._handed_out = handed_out
         self._stale = stale
         self._looked_for = [0] * len(served.modules)
 
-    def of(self, m: int, call: Call, features: Any) -> dict[int, Choice]:
+    def of(self, m: int, call: Call, features: Any, *, handed_out: bool) -> dict[int, Choice]:
         """By the number of each step that a forward of module m may belong to, the likeliest first; m: its first
-        call."""
+        call. handed_out: whether the user has memory of its tables."""
         begun = self._steps.begun
         steps = [begun] if call.inside_backward and begun is not None else self._steps.candidates(m)
         calls = [self._call(m, step, call) for step in steps]
@@ -63,9 +60,9 @@ class Choices:
         choices = {}
         for step, of in zip(steps, calls, strict=True):
             another, oldest = bool(same) and step not in same, step is steps[0]
-            decision = self._decide(of, step, call, features, another=another, corrects=oldest)
+            decision = self._decide(of, step, call, features, another=another, corrects=oldest, handed_out=handed_out)
             choices[step.number] = Choice(step, of, decision)
-        none = self._decide(m, None, call, features, another=bool(steps), corrects=False)
+        none = self._decide(m, None, call, features, another=bool(steps), corrects=False, handed_out=handed_out)
         return {**choices, NO_STEP: Choice(None, m, none)}
 
     def _call(self, m: int, step: Step, call: Call) -> int:
@@ -83,7 +80,15 @@ class Choices:
         return [step for step in steps if step.batch is not None and _holds(step.batch, features)][:1]
 
     def _decide(
-        self, m: int, step: Step | None, call: Call, features: Any, *, another: bool, corrects: bool
+        self,
+        m: int,
+        step: Step | None,
+        call: Call,
+        features: Any,
+        *,
+        another: bool,
+        corrects: bool,
+        handed_out: bool,
     ) -> Decision:
         """another: the forward belongs to another step. corrects: otherwise, where its features are is looked for
         again if they are not as announced."""
@@ -110,12 +115,14 @@ class Choices:
             differs=None if differs is None else f"on rank {self._rank} {differs}",
             explicit=(step is not None and step.num_parts > 1 and not corrected)
             or (m in self._finder.explicit and not full),
-            handed_out=self._handed_out(m),
+            handed_out=handed_out,
             stale=stale,
             too_many=TOO_MANY if full else None,
         )
-        if not served and (calls > 1 or differs is not None):
-            return replace(decision, mode=Mode.FOREIGN)  # another call is served, and its rows are not those of this
+        used = step is not None and step.modules[m].used
+        if not served and (calls > 1 or differs is not None or used):
+            # Another call is served, and its rows are not those of this; or another step fits as well.
+            return replace(decision, mode=Mode.FOREIGN)
         return decision
 
 

@@ -1,18 +1,26 @@
 """Checkpoints: written with or without fscomm in mid-run, read with or without it, all the same bits."""
 
+import shutil
+import tempfile
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from exact import Mode, Run, compare, differences, flat, new_run, raw_state
 from exact_configs import CONFIGS
 from exact_model import Config
 from patience import PATIENCE_S
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from worlds import shared_world
 
 from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.exchange.wire_gate import WireGate
+from fscomm.report.report import WARM_UP
 
 SAVED = 3  # after this step
 State = dict[str, Any]
@@ -86,6 +94,49 @@ def _weights(state: State) -> State:
 def test_interchange_in_both_directions(size: int, config: str) -> None:
     for rank, found in enumerate(shared_world(size).run(interchange, CONFIGS[config].but(steps=7))):
         assert found == [], f"rank {rank}"
+
+
+def by_save(run: Run, folder: str) -> None:
+    dcp.save(run.model.state_dict(), checkpoint_id=folder)
+
+
+def by_async_save(run: Run, folder: str) -> None:
+    """Torch refuses that for sharded tensors, which are TorchRec's."""
+    dcp.save(run.model.state_dict(), checkpoint_id=folder)
+    local = {f"{name} {run.rank}": table.detach() for name, table in run.tables().items()}
+    saved = dcp.async_save(local, checkpoint_id=f"{folder}/local")
+    assert not isinstance(saved, AsyncSaveResponse)
+    saved.result()
+
+
+def through_files(save: Callable[[Run, str], None], run: Run) -> None:
+    """By torch.distributed.checkpoint: written in mid-run, then read back over what was trained since."""
+    folder = [tempfile.mkdtemp() if run.rank == 0 else ""]
+    dist.broadcast_object_list(folder)
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            if step == SAVED:
+                save(run, folder[0])
+            if step == 2 * SAVED:
+                state = run.model.state_dict()
+                dcp.load(state, checkpoint_id=folder[0])
+                run.model.load_state_dict(state)
+                run.record("loaded", run.model.state_dict())
+    dist.barrier()
+    if run.rank == 0:
+        shutil.rmtree(folder[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("save", [by_save, by_async_save])
+def test_a_checkpoint_by_torch_ends_no_service(save: Callable[[Run, str], None]) -> None:
+    config = CONFIGS["row"].but(steps=12)
+    for found, said in shared_world(2).run(compare, config, partial(through_files, save)):
+        assert found == []
+        for forwards in said["report"]["forwards"].values():
+            assert forwards["plain"] == {WARM_UP: 1}
+            assert forwards["served"] == config.steps - 1
 
 
 READER, OTHER = 1, 0
