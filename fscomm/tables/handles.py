@@ -61,8 +61,8 @@ class Handles:
         self._before = before
         self.written = written
         self._classes: dict[type, type] = {}
-        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._known: Counter[int] = Counter()  # watched tensors, by the address of their storage
+        # By `id`, each tensor that is watched and the address of its storage.
+        self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int | None]] = {}
         self._unknown: Counter[int] = Counter()  # other references that lasted when they were last counted
         self._outside: list[weakref.ref[Any]] = []
         self.over = False
@@ -81,13 +81,14 @@ class Handles:
         """What the program holds now is looked at by it only where it is safe."""
         self._outside.clear()
         self._unknown.clear()
+        known = self._known()
         for place in self._references.places:
-            self._references.accept(place, self._known[place])
+            self._references.accept(place, known[place])
 
     def close(self) -> None:
         """Give every handle its own class back."""
         self.over = True
-        for reference in list(self._watched.values()):
+        for reference, _ in list(self._watched.values()):
             handle: Any = reference()
             if isinstance(handle, _Handle):
                 handle.__class__ = handle.plain
@@ -105,16 +106,9 @@ class Handles:
         if kind not in self._classes:
             self._classes[kind] = type(kind.__name__, (_Handle, kind), {"__slots__": (), "of": self, "plain": kind})
         tensor.__class__ = self._classes[kind]
-        place = memory(tensor)  # None of a DTensor: the tensor inside it refers to the memory
-
-        def forget(_: Any) -> None:
-            self._watched.pop(number, None)
-            if place is not None:
-                self._known[place] -= 1
-
-        self._watched[number] = weakref.ref(tensor, forget)
-        if place is not None:
-            self._known[place] += 1
+        forget: Callable[[Any], Any] = lambda _: self._watched.pop(number, None)  # noqa: E731
+        # The address is None of a DTensor: the tensor inside it refers to the memory.
+        self._watched[number] = weakref.ref(tensor, forget), memory(tensor)
 
     def look(self, function: Callable[..., Any] | None = None) -> None:
         """Complete updates, as the program is about to call `function` with a handle."""
@@ -136,18 +130,22 @@ class Handles:
         if isinstance(tensor, torch.Tensor):  # known: it need not be searched for
             self.watch(tensor, places(tensor))
 
+    def _known(self) -> Counter[int | None]:
+        """How many tensors are watched, by the address of their storage. Other threads may drop some meanwhile."""
+        return Counter(place for _, place in list(self._watched.values()))
+
     def _count_references(self) -> None:
         """Watch aliases that were made without an operation on a handle; count references of other kinds."""
-        last, found = self._unknown, False
+        last, known, found = self._unknown, self._known(), False
         for place in self._references.places:
-            unknown = self._references.unknown(place, self._known[place])
+            unknown = self._references.unknown(place, known[place])
             if unknown > last[place]:
-                unknown = self._references.lasting(place, self._known[place], last[place])
-            if unknown > last[place]:
-                if not found:
-                    find([self], [])
-                    found = True
-                unknown = self._references.unknown(place, self._known[place])
+                unknown = self._references.lasting(place, self._known, last[place])
+            if unknown > last[place] and not found:
+                find([self], [])
+                found = True
+            if found:
+                unknown = self._references.unknown(place, self._known()[place])
             if found or unknown < last[place]:
                 self.written()  # perhaps, before it was found or while it was held
             last[place] = max(unknown, 0)

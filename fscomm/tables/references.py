@@ -8,7 +8,8 @@ it as long as the memory lives, whether or not the program still uses it. Its ow
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -29,10 +30,10 @@ class References:
         """How many there are now beside `known` tensors and those that were accepted; negative if fewer."""
         return self._count(place) - known - self._accepted[place]
 
-    def lasting(self, place: int, known: int, expected: int) -> int:
+    def lasting(self, place: int, known: Callable[[], Mapping[Any, int]], expected: int) -> int:
         """The same; counted until there are no more than `expected`, or for a few moments."""
         for _ in range(_COUNTS):
-            if (unknown := self.unknown(place, known)) <= expected:
+            if (unknown := self.unknown(place, known()[place])) <= expected:
                 break
             time.sleep(_PAUSE_S)
         return unknown
