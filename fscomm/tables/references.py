@@ -21,8 +21,8 @@ class References:
     """To the storages of `tensors`, each named by its address."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        self._storages = {each.data_ptr(): (each, each._cdata) for each in storages}
+        found = {memory(tensor): tensor.untyped_storage() for tensor in tensors}
+        self._storages = {place: (each, each._cdata) for place, each in found.items() if place is not None}
         self._accepted = dict.fromkeys(self._storages, 0)
         self.places = list(self._storages)
 

@@ -53,6 +53,10 @@ class Far(torch.Tensor):
         made.inner = inner
         return made
 
+    def tolist(self) -> Any:
+        """Of a subclass torch refuses it; on a device it waits."""
+        return self.inner.tolist()
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         return run(function, args, options or {})

@@ -30,7 +30,6 @@ PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report say
     "batches_in_memory": "rng='own'",
     "evaluation": "more often for one batch",
     "without_lookahead": "use comm.lookahead",
-    "two_steps_in_three_without_forward": "its forward was not called",
     "tables_held_by_numpy": "through a numpy array",
 }
 

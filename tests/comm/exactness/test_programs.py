@@ -26,7 +26,7 @@ from programs import SHORT, Different, Operation, operations_of, play, programs
 from table_law import Counts, watch
 from worlds import shared_world
 
-LEAST_SERVED = 0.3  # of the forwards that a backward may come back to; a block begins with two plain steps
+LEAST_SERVED = 0.25  # of the forwards that a backward may come back to; a block begins with two plain steps
 
 Delay = Callable[[random.Random], None]
 Given = tuple[Config, list[Operation], int]  # model, what is done with it, chance
