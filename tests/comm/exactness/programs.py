@@ -392,7 +392,7 @@ class Player:
 
         Autograd saves the table, and reads it in backward, when some of its updates were done.
         """
-        tables = list(self.run.tables().values())
+        tables = self._tables()
         if self.run.config.optimizer in COUNTS_WRITES:
             tables = [table.data for table in tables]  # otherwise torch refuses the backward pass
         here = n % 3 < 2 or n % self.run.size == self.run.rank
@@ -408,14 +408,14 @@ class Player:
 
     def write(self, n: int) -> None:
         """By functions to which torch gives tensors without asking their class, on all ranks."""
-        tables = [table for table in self.run.tables().values() if table.dtype == torch.float32]
+        tables = [table for table in self._tables() if table.dtype == torch.float32]
         part = tables[n % len(tables)].data.view(-1)[:WIDTH] if tables else torch.zeros(WIDTH)
         with torch.no_grad():
             WRITES[n % len(WRITES)](part, self.run)
 
     def alias(self, n: int) -> None:
         """A tensor over a table, made without an operation on it, or memory that is no tensor; the third drops one."""
-        for table in list(self.run.tables().values())[:1]:
+        for table in self._tables()[:1]:
             del self._aliases[: len(self._aliases) - 1]
             self._aliases.append(ALIASES[n % len(ALIASES)](table))
 
@@ -427,6 +427,10 @@ class Player:
             self.run.record(f"{self._count}.{len(self.run.log)} alias", alias)
 
     # Parts
+
+    def _tables(self) -> list[torch.Tensor]:
+        """Without the maps of managed collision."""
+        return [table for table in self.run.tables().values() if table.is_floating_point()]
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         self._forwards += 1
