@@ -36,7 +36,9 @@ def intercept(handles: Iterable[Handles]) -> Callable[[], None]:
     given = list(handles)
     with _lock:
         if not _open:
-            _install(_undo)
+            with contextlib.ExitStack() as undo:
+                _install(undo)
+                _undo.push(undo.pop_all())
         _open.extend(given)
 
     def end() -> None:
@@ -119,5 +121,7 @@ def _export(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
 
 
 def _transform(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+    if torch.compiler.is_dynamo_compiling():  # the tensor is traced, and has no memory to look at
+        return own(tensor, *args, **options)
     with _look(tensor):
         return own(tensor, *args, **options)

@@ -203,6 +203,13 @@ def test_every_function_is_put_back() -> None:
     assert functions() == before
 
 
+@pytest.mark.usefixtures("table")
+def test_compiled_transforms_are_one_graph_still() -> None:
+    for function in (torch.vmap(torch.sin), torch.func.grad(lambda x: x.pow(2).sum())):
+        expected = function(torch.ones(3))
+        assert torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3)).equal(expected)
+
+
 def put_data(weight: torch.Tensor) -> torch.Tensor:
     made = torch.empty(0)
     made.data = weight
