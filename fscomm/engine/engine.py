@@ -116,6 +116,7 @@ class Engine(Listener):
         )
         self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
         self._ran: set[int] = set()  # modules whose own forward has returned
+        self._unready = [NO_STEP] * len(modules)  # the last step announced before they ran, or while they were idle
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
 
@@ -191,7 +192,10 @@ class Engine(Listener):
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
                 module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
-        before = self._newest
+        before, first = self._newest, self._number - WAITING - 1
+        for m, features in enumerate(given):
+            if features is None and missing[m] is None:
+                self._unready[m] = self._number
         step = Step(
             number=self._number,
             follows=before.number if before is not None else None,
@@ -199,9 +203,10 @@ class Engine(Listener):
                 ModuleInStep(
                     features=None if of is None else [Snapshot(kjt) for kjt, _ in of],
                     missing=why,
+                    warms_up=self.elsewhere and unready >= first,
                     given=None if of is None else of[0][0],
                 )
-                for of, why in zip(given, missing, strict=True)
+                for of, why, unready in zip(given, missing, self._unready, strict=True)
             ],
             arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved, self._maps_to_begin_with(given)),
             parts=parts if self.turns.in_use else (),

@@ -113,6 +113,7 @@ def decide(
     again = "it is called again inside backward (activation checkpointing)"
     hooked = "hooks on saved tensors are active (activation checkpointing)"
     other = too_many or f"it got other features than the batch holds: {differs}"
+    elsewhere = None if step.modules[m].warms_up else "another rank could not announce its features"
     outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (
@@ -122,7 +123,7 @@ def decide(
         (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
         (handed_out, Decision(mode=Mode.PLAIN, why=outside)),
         (module.features is None, Decision(mode=Mode.PLAIN)),
-        (not served, Decision(mode=Mode.PLAIN, why="another rank could not announce its features")),
+        (not served, Decision(mode=Mode.PLAIN, why=elsewhere)),
         (differs is not None, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
         (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=IRREGULAR)),
         (stale is not None, Decision(mode=Mode.STALE, why=stale)),

@@ -30,6 +30,8 @@ class ModuleInStep:
     Attributes:
         features: [k] what was announced, to recognise it, or None if the module cannot be served this time.
         missing: why nothing was announced, if there is a reason that the user should know.
+        warms_up: another rank may have announced nothing only because its thread that pulls batches was further ahead
+            of its first forward.
         given: the KeyedJaggedTensor of the first part that was announced.
         fetched: by piece; nothing while nobody fetches them, or if they became stale.
         called: its forward ran, maybe without gradients. calls: how often in training, over all calls of the module.
@@ -41,6 +43,7 @@ class ModuleInStep:
 
     features: Sequence[Snapshot] | None
     missing: str | None
+    warms_up: bool = False
     given: Any = None
     fetched: dict[int, Fetched] = field(default_factory=dict)
     called: bool = False

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,9 +20,10 @@ from prefetchers import PREFETCHERS, deep, lightning, queued
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
 
+from fscomm.engine.steps.in_loop import Steps
 from fscomm.exchange.control_word import ControlWords, Mode
 
-STEPS = 30
+STEPS = 36
 LEAST = 0.8
 MANAGED = Config(
     modules={"b": (Table(name="m", rows=48, sharding="row", features=("m0",)),)},
@@ -64,6 +66,38 @@ def test_bitwise_and_served(name: str) -> None:
         assert said["fallbacks"] == {}
         assert min(shares(said)) >= LEAST, said["report"]["forwards"]
         assert modes[Mode.FAST] >= 0.75 * modes.total(), modes
+
+
+def ahead_on_one_rank(run: Run) -> None:
+    """Step 3 is announced before the first forward on one rank, and after it on the other one."""
+    announced, trained = threading.Event(), threading.Event()
+    announce = Steps.announce
+
+    def announcing(self: Steps, step: Any, *, elsewhere: bool) -> None:
+        announce(self, step, elsewhere=elsewhere)
+        if step.number == 3:
+            announced.set()
+
+    def loader() -> Iterator[Batch]:
+        for number, batch in enumerate(run.loader(0, STEPS)):
+            if number == 3 and run.rank == 0:
+                assert trained.wait(300)
+            if number == 4:
+                announced.set()  # in the plain loop, nothing is
+            yield batch
+
+    with mock.patch.object(Steps, "announce", announcing), run.enable() as comm:
+        for step, batch in enumerate(queued(3)(comm.lookahead(loader()))):
+            if run.rank == 1:
+                assert announced.wait(300)
+            run.train(step, batch)
+            trained.set()
+
+
+def test_a_queue_that_is_further_ahead_on_another_rank_is_no_fallback() -> None:
+    for found, said in shared_world(2).run(compare, CONFIGS["loops"], ahead_on_one_rank):
+        assert found == []
+        assert said["fallbacks"] == {}
 
 
 def skips_batches(run: Run) -> None:
