@@ -1,8 +1,12 @@
 """What backward passes bring, given to `Program` in program order. Nothing here waits for a worker.
 
-Gradients of one forward are sent together: when all of its groups have theirs, or when they must wait no longer.
-Gradients of one module are sent in the order in which autograd reaches its forwards, which is the order in which the
-plain loop updates its tables. The first calls of all modules in a step are one forward, each later call is one.
+Gradients of one forward of a module are sent together: when all of its groups have theirs, or when they must wait no
+longer. Those of one module are sent in the order in which autograd reaches its forwards, which is the order in which
+the plain loop updates its tables.
+
+Each rank may read other tables inside backward, and such a read waits for gradients of other ranks. So no rank keeps
+gradients back while it waits for another one: all are sent before a read, and before every collective. Nor does it
+depend on reads which gradients travel together: groups of one module get theirs one right after the other.
 """
 
 import threading
@@ -25,7 +29,7 @@ from fscomm.tables.binding import ServedModules
 from fscomm.tables.lookups import Update
 from fscomm.tables.shadow_kernels import Hyper
 
-Forward = tuple[Step, int, int]  # the step, which calls in it, see `ServedModules.sent_with`, and which part of it
+Forward = tuple[Step, int, int]  # the step, the module (a later call is one of its own), which part of the step
 
 
 class Loop(Protocol):
@@ -58,30 +62,32 @@ class Backward:
     def take_gradient(self, step: Step, part: int, group: int, gradient: torch.Tensor) -> None:
         """Backward has reached rows that were fetched ahead."""
         self.reach(step)
-        forward = step, self._served.sent_with(group), part
-        self._send_before(self._served.module_of[group], but=forward)
+        m = self._served.module_of[group]
+        forward = step, m, part
+        self._send_before(m, but=forward)
         if group in self._came.get(forward, ()):
             self._send(forward)
         came = self._came.setdefault(forward, {})
         came[group] = gradient
-        if len(came) == sum(self._served.sent_with(g) == forward[1] for g in step.hypers):
+        if len(came) == sum(self._served.module_of[g] == m for g in step.hypers):
             self._send(forward)
 
     def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
         """Backward has reached a kernel that ran plainly; `read`: what that forward read, where it is known."""
-        self.send_gathered(group)
+        self.send_gathered()
         self._program.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
 
-    def send_gathered(self, group: int) -> None:
-        """Send what backward has brought so far for the module of `group`, before another access to its tables."""
-        self._send_before(self._served.module_of[group])
+    def send_gathered(self) -> None:
+        """Send what backward has brought so far, before another access to tables, or a collective, inside backward."""
+        for forward in list(self._came):
+            self._send(forward)
 
     def reach(self, step: Step | None) -> None:
         """A backward pass is at a forward of `step`."""
         self._executor.peers.begin()
         number = torch._C._current_graph_task_id()
         if number != self._pass:
-            self._send_rest()  # of a pass that raised: another rank may wait for it, and this one for that
+            self.send_gathered()  # of a pass that raised: another rank may wait for it, and this one for that
             self._pass = number
             _at_end_of_pass(_EndOfPass(self._end_pass, partial(self._pass_failed, number)))
         if step is not None:
@@ -92,7 +98,7 @@ class Backward:
         """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
         self.reach(step)
         if self._over is not None:  # kernels update at once now, and nobody orders what was gathered before them
-            self._send_before(m)
+            self.send_gathered()
 
     def end_failed_pass(self) -> None:
         """Send what a backward pass that raised had reached: in a plain loop that is updated, too."""
@@ -114,7 +120,7 @@ class Backward:
             _at_end_of_pass(self._executor.peers.end)  # behind DDP's callback, which waits for its exchange
         else:
             self._executor.peers.end()
-        self._send_rest()
+        self.send_gathered()  # outputs that the loss did not use get no gradient
         reached = dict.fromkeys(self._reached)
         self._reached.clear()
         for step in reached:
@@ -123,37 +129,32 @@ class Backward:
         if self._over is None:
             self._loop.pass_is_over()
 
-    def _send_before(self, m: int, *, but: Forward | None = None) -> None:
+    def _send_before(self, m: int, *, but: Forward) -> None:
         """Autograd has reached another forward of module m: send what it brought for the forwards before."""
         calls = self._served.calls[m]
-        for forward, came in list(self._came.items()):
-            if forward != but and any(self._served.module_of[g] in calls for g in came):
+        for forward in list(self._came):
+            if forward != but and forward[1] in calls:
                 self._send(forward)
 
-    def _send_rest(self) -> None:
-        """The pass is over: outputs that the loss did not use get no gradient."""
-        for forward in list(self._came):
-            self._send(forward)
-
     def _send(self, forward: Forward) -> None:
-        """Update the tables with what a backward pass brought for these calls of a step."""
-        (step, calls, part), by_group = forward, self._came.pop(forward)
+        """Update the tables with what a backward pass brought for a forward."""
+        (step, m, part), by_group = forward, self._came.pop(forward)
         if step.num_parts > 1:
-            self._take_part(step, calls, part, by_group)
+            self._take_part(step, m, part, by_group)
         else:
-            self._update(step, Gradients(number=step.number, by_part=[by_group], hypers=self._hypers(step, calls)), [])
+            self._update(step, Gradients(number=step.number, by_part=[by_group], hypers=self._hypers(step, m)), [])
 
-    def _hypers(self, step: Step, calls: int) -> dict[int, list[Hyper]]:
+    def _hypers(self, step: Step, m: int) -> dict[int, list[Hyper]]:
         """A copy: another module's forward may come before a worker gets to it."""
-        return {g: step.hypers[g] for g in sorted(step.hypers) if self._served.sent_with(g) == calls}
+        return {g: step.hypers[g] for g in sorted(step.hypers) if self._served.module_of[g] == m}
 
-    def _take_part(self, step: Step, calls: int, part: int, by_group: dict[int, torch.Tensor]) -> None:
+    def _take_part(self, step: Step, m: int, part: int, by_group: dict[int, torch.Tensor]) -> None:
         """Parts travel in their order, whatever the order of their backward passes is: so it is that of all ranks."""
-        if step.returning.get(calls) is None:
+        if step.returning.get(m) is None:
             parts: list[dict[int, torch.Tensor]] = [{} for _ in step.parts]
-            gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, calls))
-            step.returning[calls] = Returning(gradients=gradients)
-        returning = step.returning[calls]
+            gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, m))
+            step.returning[m] = Returning(gradients=gradients)
+        returning = step.returning[m]
         if returning.gradients is None or part in returning.came or returning.sent > part or self._over is not None:
             raise RuntimeError(
                 "a second backward through a part, or one after its step or block has ended: the tables of a step are "

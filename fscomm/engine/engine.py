@@ -9,7 +9,7 @@ Nothing waits for a worker inside backward, except a forward that is called ther
 import logging
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -31,7 +31,7 @@ from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import Streams, Threads
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, DRAWS, END, FAILED, LATE, Parts
+from fscomm.exchange.id_exchange import BATCH, DEPENDS, END, FAILED, LATE, Parts
 from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
@@ -107,6 +107,7 @@ class Engine(Listener):
         self.elsewhere = False  # another one than that which trains
         self._known = NO_STEP  # the last step that all ranks are known to have announced
         self._forwards = 0  # in training
+        self._looks: Counter[int] = Counter()  # at tables, by thread
         self.turns = Turns(self, parts, averaged)
         self.steps = Steps(
             served.calls,
@@ -162,17 +163,17 @@ class Engine(Listener):
             if self.held is not None:
                 order.go_on()
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
+    def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
         why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
         if why is not None:
             nothing = [None] * len(self.modules)
-            self.announce_features(nothing, [why] * len(self.modules), parts=parts, draws=draws)
+            self.announce_features(nothing, [why] * len(self.modules), parts=parts, depends=depends)
             return
         given, missing = self.finder.read_parts(parts, on_host)
-        self.announce_features(given, missing, parts=parts, moved=moved.mark, draws=draws)
+        self.announce_features(given, missing, parts=parts, moved=moved.mark, depends=depends)
 
     def announce_features(
         self,
@@ -181,7 +182,7 @@ class Engine(Listener):
         *,
         parts: Sequence[Any] = (),
         moved: Mark = None,
-        draws: bool = False,
+        depends: bool = False,
     ) -> None:
         """What each module gets in each part, or None where there is none to prefetch, and why.
 
@@ -208,7 +209,7 @@ class Engine(Listener):
                 )
                 for of, why, unready in zip(given, missing, self._unready, strict=True)
             ],
-            arrived=self._exchange_ids(DRAWS if draws else BATCH, given, moved, self._maps_to_begin_with(given)),
+            arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, self._maps_to_begin_with(given)),
             parts=parts if self.turns.in_use else (),
         )
         self._number += 1
@@ -220,13 +221,13 @@ class Engine(Listener):
             self._known = step.number
             self._fetch()
 
-    def draws(self) -> bool:
-        """Whether `draws` was said of the batch announced last on any rank. Blocks until all ranks announced it."""
+    def depends(self) -> bool:
+        """Whether the batch announced last depends on the step before it, on any rank. Blocks until all have it."""
         assert self._newest is not None
-        draws = self._executor.await_ids(self._newest.arrived).verdict.draws
-        if draws:
+        depends = self._executor.await_ids(self._newest.arrived).verdict.depends
+        if depends:
             log.warning("fscomm: %s", IN_TURN)
-        return draws
+        return depends
 
     def end(self) -> None:
         """There is no next batch: the loader ended. Does not block."""
@@ -273,6 +274,9 @@ class Engine(Listener):
     def forwards(self) -> int:
         return self._forwards
 
+    def looks(self) -> int:
+        return self._looks[threading.get_ident()]
+
     def waiting(self) -> list[Any]:
         return self.steps.waiting()
 
@@ -288,6 +292,7 @@ class Engine(Listener):
         if self.over:
             return self.modules[m].plain(features)
         self.device.refuse_capture()
+        self._looks[threading.get_ident()] += 1
         call = this_call()
         if call.training and self.turns.has_parts(m, call):
             return self.turns.call(m, features, call)
@@ -300,6 +305,8 @@ class Engine(Listener):
         self.check()
         call = this_call()
         self._forwards += call.trains
+        if call.inside_backward:
+            self.backward.send_gathered()  # before the control word
         if call.training:
             self.steps.idle[m] = 0
             self._fetch()
@@ -347,6 +354,11 @@ class Engine(Listener):
             for m in range(len(self.modules)) if modules is None else modules:
                 self._program.wait(m)
                 self.turns.await_rows(m)
+
+    def before_collective(self) -> None:
+        """The program exchanges something, in whatever thread, maybe inside backward."""
+        if in_backward():
+            self.backward.send_gathered()
 
     def written(self, modules: Iterable[int]) -> None:
         """The tables of `modules` were written by hand. From any thread."""
@@ -564,7 +576,7 @@ class Engine(Listener):
 
     def may_read(self, group: int) -> Rows:
         """A kernel is about to read in a plain forward; maybe inside backward (activation checkpointing)."""
-        self.backward.send_gathered(group)
+        self.backward.send_gathered()
         self.flush([self.served.module_of[group]])
         return self.reading
 
@@ -574,10 +586,12 @@ class Engine(Listener):
 
     def _before_look(self, m: int) -> None:
         """The program looks at the tables of module m; maybe in a hook inside backward."""
-        if self._evicting == threading.get_ident():
+        thread = threading.get_ident()
+        if self._evicting == thread:
             return
+        self._looks[thread] += 1
         if in_backward():
-            self.backward.send_gathered(self.served.groups[m].start)
+            self.backward.send_gathered()
         self.flush([m])
 
     def _drop_written(self) -> None:

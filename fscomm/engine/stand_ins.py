@@ -34,7 +34,7 @@ def take_over(engine: Engine) -> contextlib.ExitStack:
         find(list(engine.handles.values()), [module.module for module in engine.modules])
         for handles in engine.handles.values():
             handles.accept()  # references of the libraries themselves
-        undo.callback(intercept(engine.handles.values()))
+        undo.callback(intercept(engine.handles.values(), engine.before_collective))
         return undo.pop_all()
 
 

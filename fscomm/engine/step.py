@@ -93,7 +93,7 @@ class Step:
         fetching: its exclusive rows were asked for, or there was no time to.
         evaluated: it had a forward without gradients.
         parts: [k] what the user computes one after the other; empty in a block without parts.
-        returning: by `ServedModules.sent_with`, in steps with parts.
+        returning: by module, in steps with parts.
     """
 
     number: int

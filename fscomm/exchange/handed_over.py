@@ -49,14 +49,14 @@ class Verdict:
         stop: why there is no batch that all can train on, though some have one.
         served: bits of the modules that every rank can serve.
         ended: no rank has one.
-        draws: on some rank the loader draws the random numbers of the training step.
+        depends: on some rank the loader depends on the training step.
         took: the step that the ranks measured last, on the slowest rank.
     """
 
     stop: str | None = None
     served: int = 0
     ended: bool = False
-    draws: bool = False
+    depends: bool = False
     took: Took = NOTHING
 
 

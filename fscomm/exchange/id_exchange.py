@@ -40,7 +40,7 @@ from fscomm.tables.maps import Record
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
-BATCH, END, FAILED, DRAWS = range(4)
+BATCH, END, FAILED, DEPENDS = range(4)
 LATE = 1  # the class, and the piece, of rows that a forward evicts: they are fetched in it
 WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
@@ -144,7 +144,7 @@ class IdExchange:
         served = self._served
         prepared: list[Any] = [None] * len(served.modules)
         requests: list[Any] = [None] * len(served.layouts)
-        with self._recorder.span("ids", step=number if status in (BATCH, DRAWS) else None):
+        with self._recorder.span("ids", step=number if status in (BATCH, DEPENDS) else None):
             for m, features in enumerate(given):
                 if features is not None:
                     groups = served.groups[m]
@@ -174,7 +174,7 @@ class IdExchange:
         """
         words, numbers = self._sizes([status, number, _modules_of(requests, self._modules), *took], requests, parts)
         verdict = judge(words)
-        goes_on = status in (BATCH, DRAWS) and verdict.stop is None
+        goes_on = status in (BATCH, DEPENDS) and verdict.stop is None
         given = [
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
@@ -495,6 +495,6 @@ def judge(words: np.ndarray) -> Verdict:
             stop=f"the loader of {name_ranks(ended)} ended at batch {int(numbers[0])}, the others have more. "
             "Every rank must take the same number of steps: make the loaders equally long"
         )
-    draws = bool((status == DRAWS).any())
+    depends = bool((status == DEPENDS).any())
     took = Took(*words[:, 3:].max(0).tolist())
-    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), draws=draws, took=took)
+    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), depends=depends, took=took)

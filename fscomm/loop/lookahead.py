@@ -24,6 +24,11 @@ from fsranks.errors import PeerError
 T = TypeVar("T")
 Rng = Literal["shared", "own"]
 ASKED_FOR = "lookahead(early=False) pulls no batch before it is asked for"
+READ_EARLY = (
+    "the loader read served tables, or called a served module, while it made the next batch, which was pulled early. "
+    "Without fscomm the step on the batch before comes first. All steps so far are those of that loop; this batch is "
+    "not. Pass early=False to lookahead() where the loader depends on the training step"
+)
 REUSED = (
     "the loader wrote into the {kind} that it gave before, or replaced tensors in it, while it made the next one. "
     "fscomm pulls one batch ahead, so that batch is still to be trained on. Give every batch memory of its own, for "
@@ -48,17 +53,22 @@ class Listener:
         """In training, until now; None: not known."""
         return None
 
+    def looks(self) -> int:
+        """How often this thread has read or written served tables, or called a served module."""
+        return 0
+
     def waiting(self) -> list[Any]:
         """The batches that were handed out and not trained on."""
         return []
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
-        """The next batch. draws: loader and training draw from the same random numbers here. in_turn: why it was not
-        pulled early, and is about to be held; None: it was, or one cannot tell yet."""
+    def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
+        """The next batch. depends: the loader depends on the training step here: both draw from the same random
+        numbers, or the loader reads tables. in_turn: why it was not pulled early, and is about to be held; None: it
+        was, or one cannot tell yet."""
 
-    def draws(self) -> bool:
-        """Whether `draws` was said of the batch announced last on any rank: then no batch is pulled early. Blocks until
-        all ranks announced it."""
+    def depends(self) -> bool:
+        """Whether the batch announced last `depends` on any rank: then no batch is pulled early. Blocks until all ranks
+        announced it."""
         return True
 
     def hold(self, batch: Any) -> Any:
@@ -112,7 +122,8 @@ class Lookahead(Generic[T]):
 
     early: False where the loader depends on what the training step does: it weighs batches by the last loss, samples
     by the tables, or replays what the model got wrong. Every batch is then pulled when it is asked for, and steps run
-    plainly. Nothing else changes. fscomm sees common random numbers by itself, and no other dependence.
+    plainly. Nothing else changes. fscomm detects common random numbers, and loaders that read served tables or call
+    served modules in the thread that trains; it detects no other dependence.
 
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
     new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
@@ -176,7 +187,8 @@ class Lookahead(Generic[T]):
         What the loader raises while it fetches ahead is raised by the call after the one that gives the batch before;
         a PeerError at once.
         Raises ValueError where the loader writes into the batch before while it makes one; RuntimeError where a batch
-        that was pulled early drew random numbers, and then the training step before it did, for the first time.
+        that was pulled early drew random numbers, and then the training step before it did, for the first time; or
+        where the loader read tables for the first time while it made that batch.
         """
         self._check_open()
         return next(self._epoch if self._epoch is not None else iter(self))
@@ -267,6 +279,7 @@ class _Epoch(Generic[T]):
         self._trained: int | None = None  # forwards in training, when the first batch was handed out
         self._kept: Ahead[T] = Ahead(moving)
         self._left = False
+        self._reads = self._read_early = False  # served tables, while the loader made a batch; that was pulled early
 
     @property
     def pending(self) -> bool:
@@ -297,8 +310,10 @@ class _Epoch(Generic[T]):
             )
         resumed = self._listener.resume(self)
         self._draws.resume(elsewhere=self._listener.elsewhere)
+        if self._read_early:
+            raise RuntimeError(READ_EARLY)
         if resumed and isinstance(self._ahead, Moved):
-            self._announce(self._ahead, draws=False)
+            self._announce(self._ahead, depends=False)
         if self._ahead is None:
             self._ahead = self._pull()
         if isinstance(self._ahead, StopIteration):
@@ -339,7 +354,7 @@ class _Epoch(Generic[T]):
         if self._draws.early is None and untrained and not self._listener.elsewhere:
             return False
         if self._draws.early is not False and not self._first:
-            self._draws.early = not self._listener.draws()
+            self._draws.early = not self._listener.depends()
         return bool(self._draws.early)
 
     def leave(self) -> None:
@@ -358,11 +373,14 @@ class _Epoch(Generic[T]):
             self.iterator = self._loader = iter(())
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
+        looks = self._listener.looks()
         try:
             self._look_at_loader()
             with self._draws.of_loader(early=early, again=self.iterator is self._loader):
                 pulled = next(self.iterator)
                 self._look_at_loader()
+            if self._listener.looks() > looks and not self._listener.elsewhere:
+                self._reads, self._read_early = True, early
             moved = self._moving.begin(pulled)
         except StopIteration:
             self._listener.end()
@@ -375,7 +393,7 @@ class _Epoch(Generic[T]):
         except BaseException as error:
             self._listener.fail(error)
             return error
-        self._announce(moved, draws=self._draws.both and (early or not self._first))
+        self._announce(moved, depends=self._reads or (self._draws.both and (early or not self._first)))
         return moved
 
     def _look_at_loader(self) -> None:
@@ -383,9 +401,9 @@ class _Epoch(Generic[T]):
         if not self._steady:
             self._draws.look_at(self.iterator, self._loader)
 
-    def _announce(self, moved: Moved[T], *, draws: bool) -> None:
+    def _announce(self, moved: Moved[T], *, depends: bool) -> None:
         why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
-        self._listener.announce(moved, draws=draws and self._early, in_turn=why)
+        self._listener.announce(moved, depends=depends and self._early, in_turn=why)
 
     def _save(self) -> _State:
         """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 IN_TURN = (
-    "loader and training step draw from the same generator of random numbers, so no batch is pulled early, and steps "
-    "run plainly. Give the loader a generator of its own, or pass rng='own' to lookahead() where it is a global one: "
-    "the results then differ from those of the loop without fscomm"
+    "on some rank, loader and training step draw from the same generator of random numbers, or the loader reads served "
+    "tables. So no batch is pulled early, and steps run plainly. Give the loader a generator of its own, or pass "
+    "rng='own' to lookahead() where it is a global one: the results then differ from those of the loop without fscomm"
 )
 DREW_EARLY = (
     "the training step drew random numbers after the loader had drawn some for the next batch, which was pulled early: "

@@ -172,11 +172,6 @@ class ServedModules:
         """Whether the tables of module m are pooled."""
         return self.layouts[self.groups[m].start].pooling is not None
 
-    def sent_with(self, group: int) -> int:
-        """The same number for groups whose gradients are sent together: of all first calls, or of one later call."""
-        m = self.module_of[group]
-        return m if m != self.calls[m].start else 0
-
     def same_tables(self, group: int) -> list[int]:
         """This group, in all calls of its module."""
         m = self.module_of[group]

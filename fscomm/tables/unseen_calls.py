@@ -27,12 +27,14 @@ _TRANSFORMS = "_add_batch_dim", "_wrap_for_grad", "_wrap_functional_tensor"
 _KEY = "ADInplaceOrView"  # before the kernels of backends, and also where gradients are off
 
 _open: list[Handles] = []
+_before_collectives: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _undo = contextlib.ExitStack()
 
 
-def intercept(handles: Iterable[Handles]) -> Callable[[], None]:
-    """From now on, until the function that it gives is called."""
+def intercept(handles: Iterable[Handles], before_collective: Callable[[], None]) -> Callable[[], None]:
+    """From now on, until the function that it gives is called. before_collective: called before each one, whatever
+    tensors it has."""
     given = list(handles)
     with _lock:
         if not _open:
@@ -40,9 +42,11 @@ def intercept(handles: Iterable[Handles]) -> Callable[[], None]:
                 _install(undo)
                 _undo.push(undo.pop_all())
         _open.extend(given)
+        _before_collectives.append(before_collective)
 
     def end() -> None:
         with _lock:
+            _before_collectives.remove(before_collective)
             for each in given:
                 _open.remove(each)
             if not _open:
@@ -97,6 +101,8 @@ def _look(*values: Any) -> Iterator[list[Handles]]:
 
 
 def _collective(operator: Any, keys: Any, *args: Any, **options: Any) -> Any:
+    for before in list(_before_collectives):
+        before()
     with _look(args, options):
         return operator.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **options)
 

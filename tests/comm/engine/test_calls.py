@@ -73,9 +73,7 @@ def test_numbers_of_calls_that_cannot_be() -> None:
 
 
 # One module of two groups, called twice: groups 0 and 1 are the first call's, 2 and 3 the second one's.
-TWICE: Any = SimpleNamespace(
-    module_of=[0, 0, 1, 1], calls=[range(2), range(2)], sent_with=lambda group: 0 if group < 2 else 1
-)
+TWICE: Any = SimpleNamespace(module_of=[0, 0, 1, 1], calls=[range(2), range(2)])
 
 
 class OneStep:
@@ -105,5 +103,5 @@ def test_gradients_are_sent_in_the_order_in_which_autograd_reaches_the_calls(
     ):
         for group in reached:
             backward.take_gradient(step, 0, group, torch.zeros(1))
-        backward._send_rest()
+        backward.send_gathered()
     assert out == sent

@@ -31,7 +31,7 @@ class Table:
         self.handles = Handles([self.own], [self.own], self.update, lambda: self.events.append("written"))
         find([self.handles], [])
         self.handles.accept()
-        self._end = intercept([self.handles])
+        self._end = intercept([self.handles], lambda: None)
 
     def close(self) -> None:
         if not self.handles.over:

@@ -71,12 +71,12 @@ WRITES: list[Callable[[torch.Tensor, Run], Any]] = [
     lambda part, run: halve(part),
 ]
 ALIASES: list[Callable[[torch.Tensor], Any]] = [
-    lambda table: _put_data(torch.empty(0), table),
-    lambda table: torch.empty(0).set_(table.data),
+    lambda table: _put_data(torch.empty(0, dtype=table.dtype), table),
+    lambda table: torch.empty(0, dtype=table.dtype).set_(table.data),
     lambda table: copy.copy(table.data),
     lambda table: table.data.as_subclass(torch.nn.Parameter),
     lambda table: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(table.data)),
-    lambda table: torch.empty(0).set_(table.data.untyped_storage(), 0, (WIDTH,)),  # type: ignore[call-overload]
+    lambda table: torch.empty(0, dtype=table.dtype).set_(table.data.untyped_storage(), 0, (WIDTH,)),  # type: ignore[call-overload]
     lambda table: table.data.untyped_storage() and 0.0,
     lambda table: torch.from_numpy(table.detach().numpy()[:1]),
     lambda table: table.data.T,

@@ -150,6 +150,29 @@ def test_chosen_programs(program: str, chance: int) -> None:
         assert (found, broken) == ([], [])
 
 
+TABLE = Table(name="t", rows=24, sharding="table", features=("t0",))
+OTHER = Table(name="u", rows=24, sharding="table", features=("u0",), home=1)
+ROWS = Table(name="r", rows=24, sharding="row", features=("r0",))
+
+
+@pytest.mark.parametrize(
+    ("modules", "program"),
+    [
+        ({"a": (TABLE,), "b": (OTHER,)}, "table_in_loss:4 next_forward:5"),
+        ({"a": (TABLE, ROWS)}, "table_in_loss:14 next_forward:3"),
+    ],
+    ids=["modules", "groups"],
+)
+def test_some_ranks_read_a_table_in_backward(modules: Any, program: str) -> None:
+    """A term over a table that the rank has: its read waits for gradients of the other rank. That must not keep them
+    back in a collective: here of TorchRec, for a forward that ran plainly. Some tables get no gradients, so it does not
+    know yet that it has all."""
+    config = Config(modules=modules, static_graph=False, spread=1.0)
+    program = f"next_forward:6 {program} backward_kept:1 backward_of_sum train_next"
+    for found, broken, *_ in shared_world(2).run(played, (config, operations_of(program), 1)):
+        assert (found, broken) == ([], [])
+
+
 BAGS = Config(
     modules={"a": (Table(name="t", rows=41, sharding="table", features=("t0", "t1"), pooling="sum"),)},
     spread=1.0,

@@ -15,18 +15,18 @@ Event = tuple[Any, ...]
 class Told(Listener):
     """A listener that keeps what it was told, in one list with what the loader did.
 
-    fails_at: it raises at this event. draws: whether a rank says that loader and training draw from the same numbers;
+    fails_at: it raises at this event. depends: whether the loader of some rank depends on the training step;
     None: as this rank says.
     """
 
     def __init__(
-        self, events: list[Event] | None = None, *, fails_at: Event | None = None, draws: bool | None = None
+        self, events: list[Event] | None = None, *, fails_at: Event | None = None, depends: bool | None = None
     ) -> None:
         self.events = [] if events is None else events
         self.fails_at = fails_at
-        self._of_ranks = draws
+        self._of_ranks = depends
         self._active: Any = None
-        self._draws = False
+        self._depends = False
         self._open = 0  # announced and not handed out
 
     def of(self, kind: str) -> list[Any]:
@@ -38,13 +38,13 @@ class Told(Listener):
             self.end()
         return resumed
 
-    def announce(self, moved: Moved[Any], *, draws: bool, in_turn: str | None) -> None:
-        self._draws = draws
+    def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
+        self._depends = depends
         self._open += 1
         self._tell("announce", moved.batch)
 
-    def draws(self) -> bool:
-        return self._draws if self._of_ranks is None else self._of_ranks
+    def depends(self) -> bool:
+        return self._depends if self._of_ranks is None else self._of_ranks
 
     def hold(self, batch: Any) -> Any:
         self._open = max(self._open - 1, 0)
@@ -70,7 +70,7 @@ class Told(Listener):
 class Forgets(Listener):
     """Keeps nothing that it was given; batches are pulled early."""
 
-    def draws(self) -> bool:
+    def depends(self) -> bool:
         return False
 
 

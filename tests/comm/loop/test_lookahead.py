@@ -257,7 +257,7 @@ def test_an_interrupt_and_a_lost_rank_are_raised_at_once_and_lose_nothing(error:
 
 @pytest.mark.parametrize(("fails_at", "draws"), [(("announce", "c"), False), (("hold", "b"), True)])
 def test_what_the_listener_raises_is_raised_at_once_and_the_batch_is_kept(fails_at: Event, draws: bool) -> None:
-    told = Told(fails_at=fails_at, draws=draws)
+    told = Told(fails_at=fails_at, depends=draws)
     batches = ahead("abc", told)
     it = iter(batches)
     assert next(it) == "a"
@@ -308,7 +308,7 @@ def test_a_loader_that_reuses_its_memory_is_refused(write: str, give: str) -> No
     with pytest.raises(ValueError, match="gave before, or replaced tensors in it"):
         next(batches)
     assert len(list(ahead(copy.deepcopy(each) for each in refilled(WRITES[write], GIVES[give])))) == 4
-    assert len(list(ahead(refilled(WRITES[write], GIVES[give]), Told(draws=True)))) == 4, "pulled in turn"
+    assert len(list(ahead(refilled(WRITES[write], GIVES[give]), Told(depends=True)))) == 4, "pulled in turn"
 
 
 def test_a_batch_that_is_filled_with_new_tensors_is_refused() -> None:
@@ -361,7 +361,7 @@ def test_all_draw_what_they_draw_in_the_plain_loop(loader: str | None, user: str
 
 
 def test_a_rank_that_draws_holds_all_ranks_back() -> None:
-    told = Told(draws=True)  # another rank said so
+    told = Told(depends=True)  # another rank said so
     assert list(ahead(["a", "b", "c"], told)) == ["a", "b", "c"]
     assert early(told) == [False] * 3
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
+from zlib import crc32
 
 import pytest
 import torch
-from exact import Run, compare, new_run
+from exact import Run, compare, flat, new_run
 from exact_configs import CONFIGS
 from exact_managed import managed, mch
 from exact_model import Batch, Config, Table
@@ -216,6 +217,57 @@ def test_random_numbers_are_drawn_in_the_order_of_the_plain_loop(of_loader: bool
         assert found == []
         assert (min(shares(said)) >= LEAST) == (not (of_loader and of_step))
         assert bool(said["fallbacks"]) == (of_loader and of_step)
+
+
+ASKS: dict[str, Callable[[Run, Batch], Any]] = {
+    "a table": lambda run, _: next(iter(run.tables().values())).detach().pow(2).sum(),
+    "an optimizer": lambda run, _: flat(run.model.fused_optimizer.state_dict()),
+    "a module": lambda run, batch: run.model(batch).sum(),
+}
+
+
+def asking(run: Run, ask: str, first: int = 0, only: int | None = None) -> Iterator[Batch]:
+    """Weighs samples by what the model is now, from batch `first` on; on one rank, or on all."""
+    for number, batch in enumerate(run.loader(0, 12)):
+        if number >= first and only in (None, run.rank):
+            with torch.no_grad():
+                batch.weight = batch.weight * (1 + crc32(str(ASKS[ask](run, batch)).encode()) % 7)
+        yield batch
+
+
+def trains_on(ask: str, only: int | None, run: Run) -> None:
+    with run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(asking(run, ask, only=only))):
+            run.train(step, batch)
+
+
+@pytest.mark.parametrize(
+    ("ask", "only"), [("a table", None), ("a table", 1), ("an optimizer", None), ("a module", None)]
+)
+def test_a_loader_that_reads_tables_is_asked_in_turn(ask: str, only: int | None) -> None:
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], partial(trains_on, ask, only)):
+        assert found == []
+        assert all("the loader reads served tables" in why for why in said["fallbacks"].values())
+        assert max(shares(said)) <= 1 / 12, "the second batch, which was announced before it was known"
+
+
+def begins_to_ask(rank: int, size: int, ask: str) -> int:
+    """How many batches were trained on before the error."""
+    run = new_run(rank, size, CONFIGS["small"], "fscomm")
+
+    def train() -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(asking(run, ask, first=5))):
+                run.train(step, batch)
+
+    with pytest.raises(RuntimeError, match="the loader read served tables"):
+        train()
+    return len(run.log)
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_loader_that_begins_to_read_tables_is_noticed_before_its_batch_is_handed_out(ask: str) -> None:
+    assert shared_world(2).run(begins_to_ask, ask) == [5, 5]
 
 
 def tight_memory(rank: int, size: int) -> None:
