@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -109,6 +110,20 @@ def by_async_save(run: Run, folder: str) -> None:
     saved.result()
 
 
+def by_safetensors(run: Run, folder: str) -> None:
+    """Which looks at the storages of what it is given, and writes from their memory; and read back at once."""
+    from safetensors.torch import load_file, save_file
+
+    dcp.save(run.model.state_dict(), checkpoint_id=folder)
+    tables, file = run.tables(), f"{folder}/{run.rank}.safetensors"
+    save_file({name: table.detach() for name, table in tables.items()}, file)
+    saved = load_file(file)
+    run.record("by safetensors", saved)
+    with torch.no_grad():
+        for name, table in tables.items():
+            table.copy_(saved[name] * 0.5)
+
+
 def through_files(save: Callable[[Run, str], None], run: Run) -> None:
     """By torch.distributed.checkpoint: written in mid-run, then read back over what was trained since."""
     folder = [tempfile.mkdtemp() if run.rank == 0 else ""]
@@ -129,7 +144,16 @@ def through_files(save: Callable[[Run, str], None], run: Run) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("save", [by_save, by_async_save])
+@pytest.mark.parametrize(
+    "save",
+    [
+        by_save,
+        by_async_save,
+        pytest.param(
+            by_safetensors, marks=pytest.mark.skipif(find_spec("safetensors") is None, reason="not installed")
+        ),
+    ],
+)
 def test_a_checkpoint_by_torch_ends_no_service(save: Callable[[Run, str], None]) -> None:
     config = CONFIGS["row"].but(steps=12)
     for found, said in shared_world(2).run(compare, config, partial(through_files, save)):
