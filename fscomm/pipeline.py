@@ -1,6 +1,7 @@
 """`fscomm.enable` with the interface of TorchRec's train pipelines, for loops that are written for those."""
 
 import itertools
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from fscomm.loop.lookahead import Lookahead
 
 T = TypeVar("T")
 MOST_ITERATORS = 4  # that were not used up: one to train on, others to evaluate
+MOST_DROPPED = 64  # others that are remembered
 
 
 class TrainPipelineFreeScale(Generic[T]):
@@ -73,6 +75,8 @@ class TrainPipelineFreeScale(Generic[T]):
         self._closed = False
         self._ahead: OrderedDict[int, tuple[Iterator[T], Lookahead[T]]] = OrderedDict()  # by iterator, last used last
         self._kept: dict[int, tuple[Iterator[T], T]] = {}  # fetched ahead when the model was detached
+        # The newest iterators whose batch fetched ahead was dropped, by `id`; None for those that do not live any more.
+        self._dropped: OrderedDict[int, Callable[[], Any]] = OrderedDict()
         self.comm: Comm
         self.attach()
 
@@ -82,6 +86,9 @@ class TrainPipelineFreeScale(Generic[T]):
         Every iterator has one batch fetched ahead, which waits while another iterator is given: of up to four that have
         not ended. Blocks until the iterator gives the batch after the next. Raises StopIteration, at every call, after
         its last batch.
+
+        Raises:
+            RuntimeError: more than four iterators take turns, so that a batch of this one was dropped.
         """
         if self._enabled is None:
             self.attach()
@@ -155,10 +162,27 @@ class TrainPipelineFreeScale(Generic[T]):
     def _batches(self, iterator: Iterator[T]) -> Iterator[T]:
         number = id(iterator)  # it is kept, so no other one has this number
         if number not in self._ahead:
+            if self._dropped.pop(number, lambda: None)() is iterator:
+                raise RuntimeError(
+                    f"more than {MOST_ITERATORS} iterators take turns in this pipeline, and a batch fetched ahead from "
+                    "this one was dropped for others: use fewer, or a pipeline for each"
+                )
             _, first = self._kept.pop(number, (None, None))
             source = iterator if first is None else itertools.chain([first], iterator)
             self._ahead[number] = iterator, self.comm.lookahead(source, self._device)
             while len(self._ahead) > MOST_ITERATORS:
-                self._ahead.popitem(last=False)[1][1].close()
+                self._drop(*self._ahead.popitem(last=False))
         self._ahead.move_to_end(number)
         return self._ahead[number][1]
+
+    def _drop(self, number: int, used: tuple[Iterator[T], Lookahead[T]]) -> None:
+        """Close the look-ahead of an iterator that others have displaced, as those of past evaluations are."""
+        iterator, ahead = used
+        if ahead.unconsumed is not None:
+            try:
+                self._dropped[number] = weakref.ref(iterator)
+            except TypeError:  # of a built-in type, which holds no workers
+                self._dropped[number] = lambda: iterator
+            while len(self._dropped) > MOST_DROPPED:
+                self._dropped.popitem(last=False)
+        ahead.close()

@@ -22,11 +22,12 @@ from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, in_backward, this_call
 from fscomm.engine.program import Program
-from fscomm.engine.step import ModuleInStep, Step
+from fscomm.engine.step import Step
 from fscomm.engine.steps.choice import Choice, Choices
-from fscomm.engine.steps.in_loop import IDLE, TOO_MANY, WAITING, Steps
-from fscomm.engine.steps.plain_runs import EVALUATES, MAPS_WAIT, ONLY_READ, TWO_THREADS, PlainRuns
+from fscomm.engine.steps.in_loop import WAITING, Steps
+from fscomm.engine.steps.plain_runs import EVALUATES, TWO_THREADS, PlainRuns
 from fscomm.engine.steps.step_times import StepTimes
+from fscomm.engine.steps.to_announce import ToAnnounce
 from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import Streams, Threads
@@ -35,7 +36,6 @@ from fscomm.exchange.id_exchange import BATCH, DEPENDS, END, FAILED, LATE, Parts
 from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.moving import Moved
 from fscomm.loop.parts import InParts
@@ -116,8 +116,7 @@ class Engine(Listener):
             not_called=self.plain_runs.note_step,
         )
         self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
-        self._ran: set[int] = set()  # modules whose own forward has returned
-        self._unready = [NO_STEP] * len(modules)  # the last step announced before they ran, or while they were idle
+        self._to_announce = ToAnnounce(served, self.maps, self.steps)
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
 
@@ -189,26 +188,15 @@ class Engine(Listener):
         Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
         """
         self.check()
-        given, missing = self._that_can_wait(given, missing)
+        before = self._newest
+        given, modules = self._to_announce.choose(self._number, given, missing, elsewhere=self.elsewhere)
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
                 module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
-        before, first = self._newest, self._number - WAITING - 1
-        for m, features in enumerate(given):
-            if features is None and missing[m] is None:
-                self._unready[m] = self._number
         step = Step(
             number=self._number,
             follows=before.number if before is not None else None,
-            modules=[
-                ModuleInStep(
-                    features=None if of is None else [Snapshot(kjt) for kjt, _ in of],
-                    missing=why,
-                    warms_up=self.elsewhere and unready >= first,
-                    given=None if of is None else of[0][0],
-                )
-                for of, why, unready in zip(given, missing, self._unready, strict=True)
-            ],
+            modules=modules,
             arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, self._maps_to_begin_with(given)),
             parts=parts if self.turns.in_use else (),
         )
@@ -414,25 +402,6 @@ class Engine(Listener):
         for step in self.steps.to_fetch(self._known):
             self._program.fetch_exclusive(step, range(len(self.modules)))
 
-    def _that_can_wait(
-        self, given: Sequence[Parts | None], missing: Sequence[str | None]
-    ) -> tuple[list[Parts | None], list[str | None]]:
-        """The features that are announced, and why others are not."""
-        of_modules, reasons = list(given), list(missing)
-        for m, features in enumerate(given):
-            maps, why = self.maps.get(m), None
-            # TorchRec makes a module ready in its first forward, and another thread may be in that.
-            unready = self.elsewhere and self.served.calls[m].start not in self._ran
-            if maps is not None and not maps.maps.writes:
-                why = ONLY_READ
-            elif maps is not None and (self.elsewhere or self.steps.prefetched):
-                why = MAPS_WAIT
-            elif self.elsewhere and self.steps.is_full:
-                why = TOO_MANY
-            if features is not None and (why is not None or unready or self.steps.idle[m] >= IDLE):
-                of_modules[m], reasons[m] = None, why
-        return of_modules, reasons
-
     def _exchange_ids(
         self,
         status: int,
@@ -562,7 +531,7 @@ class Engine(Listener):
                 output = self.modules[m].plain(features)
         finally:
             self.reading = outside
-        self._ran.add(self.served.calls[m].start)
+        self._to_announce.ran(m)
         return self._watched(m, step, output)
 
     def _watched(self, m: int, step: Step | None, output: Any) -> Any:

@@ -37,7 +37,7 @@ class Call:
 
     @property
     def trains(self) -> bool:
-        """Whether it begins a step, or goes on with one."""
+        """Whether it begins a step, or continues one."""
         return self.training and not self.inside_backward
 
 

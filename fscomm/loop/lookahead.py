@@ -347,7 +347,7 @@ class _Epoch(Generic[T]):
     def _pulls_early(self) -> bool:
         """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
         before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
-        only pulls does not wait for that, as nobody keeps the order of what two threads draw."""
+        only pulls does not wait for that, as what two threads draw has no order anyway."""
         if not self._early:
             return False
         untrained = self._trained is not None and self._listener.forwards() == self._trained
@@ -361,7 +361,7 @@ class _Epoch(Generic[T]):
         """Pull no more; what was fetched stays to be asked for."""
         self._left = True
         close = getattr(self.iterator, "close", None)
-        runs = getattr(self.iterator, "gi_running", False)  # in another thread, which is told at its next pull
+        runs = getattr(self.iterator, "gi_running", False)  # in another thread, whose next pull is refused
         if close is not None and self.iterator is not self._loader and not runs:
             close()
 

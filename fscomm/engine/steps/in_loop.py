@@ -24,7 +24,7 @@ IDLE = 3  # steps without a forward in training, after which nothing is fetched 
 
 class Steps:
     """Batches may be pulled in another thread than that which trains (`elsewhere`). All ranks have to submit the same
-    work in the same order, and nobody knows how far that thread is on another rank. So it only adds to the lists, and
+    work in the same order, and no rank knows how far that thread is on another one. So it only adds to the lists, and
     what a rank drops then depends on the forwards alone. No method blocks.
 
     calls: [M] all calls of the module that each call is of; groups: [M] the sharding groups of each. most: batches that
@@ -149,7 +149,7 @@ class Steps:
             held.evaluated |= all(map(held.unserved, self._groups))
 
     def leave_evaluated(self) -> None:
-        """The loop goes on: batches that only had forwards without gradients are not trained on any more."""
+        """The loop continues: batches that only had forwards without gradients are not trained on any more."""
         with self._lock:
             left = [step for step in self._waiting if step.evaluated]
             self._waiting = [step for step in self._waiting if not step.evaluated]

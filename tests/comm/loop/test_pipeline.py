@@ -244,6 +244,22 @@ def raising(rank: int, size: int) -> list[str]:
     return seen
 
 
+def in_turn(rank: int, size: int) -> None:
+    run = new_run(rank, size, CONFIGS["small"], "fscomm")
+    pipe = pipeline(run, WithLoss(run))
+    lists, generators = ([iter(run.loader(0, 9)) for _ in range(3)], [(b for b in run.loader(0, 9)) for _ in range(2)])
+    for iterator in [*lists, *lists, *generators, *generators]:
+        pipe.progress(iterator)
+    with pytest.raises(RuntimeError, match="more than 4 iterators take turns"):
+        pipe.progress(lists[0])
+    pipe.progress(generators[0])
+    pipe.close()
+
+
+def test_more_iterators_in_turn_than_are_kept_lose_no_batch_in_silence() -> None:
+    shared_world(2).run(in_turn)
+
+
 def test_an_error_of_the_model_is_the_user_s() -> None:
     assert shared_world(2).run(raising) == [["step", "step", '"the model\'s own"']] * 2
 
