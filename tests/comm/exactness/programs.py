@@ -9,12 +9,15 @@ Losses that a forward gave are *held*, until an operation runs backward through 
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from exact import Loop, Run
 from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
@@ -29,6 +32,7 @@ EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
 MOST_HELD = 3
 VARIANTS = 12
+SHARES, IN_TURN = 5, 7  # variants of a loop
 SHORT, LONG = 7, 12  # operations of a program
 OUTSIDE = 2  # operations after a block was left, until the next one is entered
 
@@ -134,6 +138,7 @@ class Player:
         self._forwards = 0
         self._kept: list[Any] | None = None
         self._aliases: list[Any] = []
+        self._generator: torch.Generator | None = None  # of loader and step
         self._block = contextlib.ExitStack()
 
     def play(self, operations: list[Operation]) -> None:
@@ -168,11 +173,17 @@ class Player:
             self.run.record_raw(f"{self._count} left")
 
     def new_loop(self, n: int = 0) -> None:
-        """The loop is left, if there is one, and another one goes on with the batch after. In a fourth of the loops up
-        to three batches are in hand besides that which is trained on."""
+        """The loop is left, if there is one, and another one continues with the batch after. In a third of the loops up
+        to three batches are in hand besides that which is trained on; or loader and step draw from one generator; or no
+        batch is pulled early."""
         self._aliases.clear()
+        self._generator = None
         if self.comm is not None:
-            batches = iter(self.comm.lookahead(self._loader(EPOCH)))
+            loader: Iterable[Batch] = self._loader(EPOCH)
+            if n == SHARES:
+                self._generator = torch.Generator().manual_seed(self._count)
+                loader = weighed(loader, self._generator)
+            batches = iter(self.comm.lookahead(loader, early=n != IN_TURN))
             in_hand = max(n - VARIANTS + 4, 0)
             self._batches, self.batch = lightning(batches, in_hand) if in_hand else batches, None
 
@@ -181,6 +192,9 @@ class Player:
             self.batch = self._loader(1)[0]
             self._consumed += 1
             return
+        if self._generator is not None:
+            drawn = torch.rand((), generator=self._generator)
+            self.run.record(f"{self._count}.{self._consumed} drawn", drawn)
         try:
             self.batch = next(self._batches)
             self._consumed += 1
@@ -380,6 +394,19 @@ class Player:
             if n % 3:
                 self.train_next(0)
 
+    def checkpoint(self, n: int) -> None:
+        """By torch.distributed.checkpoint, on all ranks; it may be read back at once."""
+        folder = [tempfile.mkdtemp() if self.run.rank == 0 else ""]
+        dist.broadcast_object_list(folder)
+        state = self.run.model.state_dict()
+        dcp.save(state, checkpoint_id=folder[0])
+        if n % 2:
+            self.held.clear()  # their graphs have saved what is overwritten
+            dcp.load(state, checkpoint_id=folder[0])
+        dist.barrier()
+        if self.run.rank == 0:
+            shutil.rmtree(folder[0])
+
     def flush(self, n: int) -> None:
         if self.comm is not None and (n % 2 or n % self.run.size == self.run.rank):
             self.comm.flush()
@@ -467,6 +494,11 @@ class Player:
         return self.run.ddp.no_sync() if hasattr(self.run.ddp, "no_sync") else contextlib.nullcontext()
 
 
+def weighed(loader: Iterable[Batch], generator: torch.Generator) -> Iterator[Batch]:
+    for batch in loader:
+        yield replace(batch, weight=batch.weight * (1 + torch.rand((), generator=generator)))
+
+
 def _hide(ids: Any) -> Callable[[], Any]:
     """In a function, which fscomm does not look into."""
     return lambda: ids
@@ -528,12 +560,13 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.rate: 1,
     Player.state: 1,
     Player.load: 3,
+    Player.checkpoint: 1,
     Player.flush: 1,
     Player.table_in_loss: 3,
     Player.write: 2,
     Player.alias: 1,
     Player.use_alias: 2,
-    Player.new_loop: 1,
+    Player.new_loop: 2,
     Player.leave: 2,
 }
 NAMES = [operation.__name__ for operation, weight in WEIGHTS.items() for _ in range(weight)]
