@@ -31,7 +31,12 @@ $(READY): pyproject.toml requirements/torchrec.txt
 	$(PIP) $(FBGEMM) -r requirements/torchrec.txt
 	$(PIP) --no-deps torchrec==1.9.2
 	$(PIP) -e '.[dev]'
-	$(PIP) -e '.[trainers]' || echo "trainers could not be installed: the tests of docs/trainers.md will be skipped"
+	touch $@
+
+# Large libraries, for the examples of one page.
+TRAINERS := $(VENV)/.trainers
+$(TRAINERS): $(READY)
+	$(PIP) -e '.[trainers]' || echo "not installed: Lightning and others; the tests of docs/trainers.md are skipped"
 	touch $@
 
 demo: $(READY)
@@ -54,10 +59,10 @@ kernels: $(KERNELS)
 # One process has the tests that need several ranks (they share one world of each size), the other one has the rest.
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-test: $(KERNELS)
+test: $(KERNELS) $(TRAINERS)
 	$(PYTEST) -m 'not long'
 
-test-all: $(KERNELS)
+test-all: $(KERNELS) $(TRAINERS)
 	$(PYTEST) --hypothesis-profile=long
 
 # How long each folder of tests takes, as a table for CONTRIBUTING.md.

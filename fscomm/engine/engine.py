@@ -3,7 +3,9 @@
 The training thread runs these hooks. It touches tables in a module's own forward only, and sends nothing but one
 control word per forward. When tables may be touched is the law of `table_order.py`.
 
-Nothing waits for a worker inside backward, except a forward that is called there (activation checkpointing).
+Inside backward only two things wait for a worker: a forward that is called there (activation checkpointing), and a read
+of a table by the program, such as by a node of autograd that saved it. `backward.py` says why ranks then wait in no
+circle.
 """
 
 import logging
