@@ -74,7 +74,9 @@ class TorchRecBinding(Binding):
     def meet(self, features: KeyedJaggedTensor) -> None:
         if not self.met:  # TorchRec makes the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
-            dist_input(self._asks, nothing_sent, self.module.create_context(), features)
+            # Only the keys matter. Kernels such as that of index dedup cannot take a batch without samples.
+            some = features if features.stride() else _one_sample_without_ids(features)
+            dist_input(self._asks, nothing_sent, self.module.create_context(), some)
             self.met = True
 
     def prepare(
@@ -138,13 +140,7 @@ class TorchRecBinding(Binding):
     def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
         """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
         off."""
-        keys = features.keys()
-        none, lengths = (
-            torch.empty_like(features.values()),
-            torch.zeros(len(keys), dtype=torch.int32, device=self.device),
-        )
-        weights = None if features.weights_or_none() is None else torch.empty_like(features.weights())
-        one = KeyedJaggedTensor(keys=keys, values=none, lengths=lengths, weights=weights, stride=1)
+        one = _one_sample_without_ids(features)
         context = self.module.create_context()
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
@@ -197,6 +193,18 @@ class TorchRecBinding(Binding):
                 return wait()
 
         output._wait_impl = guarded
+
+
+def _one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """In the place of features without a sample."""
+    keys, weights = features.keys(), features.weights_or_none()
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.empty_like(features.values()),
+        lengths=torch.zeros(len(keys), dtype=torch.int32, device=features.device()),
+        weights=None if weights is None else torch.empty_like(weights),
+        stride=1,
+    )
 
 
 def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:

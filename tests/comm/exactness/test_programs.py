@@ -150,6 +150,18 @@ def test_chosen_programs(program: str, chance: int) -> None:
         assert (found, broken) == ([], [])
 
 
+def test_index_dedup_where_a_wrong_source_has_no_samples() -> None:
+    """In the first batch an empty tensor beside the ids holds the same as they do."""
+    tables = (
+        Table(name="t", rows=41, sharding="row", features=("t0", "t1")),
+        Table(name="u", rows=24, sharding="row", features=("u0",)),
+    )
+    modules = {"a": tables[:1], "b": tables[1:]}
+    config = Config(modules=modules, static_graph=False, max_batch=1, max_length=1, spread=0.3, dedup=True)
+    for found, broken, *_ in shared_world(2).run(played, (config, operations_of("next"), 1)):
+        assert (found, broken) == ([], [])
+
+
 TABLE = Table(name="t", rows=24, sharding="table", features=("t0",))
 OTHER = Table(name="u", rows=24, sharding="table", features=("u0",), home=1)
 ROWS = Table(name="r", rows=24, sharding="row", features=("r0",))
