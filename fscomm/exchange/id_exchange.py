@@ -422,7 +422,7 @@ class IdExchange:
     def _placed(
         self, aheads: list[RowsAhead | None], backs: list[Back | None]
     ) -> tuple[list[RowsAhead | None], list[Back | None]]:
-        """The same plans with their tensors where the tables are, by one copy. Offsets stay in host memory.
+        """The same plans with their tensors where the tables are, by one copy.
 
         Indices go as int32: half of the bytes.
         """

@@ -35,6 +35,7 @@ from fscomm.plan.ways import (
     Shared,
     Splits,
     Told,
+    bags_of_kernels,
     classes_back,
     count,
     cut,
@@ -321,11 +322,11 @@ class _KernelCall:
     samples: int
     strips: np.ndarray
 
-    def arguments(self, found: Bags) -> dict[str, Any]:
-        """Of the kernel, by what a look-up and an update call them."""
+    def arguments(self, found: Bags, layout: GroupLayout) -> dict[str, Any]:
+        """Of the kernels, by what a look-up and an update call them."""
         return {
             "ids": torch.from_numpy(found.ids[self.ids]),
-            "offsets": torch.from_numpy(self.offsets),
+            "bags": bags_of_kernels(layout, self.offsets, self.samples),
             "weights": _floats(found.weights, self.ids),
         }
 
@@ -420,7 +421,7 @@ class BagPlan:
         call = self._kernel_call(found, found.first(distinct), None)
         index = np.empty_like(call.strips)
         index[places] = call.strips
-        return Lookup(index=torch.from_numpy(index), splits=splits, **call.arguments(found))
+        return Lookup(index=torch.from_numpy(index), splits=splits, **call.arguments(found, self.layout))
 
     def _merge(self, request: BagRequest, asked: Cut) -> BagMerge:
         """asked: of the strips of distinct bags."""
@@ -467,7 +468,7 @@ class BagPlan:
         shares = None
         if self._pooling.mean:
             shares = _floats((1 / found.lengths.astype(np.float32)).repeat(found.lengths), call.ids)
-        return Apply(index=torch.from_numpy(index), shares=shares, **call.arguments(found))
+        return Apply(index=torch.from_numpy(index), shares=shares, **call.arguments(found, self.layout))
 
     def _kernel_call(self, found: Bags, chosen: np.ndarray, taken: np.ndarray | None) -> _KernelCall:
         """`taken`: bool[N] which ids of the bags `chosen`, bool[U]; None: all."""

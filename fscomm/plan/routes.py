@@ -41,6 +41,7 @@ from fscomm.plan.ways import (
     classes_back,
     count,
     cut,
+    equal_bags,
     go_back,
     pieces_back,
     pieces_of,
@@ -331,7 +332,7 @@ class RowPlan:
     def lookups(self, served: Served, sent: np.ndarray, of_sent: Cut) -> list[Lookup]:
         """[P + 1]. sent: int32[n] the numbers of the rows that travel.
 
-        All rows of a table are read as if its first feature had asked for them: `offsets` repeats where it ends.
+        All rows of a table are read once, whichever of its features asked for them.
         """
         rows, placed = served.rows, np.empty(len(sent), np.int32)
         wire_kernels.put(of_sent.places, sent, placed)
@@ -339,12 +340,11 @@ class RowPlan:
         ends = np.zeros((len(of_sent.splits), len(rows.ends) + 1), np.int64)
         starts, read = np.array(of_sent.starts), np.zeros(len(rows), np.int32)
         wire_kernels.rows_to_read(placed, starts, rows.ids, rows.ends, read, ids, index, ends)
-        offsets = ends.repeat([1, *self.layout.runs[self.layout.rank]], axis=1)
         of_pieces = pieces_of(ids[: ends[:, -1].sum()], [0, *np.cumsum(ends[:, -1])])
-        given = zip(of_pieces, offsets, of_sent.by_piece(index), of_sent.splits, strict=True)
+        given = zip(of_pieces, ends, of_sent.by_piece(index), of_sent.splits, strict=True)
         return [
-            Lookup(ids=of_piece, offsets=torch.from_numpy(ends_of), index=which, splits=splits)
-            for of_piece, ends_of, which, splits in given
+            Lookup(ids=of_piece, bags=equal_bags(self.layout, of_tables), index=which, splits=splits)
+            for of_piece, of_tables, which, splits in given
         ]
 
     def back(self, request: Request, served: Served, shared: Shared, told: Told) -> Back:
@@ -359,18 +359,21 @@ class RowPlan:
             ends=request.ends,
             pieces=go_back(index, sent, came, told, request.ends),
             starts=came.starts,
-            applies=_applies(served, came),
+            applies=_applies(self.layout, served, came),
         )
 
 
-def _applies(served: Served, came: Cut) -> list[Apply]:
+def _applies(layout: GroupLayout, served: Served, came: Cut) -> list[Apply]:
     """[C + 1]"""
     parts = served.parts
     starts = [*came.starts[::parts][: classes_back(parts) + 1], len(came.places)]  # of classes among places
     ends = np.zeros((len(starts) - 1, served.counts.shape[1] + 1), np.int64)
     index, ids = (np.empty(len(came.places), np.int64) for _ in range(2))
     wire_kernels.updates(served.wire.ids, came.places, starts[1], starts[2], served.counts, index, ids, ends)
+    of_tables = ends[:, np.cumsum([0, *layout.runs[layout.rank]])]
     return [
-        Apply(index=which, ids=of_class, offsets=torch.from_numpy(offsets))
-        for which, of_class, offsets in zip(pieces_of(index, starts), pieces_of(ids, starts), ends, strict=True)
+        Apply(index=which, ids=of_class, bags=equal_bags(layout, of_class_ends))
+        for which, of_class, of_class_ends in zip(
+            pieces_of(index, starts), pieces_of(ids, starts), of_tables, strict=True
+        )
     ]

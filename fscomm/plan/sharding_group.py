@@ -60,6 +60,7 @@ class GroupLayout:
         runs: [W][T] for every owner and each of its tables, in the order in which ids are sent to it, the number of
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.
+        kernels: how many of these tables each fused kernel has, in order; None: one has all.
         chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
         pooling: None where every id gets its row.
         ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
@@ -74,6 +75,7 @@ class GroupLayout:
     dtype: torch.dtype
     runs: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
+    kernels: tuple[int, ...] | None = None
     chunk_bytes: int = CHUNK_BYTES["cpu"]
     pooling: Pooling | None = None
     width: int | None = None
@@ -86,6 +88,8 @@ class GroupLayout:
                 f"{self.module}: {len(self.runs)} owners with {len(self.rows)} tables here for world size "
                 f"{self.world_size} and runs {self.runs}"
             )
+        if self.kernels is not None and sum(self.kernels) != len(self.rows):
+            raise ValueError(f"{self.module}: kernels with {self.kernels} tables for the {len(self.rows)} tables here")
 
     @cached_property
     def features(self) -> np.ndarray:
@@ -96,6 +100,14 @@ class GroupLayout:
     def tables(self) -> np.ndarray:
         """int64[W] tables of each owner."""
         return np.array([len(runs) for runs in self.runs], np.int64)
+
+    @cached_property
+    def runs_of_kernels(self) -> list[np.ndarray]:
+        """For each fused kernel of this rank int64: `runs` of its tables."""
+        kernels = self.kernels if self.kernels is not None else (len(self.rows),) * bool(self.rows)
+        ends = np.cumsum(kernels, dtype=np.int64).tolist()
+        runs = np.array(self.runs[self.rank], np.int64)
+        return [runs[end - tables : end] for end, tables in zip(ends, kernels, strict=True)]
 
     @cached_property
     def flat_runs(self) -> np.ndarray:

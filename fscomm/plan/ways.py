@@ -27,6 +27,8 @@ import torch
 from fscomm.plan import wire_kernels
 from fscomm.plan.sharding_group import GroupLayout
 
+IDS_PER_BAG = 32
+FEWEST_IDS_PER_BAG = 8  # of all bags of a kernel, on average
 Splits = list[list[int]]
 """[chunks][W] strips to each rank, or from each."""
 
@@ -149,19 +151,66 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBags:
+    """Owner: which ids one fused kernel is called with, and in which bags.
+
+    Attributes:
+        first, last: between which of all ids.
+        offsets: int64[F * B + 1] where each of B bags of a feature of the kernel begins, among its own ids.
+    """
+
+    first: int
+    last: int
+    offsets: torch.Tensor
+
+
+def bags_of_kernels(layout: GroupLayout, offsets: np.ndarray, samples: int) -> list[KernelBags]:
+    """By fused kernel of this rank. offsets: int64[F * B + 1] among the ids of all; samples: B."""
+    found, start = [], 0
+    for runs in layout.runs_of_kernels:
+        end = start + int(runs.sum()) * samples
+        first, last = int(offsets[start]), int(offsets[end])
+        found.append(KernelBags(first=first, last=last, offsets=torch.from_numpy(offsets[start : end + 1] - first)))
+        start = end
+    return found
+
+
+def equal_bags(layout: GroupLayout, ends: np.ndarray) -> list[KernelBags]:
+    """The same where every id gets its row: bags of about `IDS_PER_BAG`. ends: int64[T + 1] of the ids of each table,
+    behind a zero.
+
+    Where bags end changes no bit, as a kernel adds up the gradients of a row in the order of the ids. But on a GPU a
+    warp reads a bag, one row after the other: a table in one bag would keep one warp busy, and all others idle.
+    """
+    found, table = [], 0
+    for runs in layout.runs_of_kernels:
+        of_kernel = ends[table : table + len(runs) + 1]
+        first, last = int(of_kernel[0]), int(of_kernel[-1])
+        lengths = np.diff(of_kernel)
+        # All features have equally many, so few long tables among many short ones must not make too many empty ones.
+        longest, mean = (-(-lengths // runs)).max(initial=0), -(-(last - first) // runs.sum())
+        bags = runs * max(min(-(-longest // IDS_PER_BAG), -(-mean // FEWEST_IDS_PER_BAG)), 1)
+        number = np.arange(bags.sum()) - starts_of(bags).repeat(bags)
+        starts = (of_kernel[:-1] - first).repeat(bags) + lengths.repeat(bags) * number // bags.repeat(bags)
+        offsets = torch.from_numpy(np.append(starts, last - first))
+        found.append(KernelBags(first=first, last=last, offsets=offsets))
+        table += len(runs)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """Owner: the rows, or vectors, of one piece for the next step, as the fused kernels read them.
 
     Attributes:
-        ids, offsets: int64[u] to look up, by feature; int64[F + 1] where the ids of each feature begin, or int64
-            [F * B + 1] where those of each of B bags of a feature do. Offsets stay in host memory.
+        ids: int64[u] to look up, by feature. bags: of each fused kernel.
         index: int64[n] which of the strips that the kernels give go on the wire.
         splits: to each requester.
         weights: float32[u] of ids in bags, or None.
     """
 
     ids: torch.Tensor
-    offsets: torch.Tensor
+    bags: list[KernelBags]
     index: torch.Tensor
     splits: Splits
     weights: torch.Tensor | None = None
@@ -239,13 +288,13 @@ class Apply:
     Attributes:
         index: int64[n] which strips of all that was received, in the order of the look-up. In bags, int64[B * strips]:
             what came with a more urgent class has gradients of these rows, too.
-        ids, offsets, weights: as in `Lookup`; of a bag, only the rows of this class.
+        ids, bags, weights: as in `Lookup`; of a bag, only the rows of this class.
         shares: float32[u] 1 / the number of ids of the whole bag; None where no table averages.
     """
 
     index: torch.Tensor
     ids: torch.Tensor
-    offsets: torch.Tensor
+    bags: list[KernelBags]
     weights: torch.Tensor | None = None
     shares: torch.Tensor | None = None
 
@@ -300,7 +349,7 @@ def go_back(index: np.ndarray, sent: Cut, came: Cut, told: Told, ends: Sequence[
 
 
 def with_tensors(part: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """The same part of a plan, with `change(its name, it)` in the place of every tensor but offsets."""
+    """The same part of a plan, with `change(its name, it)` in the place of every tensor."""
     if isinstance(part, list) and part and is_dataclass(part[0]):
         return [with_tensors(each, change) for each in part]
     if not is_dataclass(part) or isinstance(part, type):
@@ -308,8 +357,8 @@ def with_tensors(part: Any, change: Callable[[str, torch.Tensor], torch.Tensor])
     changed = {}
     for name in (each.name for each in fields(part)):
         value = getattr(part, name)
-        tensor = isinstance(value, torch.Tensor) and name != "offsets"
-        changed[name] = change(name, value) if tensor else with_tensors(value, change)
+        is_tensor = isinstance(value, torch.Tensor)
+        changed[name] = change(name, value) if is_tensor else with_tensors(value, change)
     return replace(part, **changed)
 
 

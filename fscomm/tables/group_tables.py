@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fscomm.plan.ways import Apply, Lookup
+from fscomm.plan.ways import Apply, KernelBags, Lookup
 from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 
@@ -74,7 +74,6 @@ class GroupTables(ABC):
         self.where = where
         self.codecs = codecs
         self.shadows = [Shadow(kernel) for kernel in kernels]
-        self._features = [len(kernel.feature_table_map) for kernel in kernels]
         self._dim = dim
         self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
 
@@ -102,16 +101,11 @@ class GroupTables(ABC):
     @abstractmethod
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]: ...
 
-    def _by_kernel(self, offsets: torch.Tensor) -> Iterator[tuple[int, slice, torch.Tensor]]:
-        """(number, which ids, their offsets) for each kernel. offsets: of equally many bags of every feature; of one,
-        where every id has its row."""
-        samples = (len(offsets) - 1) // max(sum(self._features), 1)
-        start = 0
-        for number, features in enumerate(self._features):
-            end = start + features * samples
-            first, last = int(offsets[start]), int(offsets[end])
-            yield number, slice(first, last), (offsets[start : end + 1] - first).to(self.where, non_blocking=True)
-            start = end
+
+def _by_kernel(bags: Sequence[KernelBags]) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    """(number, which ids, their offsets) for each kernel."""
+    for number, of_kernel in enumerate(bags):
+        yield number, slice(of_kernel.first, of_kernel.last), of_kernel.offsets
 
 
 class Tables(GroupTables):
@@ -119,13 +113,13 @@ class Tables(GroupTables):
 
     def _read(self, lookup: Lookup) -> torch.Tensor:
         parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
-        for number, ids, offsets in self._by_kernel(lookup.offsets):
+        for number, ids, offsets in _by_kernel(lookup.bags):
             if ids.stop > ids.start:
                 parts.append(self.shadows[number].lookup(lookup.ids[ids], offsets).view(-1, self._dim))
         return parts[-1] if len(parts) == 2 else torch.cat(parts)
 
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
-        for number, ids, offsets in self._by_kernel(apply.offsets):
+        for number, ids, offsets in _by_kernel(apply.bags):
             yield TableUpdate(number, apply.ids[ids], offsets, gradients[ids])
 
 
@@ -146,13 +140,13 @@ class PooledTables(GroupTables):
             return torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)
         vectors = [
             self.shadows[number].lookup(lookup.ids[ids], offsets, _some(lookup.weights, ids))
-            for number, ids, offsets in self._by_kernel(lookup.offsets)
+            for number, ids, offsets in _by_kernel(lookup.bags)
         ]
         return torch.cat(vectors, dim=1).view(-1, self._dim)
 
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
         by_kernel = gradients.view(-1, sum(self._columns)).split(self._columns, dim=1) if self._columns else ()
-        for gradient, (number, ids, offsets) in zip(by_kernel, self._by_kernel(apply.offsets), strict=True):
+        for gradient, (number, ids, offsets) in zip(by_kernel, _by_kernel(apply.bags), strict=True):
             averages = self._means[number] and apply.weights is None
             weights = _some(apply.shares if averages else apply.weights, ids)
             yield TableUpdate(number, apply.ids[ids], offsets, gradient.contiguous(), weights, averages)

@@ -159,6 +159,11 @@ def tables(sharding: Any) -> list[list[Any]]:
     return [[table for config in of_rank for table in config.embedding_tables] for of_rank in by_rank]
 
 
+def tables_of_kernels(sharding: Any, rank: int) -> tuple[int, ...]:
+    """How many of the tables of a rank each of its fused kernels has."""
+    return tuple(len(config.embedding_tables) for config in sharding._grouped_embedding_configs_per_rank[rank])
+
+
 def all_tables(sharding: Any) -> list[Any]:
     """The same of all ranks, one after the other."""
     return [table for of_rank in tables(sharding) for table in of_rank]

@@ -101,6 +101,7 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
                 width=of_group.rows.width,
                 runs=structure.runs(sharding),
                 rows=tuple(table.local_rows for table in tables[group.rank()]),
+                kernels=structure.tables_of_kernels(sharding, group.rank()),
                 chunk_bytes=CHUNK_BYTES[structure.where(module).type],
                 pooling=_pooling(module, sharding_type, sharding, dim) if structure.is_pooled(module) else None,
                 ranks_per_host=1 if structure.is_managed(module) else ranks_per_host,

@@ -6,6 +6,7 @@ The plain side is the kernel as TorchRec makes it: one forward and one backward 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -13,7 +14,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from fscomm.plan.ways import Apply, Lookup
+from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.ways import Apply, KernelBags, Lookup, equal_bags
 from fscomm.tables.group_tables import Tables, as_they_are
 from fscomm.tables.shadow_kernels import Hyper, take_hyper
 
@@ -40,7 +42,7 @@ def kernel(optimizer: EmbOptimType = EmbOptimType.EXACT_ADAGRAD, precision: Spar
     return made
 
 
-def draw(seed: int, longest: int = 9) -> Ids:
+def draw(seed: int, longest: int = 199) -> Ids:
     random = torch.Generator().manual_seed(seed)
     return [torch.randint(ROWS[table], (longest - f,), generator=random) for f, table in enumerate(FEATURES)]
 
@@ -52,6 +54,25 @@ def gradients_of(ids: Ids, seed: int) -> list[Tensor]:
 
 def offsets_of(ids: Ids) -> Tensor:
     return torch.tensor([0, *map(len, ids)]).cumsum(0)
+
+
+def bags_of(ids: Ids) -> list[KernelBags]:
+    """Of kernels with the features `FEATURES` each."""
+    kernels = len(ids) // len(FEATURES)
+    runs = tuple(map(FEATURES.count, sorted(set(FEATURES)))) * kernels
+    layout = GroupLayout(
+        module="",
+        sharding="table_wise",
+        rank=0,
+        world_size=1,
+        dim=DIM,
+        dtype=torch.float32,
+        runs=(runs,),
+        rows=(max(ROWS),) * len(runs),
+        kernels=(len(runs) // kernels,) * kernels,
+    )
+    ends = offsets_of(ids).numpy()
+    return equal_bags(layout, ends[np.cumsum([0, *runs])])
 
 
 def halves(ids: Ids) -> list[list[Tensor]]:
@@ -71,7 +92,7 @@ def plain_update(target: Any, ids: Ids, gradients: list[Tensor]) -> None:
 def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
     """As the workers do it: gradients come in some order of the wire."""
     came = torch.randperm(sum(map(len, ids)), generator=torch.Generator().manual_seed(9))
-    apply = Apply(index=torch.argsort(came), ids=torch.cat(ids), offsets=offsets_of(ids))
+    apply = Apply(index=torch.argsort(came), ids=torch.cat(ids), bags=bags_of(ids))
     received = torch.cat(gradients)[came]
     before = received.clone()
     tables.apply(apply, received, hypers)
@@ -81,7 +102,7 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
 def looking_up(ids: Ids) -> Lookup:
     """All rows, the last one first."""
     index = torch.arange(sum(map(len, ids))).flip(0)
-    return Lookup(ids=torch.cat(ids), offsets=offsets_of(ids), index=index, splits=[])
+    return Lookup(ids=torch.cat(ids), bags=bags_of(ids), index=index, splits=[])
 
 
 def tables_of(*kernels: Any, divide_by: Sequence[int] = ()) -> Tables:
@@ -195,5 +216,5 @@ def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> No
     update(tables, nothing, [torch.empty(0, DIM)] * len(FEATURES), [hyper])
     rows = tables.lookup(looking_up(nothing))
     assert (rows.shape, rows.dtype) == ((0, DIM), torch.float32)
-    none = Lookup(ids=nothing[0], offsets=torch.zeros(1, dtype=torch.int64), index=nothing[0], splits=[])
+    none = Lookup(ids=nothing[0], bags=[], index=nothing[0], splits=[])
     assert tables_of().lookup(none).shape == (0, DIM)

@@ -251,16 +251,25 @@ def exchange(
     return [torch.cat(of_rank) for of_rank in got]
 
 
+def by_table(shape: Shape, owner: int, call: Lookup | Apply) -> list[tuple[int, torch.Tensor]]:
+    """The ids of each table, as the bags of the only kernel say it."""
+    tables = tables_of(shape.runs[owner])
+    if not tables:
+        assert not len(call.ids)
+        return []
+    (bags,) = call.bags
+    starts = bags.offsets[:-1].view(len(tables), -1)[:, 0].tolist()
+    first = [starts[tables.index(table)] for table in sorted(set(tables))]
+    ids = call.ids.tensor_split(first[1:])
+    assert (bags.first, bags.last, first[0]) == (0, len(call.ids), 0)
+    assert len(bags.offsets) - 1 >= len(call.ids) / 64
+    return list(enumerate(ids))
+
+
 def look_up(shape: Shape, owner: int, lookup: Lookup) -> torch.Tensor:
     """[n] the row codes that the kernel's look-up would put on the wire."""
-    tables = tables_of(shape.runs[owner])
-    ends = lookup.offsets.tolist()
-    assert len(ends) == len(tables) + 1
-    assert ends == sorted(ends)
-    assert (ends[0], ends[-1]) == (0, len(lookup.ids))
-    found = []
-    for table, start, end in zip(tables, ends, ends[1:], strict=False):
-        found += [code(owner, table, row) for row in lookup.ids[start:end].tolist()]
+    ids = by_table(shape, owner, lookup)
+    found = [code(owner, table, row) for table, of_table in ids for row in of_table.tolist()]
     assert len(set(found)) == len(found), "a row is looked up twice"
     return as_ids(found)[lookup.index]
 
@@ -369,12 +378,6 @@ def check_update(
 ) -> None:
     """Of the occurrences on the rows `chosen`, and no others."""
     came = received[apply.index].tolist()
-    ids, ends = apply.ids.tolist(), apply.offsets.tolist()
-    assert ends[0] == 0
-    assert ends[-1] == len(ids)
-    expected = torchrec_order(shape, asked, owner)
-    assert len(ends) == len(expected) + 1
-    for f, (table, of_feature) in enumerate(zip(tables_of(shape.runs[owner]), expected, strict=True)):
-        rows = [code(owner, table, row) for row in ids[ends[f] : ends[f + 1]]]
-        given = list(zip(rows, came[ends[f] : ends[f + 1]], strict=True))
-        assert given == [(row, name) for row, name in of_feature if row in chosen]
+    rows = [code(owner, table, row) for table, ids in by_table(shape, owner, apply) for row in ids.tolist()]
+    expected = [each for of_feature in torchrec_order(shape, asked, owner) for each in of_feature]
+    assert list(zip(rows, came, strict=True)) == [(row, name) for row, name in expected if row in chosen]

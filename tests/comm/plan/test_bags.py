@@ -139,7 +139,7 @@ def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
 
 def samples_of(call: Any, features: int) -> int:
     """Of a call of a kernel."""
-    return (len(call.offsets) - 1) // max(features, 1)
+    return (len(call.bags[0].offsets) - 1) // features if call.bags else 0
 
 
 def tables_of(layout: GroupLayout) -> list[int]:
@@ -161,7 +161,7 @@ def looked_up(found: World, rank: int, lookup: Any) -> torch.Tensor:
 
 
 def pooled(table: torch.Tensor, lookup: Any, bag: int) -> torch.Tensor:
-    here = slice(int(lookup.offsets[bag]), int(lookup.offsets[bag + 1]))
+    here = slice(*lookup.bags[0].offsets[bag : bag + 2].tolist())
     rows = table[lookup.ids[here]]
     return (rows if lookup.weights is None else rows * lookup.weights[here, None]).sum(0)
 
@@ -279,7 +279,7 @@ def add(layout: GroupLayout, apply: Any, came: torch.Tensor, tables: list[torch.
     reached = set()
     for f, table in enumerate(tables_of(layout)):
         for b in range(samples):
-            here = slice(int(apply.offsets[f * samples + b]), int(apply.offsets[f * samples + b + 1]))
+            here = slice(*apply.bags[0].offsets[f * samples + b :][:2].tolist())
             if here.start == here.stop:
                 continue  # such a bag gets some gradient, which reaches no row
             vector = came[apply.index].view(samples, -1)[b, starts[f] : starts[f + 1]]

@@ -118,25 +118,22 @@ def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
     assert np.bincount(found).tolist() == [1000] * 8
 
 
-def test_tensors_of_a_plan_are_placed_but_for_offsets() -> None:
+def test_all_tensors_of_a_plan_are_placed() -> None:
     """Wherever they lie in it; all else stays as it is."""
     three = torch.arange(3)
+    bags = ways.KernelBags(first=0, last=3, offsets=three)
     plan = ways.Back(
         ends=[3],
         pieces=[ways.GoBack(index=three, sent=[[3]], received=[[3]], most=3) for _ in range(2)],
         starts=[0, 3, 6],
-        applies=[ways.Apply(index=three, ids=three, offsets=three) for _ in range(2)],
+        applies=[ways.Apply(index=three, ids=three, bags=[bags]) for _ in range(2)],
     )
     names: list[str] = []
     placed = ways.with_tensors(plan, lambda name, tensor: names.append(name) or tensor.int())
-    assert names == ["index"] * 2 + ["index", "ids"] * 2
+    assert names == ["index"] * 2 + ["index", "ids", "offsets"] * 2
     assert (placed.ends, placed.starts) == ([3], [0, 3, 6])
     for way, apply in zip(placed.pieces, placed.applies, strict=True):
         assert (way.index.dtype, way.sent) == (torch.int32, [[3]])
-        assert [each.dtype for each in (apply.index, apply.ids, apply.offsets)] == [
-            torch.int32,
-            torch.int32,
-            torch.int64,
-        ]
-        assert apply.weights is None
+        assert {each.dtype for each in (apply.index, apply.ids, apply.bags[0].offsets)} == {torch.int32}
+        assert (apply.bags[0].last, apply.weights) == (3, None)
     assert ways.with_tensors(None, lambda *_: pytest.fail("called")) is None
