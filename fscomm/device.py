@@ -52,8 +52,9 @@ class Device(Protocol):
     runs_ahead: bool
     """Whether the host issues work that the device does later."""
 
-    def enter(self) -> None:
-        """Issue from now on to a stream of this thread's own, whatever another thread captures; once, by a worker."""
+    def enter(self, *, priority: int = 0) -> None:
+        """Issue from now on to a stream of this thread's own, whatever another thread captures; once, by a worker.
+        priority: as in `stream`."""
 
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
@@ -89,8 +90,8 @@ class Host:
     where = torch.device("cpu")
     runs_ahead = False
 
-    def enter(self) -> None:
-        pass
+    def enter(self, *, priority: int = 0) -> None:
+        del priority
 
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
         del priority
@@ -130,9 +131,9 @@ class Cuda:
     def __init__(self, where: torch.device) -> None:
         self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
 
-    def enter(self) -> None:
+    def enter(self, *, priority: int = 0) -> None:
         torch.cuda.set_device(self.where)
-        torch.cuda.set_stream(torch.cuda.Stream(self.where))
+        torch.cuda.set_stream(torch.cuda.Stream(self.where, priority=priority))
         _let_others_capture()
 
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:

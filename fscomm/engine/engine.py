@@ -32,7 +32,7 @@ from fscomm.engine.steps.step_times import StepTimes
 from fscomm.engine.steps.to_announce import ToAnnounce
 from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
-from fscomm.exchange.executor import Streams, Threads
+from fscomm.exchange.executor import executor_of
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, DEPENDS, END, FAILED, LATE, Parts
 from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
@@ -90,7 +90,7 @@ class Engine(Listener):
         self.device = device
         self.plain_runs = PlainRuns(modules, recorder, strict=strict)
         self.finder = finder
-        self._executor = (Streams if device.runs_ahead else Threads)(
+        self._executor = executor_of(device, transport)(
             served, context, recorder, device=device, transport=transport, timeout_s=timeout_s
         )
         self._program = Program(self._executor, served, device, lambda: self.steps.to_come())

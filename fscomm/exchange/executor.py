@@ -1,13 +1,16 @@
-"""Who works operations off: transports and what uses them, on the host by threads, on a GPU by streams.
+"""Who works operations off: transports and what uses them, by threads, or on a GPU by streams.
 
 No two threads may issue to one transport, and all are made in the same order on every rank by the thread that makes the
 engine. Exclusive rows and gradients have one each: a rank that leaves out a backward pass sends rows while others send
 gradients, and gloo ends a process that gets another size than it expects, before the next control word can say what is
 wrong. Rows that a forward evicts have one where there is managed collision: they wait for no collision rows.
 
-On the host there is one worker for each class of operations, and what a worker has done is done.
+For tables on the CPU, and on a GPU over a transport that goes through the host, there is one worker for each class of
+operations: an exchange of one class waits for its wire beside those of the others, and the wire gate gives priority. On
+the CPU what a worker has done is done; a GPU may still have to do it, in the worker's own stream.
 
-On a GPU one thread issues all operations to streams of the device, in program order, and waits for none of them there.
+Where the GPU itself orders exchanges (NCCL, copy engines), one thread issues all operations to streams of the device,
+in program order, and waits for none of them there.
 The host runs ahead of the device. An operation that waits for another one lets its stream wait for that; so does the
 compute stream, where a forward uses what was fetched. All ranks issue in the same order, over all transports. Exclusive
 operations wait on the device for the collision operations that were issued before them. What was issued is waited for
@@ -31,11 +34,11 @@ from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation
 from fscomm.exchange.rows import RowExchange, Wire
 from fscomm.exchange.wire_gate import OpenWire, WireGate
-from fscomm.exchange.worker import Pending, Worker
+from fscomm.exchange.worker import BACKGROUND, NORMAL, URGENT, Pending, Worker
 from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import ServedModules
-from fscomm.transports.opening import open_transport
+from fscomm.transports.opening import ORDERED_BY_THE_DEVICE, open_transport
 from fscomm.transports.transport import Part, Transport
 from fsranks.control_group import AnyGroup, control_group
 from fsranks.messages import Signals
@@ -43,7 +46,6 @@ from fsranks.rank_context import RankContext
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
 CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
-_URGENT = -1  # the priority of a stream
 
 
 class Executor(ABC):
@@ -52,10 +54,10 @@ class Executor(ABC):
     Attributes:
         wire_gate: decides which class may use the wire.
         control_words, peers: for the training thread.
-        WORKERS: by name, whether it works in the background. One is called ids.
+        WORKERS: by name, the priority of each. One is called ids.
     """
 
-    WORKERS: ClassVar[Mapping[str, bool]]
+    WORKERS: ClassVar[Mapping[str, int]]
 
     def __init__(
         self,
@@ -95,10 +97,8 @@ class Executor(ABC):
             self._ids = IdExchange(ids, self.wire_gate, served, device, recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
-            for name, background in self.WORKERS.items():
-                self._workers[name] = Worker(
-                    name, self._failed, device=device, limit_s=timeout_s, background=background
-                )
+            for name, priority in self.WORKERS.items():
+                self._workers[name] = Worker(name, self._failed, device=device, limit_s=timeout_s, priority=priority)
             self._rows = {
                 of_class: RowExchange(
                     of_class,
@@ -221,11 +221,17 @@ class Executor(ABC):
 
 
 class Threads(Executor):
-    """On the host. While collision operations run, or wait for their turn, no exclusive chunk begins: the wire is kept
-    for them.
+    """A worker for each class. While collision operations run, or wait for their turn, no exclusive chunk begins: the
+    wire is kept for them.
     """
 
-    WORKERS: ClassVar = {"ids": True, "collision": False, "evicted": False, "exclusive": True, "plain": False}
+    WORKERS: ClassVar = {
+        "ids": BACKGROUND,
+        "collision": URGENT,
+        "evicted": URGENT,
+        "exclusive": BACKGROUND,
+        "plain": NORMAL,
+    }
 
     _exclusive = 0  # operations that were submitted
 
@@ -301,16 +307,16 @@ class Threads(Executor):
 
 
 class Streams(Executor):
-    """On a GPU: a stream for each class; those that a forward waits for have priority. No wire gate holds anything
+    """A stream of the GPU for each class; those that a forward waits for have priority. No wire gate holds anything
     back.
     """
 
-    WORKERS: ClassVar = {"ids": True, "issue": False, "watch": True}
+    WORKERS: ClassVar = {"ids": BACKGROUND, "issue": NORMAL, "watch": BACKGROUND}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._streams = {
-            of_class: self._device.stream(priority=_URGENT if of_class in (Class.COLLISION, Class.EVICTED) else 0)
+            of_class: self._device.stream(priority=URGENT if of_class in (Class.COLLISION, Class.EVICTED) else NORMAL)
             for of_class in Class
         }
         self._urgent: dict[Class, Pending[None]] = {}  # by class, the last operation of `submit_urgent`
@@ -352,3 +358,8 @@ class _Issued:
             handle = part.over(transport)
             handle.follow()
             self._watch.submit(handle.wait)
+
+
+def executor_of(device: Device, transport: str) -> type[Executor]:
+    """The kind for tables on `device` whose rows travel by `transport`."""
+    return Streams if device.runs_ahead and transport in ORDERED_BY_THE_DEVICE else Threads

@@ -37,10 +37,10 @@ class OpenWire:
         handles: deque[Handle] = deque()
         for part in parts:
             if len(handles) == IN_FLIGHT:
-                handles.popleft().wait()
+                handles.popleft().follow()
             handles.append(part.over(transport))
         for handle in handles:
-            handle.wait()
+            handle.follow()
 
 
 class WireGate:
@@ -139,12 +139,12 @@ class WireGate:
             nbytes = max(part.out.nbytes, part.inp.nbytes)
             while not (self._has_room(under_way, nbytes) and self._is_open()):
                 if under_way:
-                    under_way.popleft()[0].wait()
+                    under_way.popleft()[0].follow()
                 else:
                     self.wait()
             under_way.append((part.over(transport), nbytes))
         for handle, _ in under_way:
-            handle.wait()
+            handle.follow()
 
     def exclusive_at(self) -> float:
         """The time from which exclusive work may go on; infinity if only another call can change that."""

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _OWN_STREAM: AbstractContextManager[Any] = contextlib.nullcontext()
 _NOW: Mark = object()
+URGENT, NORMAL, BACKGROUND = -1, 0, 1
+"""Priorities of workers, and of streams: the lowest number goes first."""
 NICENESS = 10  # added for a worker in the background; 5 gives way too little, 19 brings no more
 
 
@@ -54,8 +56,9 @@ class Worker:
 
     On the device, work runs behind everything that its submitter had issued. At its end the worker waits for the device
     for at most `limit_s`; if the device is later, that is an error too. `on_error` is called in the worker with the
-    first error, before a waiting thread gets it. A worker in the `background` leaves the processor to the training
-    threads of this and other processes (on Linux, where threads have priorities of their own).
+    first error, before a waiting thread gets it. On the device, urgent work goes before other work. A worker in the
+    background leaves the processor to the training threads of this and other processes (on Linux, where threads have
+    priorities of their own).
     """
 
     def __init__(
@@ -65,10 +68,10 @@ class Worker:
         *,
         device: Device,
         limit_s: float,
-        background: bool = False,
+        priority: int = NORMAL,
     ) -> None:
         self.name = name
-        self._background = background
+        self._priority = priority
         self._on_error = on_error
         self._device = device
         self._limit_s = limit_s
@@ -126,8 +129,8 @@ class Worker:
         self._await_device()
 
     def _enter(self) -> None:
-        self._device.enter()
-        if self._background and sys.platform == "linux":
+        self._device.enter(priority=min(self._priority, NORMAL))
+        if self._priority == BACKGROUND and sys.platform == "linux":
             with contextlib.suppress(OSError):
                 thread = threading.get_native_id()
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

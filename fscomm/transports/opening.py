@@ -36,6 +36,8 @@ from fsranks.rank_context import RankContext
 log = logging.getLogger("fscomm")
 
 NAMES = ("gloo", "nccl", "nccl-ce", "copy-engine", "host-staged")
+ORDERED_BY_THE_DEVICE = ("nccl", "nccl-ce", "copy-engine")
+"""Issuing an exchange over them to a GPU never blocks; the others pass the host, which has to wait for the wire."""
 GROUP = "freescale.host_collectives"
 _BUILT_IN = (
     EntryPoint("gloo", f"{__name__}:gloo_collective", GROUP),

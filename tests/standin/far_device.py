@@ -20,6 +20,7 @@ from fscomm.exchange.lost_peers import LostPeers
 from fscomm.loop import moving
 from fscomm.plan.sharding_group import CHUNK_BYTES
 from fscomm.transports import opening
+from fscomm.transports.staged import HostStaged
 
 HOST = torch.device("cpu")
 CHUNK = 64  # bytes: a few rows
@@ -108,6 +109,12 @@ class FarDevice(Clocks):
         return [tensor.to(FAR) for tensor in tensors]
 
 
+def _open(name: str, host: str, context: Any, device: Any, group: Any) -> HostStaged:
+    """Whatever its name: the transport that needs no GPU."""
+    del name, host
+    return HostStaged(opening.gloo_collective(context, timeout_s=group.timeout_s), group, device)
+
+
 @contextlib.contextmanager
 def served_there() -> Iterator[FarDevice]:
     """Inside, fscomm takes tables that lie there, and the host runs ahead of the device."""
@@ -122,5 +129,6 @@ def served_there() -> Iterator[FarDevice]:
         # A transport is tried before the loop: only there the thread that trains may wait for the device.
         patched.enter_context(mock.patch.object(opening, "device_of", return_value=FarDevice(done_share=0.5)))
         patched.enter_context(mock.patch.object(executor, "LostPeers", peers))
+        patched.enter_context(mock.patch.object(opening, "_open", _open))
         patched.enter_context(mock.patch.dict(CHUNK_BYTES, {FAR.type: CHUNK}))
         yield device

@@ -6,11 +6,16 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from patience import PATIENCE_S
-from standin_loops import LOOPS, compare
+from standin_loops import LOOPS, Model, compare
+from standin_rows import enabled
 from worlds import World, shared_world
+
+from fscomm.exchange.operations import Class, Kind, Operation
+from fscomm.exchange.rows import RowExchange
 
 
 @pytest.mark.parametrize(("loop", "least_served"), [("base", 0.85), ("everything", 0.3)])
@@ -21,21 +26,64 @@ def test_bitwise_the_plain_loop(loop: str, least_served: float) -> None:
         assert served >= least_served
 
 
-def on_a_device(rank: int, size: int) -> tuple[list[str], float, list[str]]:
-    from far_device import FAR, served_there  # changes torch in this process
+@pytest.fixture(scope="module")
+def far_world() -> Iterator[World]:
+    """Of processes of its own, in which torch is changed (`far_device`)."""
+    with World(2) as world:
+        yield world
+
+
+def on_a_device(rank: int, size: int, transport: str) -> tuple[list[str], float, list[str]]:
+    from far_device import FAR, served_there
 
     with served_there() as device:
-        found, served = compare(rank, size, "everything", "row-wise adagrad", "host-staged", str(FAR))
+        found, served = compare(rank, size, "everything", "row-wise adagrad", transport, str(FAR))
     stalls = [thread for thread in device.stalls if thread == threading.current_thread().name]
     return found, served, stalls
 
 
-def test_nothing_of_a_step_mixes_tensors_of_host_and_device() -> None:
-    """And nothing that trains waits for the device."""
-    with World(2) as world:
-        for rank, (found, served, stalls) in enumerate(world.run(on_a_device)):
-            assert (found, stalls) == ([], []), f"rank {rank}"
-            assert served > 0.3, f"rank {rank}"
+@pytest.mark.parametrize("transport", ["host-staged", "nccl"])
+def test_nothing_of_a_step_mixes_tensors_of_host_and_device(transport: str, far_world: World) -> None:
+    """And nothing that trains waits for the device. transport: issued by a worker for each class, or by one for all."""
+    for rank, (found, served, stalls) in enumerate(far_world.run(on_a_device, transport)):
+        assert (found, stalls) == ([], []), f"rank {rank}"
+        assert served > 0.3, f"rank {rank}"
+
+
+def collision_beside_exclusive(rank: int, size: int, transport: str) -> list[str]:
+    """In which order two operations end, of which the exclusive one is on the wire until the collision one is over, if
+    that may be."""
+    from far_device import FAR, served_there
+
+    ended: list[str] = []
+    over, begun = threading.Event(), threading.Event()
+
+    def run(self: RowExchange, operation: Operation) -> None:
+        if operation.of_class is Class.EXCLUSIVE:
+            begun.set()
+            over.wait(0.0 if transport == "nccl" else PATIENCE_S)
+        ended.append(operation.of_class.value)
+
+    with served_there(), enabled(Model("sgd", FAR), transport=transport) as comm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowExchange, "run", run)
+        executor = comm._engine._executor
+        exclusive, collision = (
+            Operation(kind=Kind.FETCH, of_class=each) for each in (Class.EXCLUSIVE, Class.COLLISION)
+        )
+        under_way = executor.submit(exclusive)
+        begun.wait(PATIENCE_S)
+        (done,) = executor.submit_urgent([collision], expecting=lambda: False)
+        if transport != "nccl":
+            done.result(PATIENCE_S)
+        over.set()
+        under_way.result(PATIENCE_S)
+        done.result(PATIENCE_S)
+    return ended
+
+
+def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(far_world: World) -> None:
+    assert far_world.run(collision_beside_exclusive, "host-staged") == [["collision", "exclusive"]] * 2
+    assert far_world.run(collision_beside_exclusive, "nccl") == [["exclusive", "collision"]] * 2  # of one thread
 
 
 @pytest.mark.long

@@ -221,7 +221,7 @@ class Wired:
         self._wire, self._number, self._out, self._fails = wire, number, out, fails
         self.nbytes = max(out.nbytes, inp.nbytes)
 
-    def wait(self) -> None:
+    def follow(self) -> None:
         self._wire.log.append(f"wait {self._number}")
         assert self._wire.under_way.pop(0) is self, "handles are waited for in the order they were given out"
         if self._fails:

@@ -13,7 +13,7 @@ from clocks import Clocks
 from patience import PATIENCE_S, until
 
 from fscomm.device import Device, Host
-from fscomm.exchange.worker import NICENESS, Worker
+from fscomm.exchange.worker import BACKGROUND, NICENESS, NORMAL, URGENT, Worker
 
 
 class Payload:
@@ -100,19 +100,19 @@ def test_what_is_done_is_let_go_while_the_worker_is_idle() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads share the priority of their process")
-@pytest.mark.parametrize("background", [False, True])
-def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(background: bool) -> None:
+@pytest.mark.parametrize("given", [URGENT, NORMAL, BACKGROUND])
+def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(given: int) -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    worker = worker_on(Host(), background=background)
+    worker = worker_on(Host(), priority=given)
     try:
         usual = priority()
         of_worker = worker.submit(priority).result(PATIENCE_S)
     finally:
         worker.close()
     assert priority() == usual
-    assert of_worker == (min(usual + NICENESS, 19) if background else usual)
+    assert of_worker == (min(usual + NICENESS, 19) if given == BACKGROUND else usual)
 
 
 def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
