@@ -212,13 +212,15 @@ class Comm:
             return cls(recorder, None, listener)._with_counts(library, found, problems | unserved)
         travels = choice.name if transport == "auto" else transport
         recorder.travels_by(travels)
+        device = device_of(modules[0].device)
+        recorder.runs_on(device)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,
                 context,
                 recorder,
                 finder=agreed.finder,
-                device=device_of(modules[0].device),
+                device=device,
                 transport=travels,
                 strict=strict,
                 timeout_s=timeout_s,

@@ -68,6 +68,12 @@ class Device(Protocol):
 
     def is_done(self, mark: Mark) -> bool: ...
 
+    def instant(self) -> Mark:
+        """A mark whose time can be asked for; None while a CUDA graph is captured."""
+
+    def seconds(self, begin: Mark, end: Mark) -> float | None:
+        """From one instant to another, earlier or later one, as the device came to them; None if it has not."""
+
     def wait(self, mark: Mark, limit_s: float) -> None:
         """Block until `mark` is done. Raises TimeoutError after `limit_s`: work before it takes longer, or hangs."""
 
@@ -106,6 +112,12 @@ class Host:
     def is_done(self, mark: Mark) -> bool:
         del mark
         return True
+
+    def instant(self) -> Mark:
+        return time.perf_counter()
+
+    def seconds(self, begin: Mark, end: Mark) -> float | None:
+        return float(end - begin)
 
     def wait(self, mark: Mark, limit_s: float) -> None:
         del mark, limit_s
@@ -155,6 +167,16 @@ class Cuda:
             if "captur" in str(error):
                 raise RuntimeError(CAPTURED) from error
             raise
+
+    def instant(self) -> Mark:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.where))
+        return event
+
+    def seconds(self, begin: Mark, end: Mark) -> float | None:
+        return begin.elapsed_time(end) / 1e3 if self.is_done(begin) and self.is_done(end) else None
 
     def wait(self, mark: Mark, limit_s: float) -> None:
         end, (pause, longest) = time.monotonic() + limit_s, _PAUSES_S

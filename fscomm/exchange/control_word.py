@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from fscomm.errors import AnnouncementError
-from fscomm.report.recorder import Recorder
+from fscomm.report.recorder import AGREEMENT, Recorder
 from fsranks.control_group import AnyGroup
 from fsranks.errors import MismatchError, name_ranks
 
@@ -64,7 +64,6 @@ class ControlWords:
         held: the step handed out last. newest: the step announced last. modes: by step that the forward may belong to,
         the mode for that one; the steps of all ranks stand in the same order, the likeliest first. With NO_STEP
         (always there) it belongs to none of them.
-        The wait counts as straggler time: the exchange itself takes well under a millisecond.
 
         Raises:
             MismatchError: on all ranks, if they are at different steps, modules or numbers of backward passes.
@@ -73,10 +72,8 @@ class ControlWords:
         pairs = [(NO_STEP, modes[NO_STEP]), *((step, mode) for step, mode in modes.items() if step != NO_STEP)]
         pairs += [pairs[0]] * (MOST_STEPS + 1 - len(pairs))
         control_word = np.array([held, m, passes, newest, *(number for pair in pairs for number in pair)])
-        start = self._recorder.clock()
-        with self._recorder.wait("agreement", step=held):
+        with self._recorder.wait(AGREEMENT, step=held):
             by_rank = self._group.all_gather(control_word)
-        self._recorder.straggler(held, 1e3 * (self._recorder.clock() - start))
         for what, column in zip(_COLUMNS, by_rank.T, strict=False):
             if (column != column[0]).any():
                 raise MismatchError(

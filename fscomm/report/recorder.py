@@ -2,9 +2,8 @@
 
 An event costs a few microseconds. Memory is bounded: details are kept of the last steps only, sums of all.
 
-The recorder keeps a clock that runs only while the training thread waits. A span of work reads that clock at both ends:
-what the clock advanced by was exposed, the rest of the span was hidden behind compute. So spans are never compared
-afterwards, and a span may end while the training thread still waits for it.
+What was exposed, inline or hidden is found by `host_times.py`, or by `stream_times.py` for a device that the host runs
+ahead of.
 """
 
 import sys
@@ -16,15 +15,21 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
+from fscomm.device import Device
 from fscomm.plan.number_of_parts import NumberOfParts
+from fscomm.report.host_times import HostTimes
 from fscomm.report.report import Collisions, Forwards, Managed, Report, StepReport, Traffic
+from fscomm.report.stream_times import StreamTimes
 from fsranks.observers import observers
 
 _TOTAL = -1  # the number of the step that sums all
 _NOBODY = nullcontext()
+AGREEMENT = "agreement"
+"""The exchange of a control word: it takes well under a millisecond. What a rank waits longer, another one is late."""
 _OURS = "fscomm"
 _NOT_THE_USERS = (_OURS, "torch", "torchrec", "fbgemm_gpu")
 
@@ -49,18 +54,21 @@ class Recorder:
         self._parts: NumberOfParts | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
-        self._training = {threading.get_ident()}
-        self._waiting = 0
-        self._waiting_since = 0.0
-        self._waited = 0.0
+        self._times: Any = HostTimes(clock, self._add)
 
     def span(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
         """Around work of `kind`: hidden on a thread of the engine, inline on the training thread."""
         return self._timed(kind, step, waiting=False)
 
     def wait(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
-        """Around a wait of the training thread for `kind`: exposed time; 0 inside another wait."""
+        """Around a wait of the training thread for `kind`: exposed time; 0 inside another wait. For `AGREEMENT` it is
+        straggler time, too."""
         return self._timed(kind, step, waiting=True)
+
+    def runs_on(self, device: Device) -> None:
+        """Tables lie on `device`. Before anything is timed."""
+        if device.runs_ahead:
+            self._times = StreamTimes(device, self.clock, self._add)
 
     def count(self, module: str, step: int, found: Collisions) -> None:
         """Add rows that this rank owns and `step` uses."""
@@ -90,12 +98,6 @@ class Recorder:
             self._most_buffers = max(self._most_buffers, self._buffers + nbytes)
             self._buffers = nbytes
 
-    def straggler(self, step: int, ms: float) -> None:
-        """Add time that this rank waited in `step` for a rank that came later; it is part of some exposed time."""
-        with self._lock:
-            for sums in self._sums(step):
-                self._steps[sums.step] = replace(sums, straggler_ms=sums.straggler_ms + ms)
-
     def forward(self, module: str, ids: int, nbytes: int, why: str | None) -> None:
         """Count a forward in training: it was served, or ran plainly because of `why`."""
         if why is None:
@@ -112,9 +114,11 @@ class Recorder:
 
     @property
     def waited_s(self) -> float:
-        """How long the training thread has waited so far."""
+        """How long the training thread has waited so far; on a device compute, up to where that has come."""
         with self._lock:
-            return self._waited_by(self.clock())
+            self._times.settle()
+            waited: float = self._times.waited_s
+            return waited
 
     def travels_by(self, transport: str) -> None:
         """Note how rows travel."""
@@ -127,6 +131,7 @@ class Recorder:
     def report(self) -> Report:
         """All that is known now; spans that are still open are not in it."""
         with self._lock:
+            self._times.settle()
             total, *steps = [_copied(self._steps[step]) for step in sorted(self._steps)]
             return Report(
                 rank=self.rank,
@@ -146,32 +151,21 @@ class Recorder:
     def _timed(self, kind: str, step: int | None, *, waiting: bool) -> Iterator[None]:
         with _told(kind, step, waiting=waiting):
             with self._lock:
-                start = self.clock()
-                waited = self._waited_by(start)
-                nested = self._waiting > 0
-                if waiting:
-                    self._training.add(threading.get_ident())
-                    if not nested:
-                        self._waiting_since = start
-                    self._waiting += 1
+                begun = self._times.begin(kind, step, waiting=waiting)
             try:
                 yield
             finally:
                 with self._lock:
-                    now = self.clock()
-                    waited_now = self._waited_by(now)
-                    taken = (now - start) - (waited_now - waited)
-                    if waiting:
-                        self._waiting -= 1
-                        self._waited, self._waiting_since = waited_now, now
-                        taken = 0.0 if nested else now - start
-                    inline = threading.get_ident() in self._training
-                    for sums in self._sums(step):
-                        times = sums.exposed_ms if waiting else sums.inline_ms if inline else sums.hidden_ms
-                        times[kind] = times.get(kind, 0.0) + taken * 1e3
+                    self._times.end(begun)
 
-    def _waited_by(self, now: float) -> float:
-        return self._waited + (now - self._waiting_since if self._waiting else 0.0)
+    def _add(self, what: str, kind: str, step: int | None, seconds: float) -> None:
+        """In `what` of the report: exposed, inline or hidden. The caller holds the lock."""
+        ms = 1e3 * seconds
+        for sums in self._sums(step):
+            times = getattr(sums, f"{what}_ms")
+            times[kind] = times.get(kind, 0.0) + ms
+            if kind == AGREEMENT:
+                self._steps[sums.step] = replace(sums, straggler_ms=sums.straggler_ms + ms)
 
     def _sums(self, step: int | None) -> tuple[StepReport, ...]:
         """Where an event of `step` is added; one without a step, or of one long past, counts in the total only."""

@@ -6,6 +6,7 @@ the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 """
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -106,6 +107,60 @@ def raced(rank: int, size: int, loop: Any, forget: bool) -> tuple[list[str], lis
             patch.setattr(device, "after", lambda mark: None)
         found, _ = compare(rank, size, CONFIGS["row"].but(steps=5), loop)
     return found, device.early + seen.broken(), device.asked
+
+
+class Slow(Clocks):
+    """A device that the host runs ahead of, in virtual time: a stream is at the latest time that it waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(done_share=0.5, runs_ahead=True)
+        self.times: Counter[str] = Counter()  # in seconds, by stream
+
+    def work(self, seconds: float) -> None:
+        self.times[self.current.name] += seconds
+
+    def mark(self) -> Any:
+        made: Any = super().mark()
+        made.time = self.times[self.current.name]
+        return made
+
+    def after(self, mark: Any) -> None:
+        super().after(mark)
+        if mark is not None:
+            self.times[self.current.name] = max(self.times[self.current.name], mark.time)
+
+    def instant(self) -> float:
+        return self.times[self.current.name]
+
+
+def exposed(rank: int, size: int, rows_s: float, optimizer_s: float) -> list[float]:
+    """By step the milliseconds that the report calls exposed of collision rows, which take `rows_s` on the device."""
+    device, fetch = Slow(), RowExchange.fetch
+    reports: list[Any] = []
+
+    def slow_fetch(self: RowExchange, *args: Any) -> None:
+        fetch(self, *args)
+        device.work(rows_s if self._class is Class.COLLISION else 0.0)
+
+    def loop(run: Run) -> None:
+        with run.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(run.loader())):
+                run.train(step, batch)
+                device.work(optimizer_s)
+        reports.append(comm.report())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "device_of", lambda where: device)
+        patch.setattr(RowExchange, "fetch", slow_fetch)
+        loop(new_run(rank, size, CONFIGS["row"].but(steps=8), "fscomm"))
+    return [each.exposed_ms.get("collision rows", 0.0) for each in reports[0].steps]
+
+
+@pytest.mark.parametrize(("rows_s", "optimizer_s", "exposed_ms"), [(0.010, 0.004, 6), (0.010, 0.040, 0)])
+def test_the_report_says_how_long_compute_stood_still(rows_s: float, optimizer_s: float, exposed_ms: float) -> None:
+    """Rows are fetched from backward on; the optimizer step hides its own length of that."""
+    for by_step in shared_world(2).run(exposed, rows_s, optimizer_s):
+        assert by_step[2:] == pytest.approx([exposed_ms] * 6, rel=0.1, abs=1e-6)
 
 
 LONG = pytest.param("state_dict_everywhere", marks=pytest.mark.long)

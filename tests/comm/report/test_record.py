@@ -1,13 +1,15 @@
 """What the recorder adds up, with a clock that the test turns."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from test_meter import Clock
 
-from fscomm.report.recorder import Recorder
+from fscomm.device import Host
+from fscomm.report.recorder import AGREEMENT, Recorder
 from fscomm.report.report import Collisions, Managed
 
 
@@ -69,6 +71,108 @@ def test_a_wait_inside_a_wait_is_counted_once(clock: Clock) -> None:
     assert recorder.report().total.exposed_ms == pytest.approx({"agreement": 3, "ids": 0})
 
 
+def test_agreement_waits_for_a_late_rank(clock: Clock) -> None:
+    recorder = Recorder(clock=clock)
+    for step, seconds in enumerate((0.0, 0.0075)):
+        with recorder.wait(AGREEMENT, step=step):
+            clock.tick(seconds)
+    report = recorder.report()
+    assert [step.straggler_ms for step in report.steps] == pytest.approx([0, 7.5])
+    assert report.total.straggler_ms == pytest.approx(7.5)
+
+
+class SlowDevice(Host):
+    """A device that the host runs ahead of, in the time of `clock`: each stream knows when it will have done all that
+    was issued to it. Every thread has a stream."""
+
+    runs_ahead = True
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free: dict[int, float] = {}  # by thread
+
+    @property
+    def free(self) -> float:
+        """When the calling thread's stream could do what is issued now."""
+        return max(self._free.get(threading.get_ident(), 0.0), self._clock())
+
+    def work(self, seconds: float) -> None:
+        self._free[threading.get_ident()] = self.free + seconds
+
+    def instant(self) -> float:
+        return self.free
+
+    def seconds(self, begin: float, end: float) -> float | None:
+        return None if max(begin, end) > self._clock() else end - begin
+
+    def after(self, mark: float) -> None:
+        self._free[threading.get_ident()] = max(self.free, mark)
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "rows_s", "blocked_s", "exposed_ms"),
+    [
+        pytest.param(0.050, 0.020, 0.0, 0, id="rows are there before compute needs them"),
+        pytest.param(0.010, 0.045, 0.0, 35, id="the device waits, the host does not"),
+        pytest.param(0.010, 0.002, 0.030, 20, id="the host waits, longer than the device has work for"),
+        pytest.param(0.040, 0.002, 0.030, 0, id="the host waits, while the device computes"),
+    ],
+)
+def test_on_a_device_exposed_is_what_compute_stands_still(
+    clock: Clock, compute_s: float, rows_s: float, blocked_s: float, exposed_ms: float
+) -> None:
+    """And the rest of the exchange is hidden."""
+    device, recorder = SlowDevice(clock), Recorder(clock=clock)
+    recorder.runs_on(device)
+
+    def fetch() -> float:
+        with recorder.span("exclusive rows", step=1):
+            device.work(rows_s)
+        return device.free
+
+    with ThreadPoolExecutor(1) as worker:
+        device.work(compute_s)
+        rows = worker.submit(fetch).result()
+        with recorder.wait("exclusive rows", step=1):
+            clock.tick(blocked_s)
+            device.after(rows)
+        clock.tick(max(compute_s, rows_s) + 0.001 - blocked_s)
+    total = recorder.report().total
+    assert total.exposed_ms == pytest.approx({"exclusive rows": exposed_ms}, rel=0.1)
+    beside = min(rows_s, compute_s) if not blocked_s else rows_s
+    assert total.hidden_ms == pytest.approx({"exclusive rows": 1e3 * beside}, rel=0.1)
+    assert recorder.waited_s == pytest.approx(exposed_ms / 1e3)
+
+
+def test_waits_of_many_steps_far_ahead_of_the_device(clock: Clock) -> None:
+    """The host issues 100 steps at once: times are there once the device has come to them, and little is kept."""
+    device, recorder = SlowDevice(clock), Recorder(clock=clock)
+    recorder.runs_on(device)
+    with ThreadPoolExecutor(1) as worker:
+        mark = device.free
+        for step in range(100):
+
+            def fetch(step: int = step, behind: float = mark) -> float:
+                device.after(behind)
+                with recorder.span("collision rows", step=step):
+                    device.work(0.010)
+                return device.free
+
+            rows = worker.submit(fetch).result()
+            device.work(0.004)  # an optimizer step, say
+            with recorder.wait("collision rows", step=step), recorder.wait("ids", step=step):
+                device.after(rows)
+            device.work(0.050)
+            mark = device.free
+        assert recorder.report().total.exposed_ms == {"ids": 0.0}
+        clock.tick(60)
+    total = recorder.report().total
+    assert total.exposed_ms == pytest.approx({"collision rows": 100 * 6, "ids": 0}, rel=0.01)
+    assert total.hidden_ms == pytest.approx({"collision rows": 100 * 4}, rel=0.01)
+    assert not recorder._times._work
+    assert len(recorder._times._stood_still) == 1
+
+
 def test_work_of_the_training_thread_is_inline(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
     with recorder.span("exclusive apply", step=0):
@@ -104,7 +208,6 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
         recorder.bytes("a", step, "ids", sent=100, received=50)
         recorder.bytes("a", step, "ids", sent=10, received=5)
         recorder.bytes("b", step, "collision rows", sent=1, received=2)
-    recorder.straggler(1, 7.5)
     report = recorder.report()
     assert report.total.collisions["a"] == Collisions(occurrences=20, colliding=8, unique=10, unique_colliding=2)
     assert report.total.collisions["a"].rate == 0.4
@@ -112,7 +215,6 @@ def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     assert report.total.collisions["b"].rate == 0
     assert report.steps[0].traffic("ids").sent == 110
     assert report.total.traffic("collision rows").received == 4
-    assert [step.straggler_ms for step in report.steps] == [0, 7.5]
     shown = str(report)
     assert "rank 2, mean of 2 steps, rows by gloo\n" in shown
     assert "a: 40.0% of 10 ids a step collide, 20.0% of 5 distinct rows" in shown

@@ -1,0 +1,70 @@
+"""Waits of the training thread, and work of any thread, timed on the host."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Add = Callable[[str, str, int | None, float], None]
+"""Adds seconds that were "exposed", "inline" or "hidden", of a kind, in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """waited: how long the training thread had waited. nested: inside another wait."""
+
+    kind: str
+    step: int | None
+    waiting: bool
+    start: float
+    waited: float
+    nested: bool
+
+
+class HostTimes:
+    """A clock runs only while the training thread waits. Work reads that clock at both ends: what it advanced by was
+    exposed, the rest of the work was hidden behind compute. So works are never compared afterwards, and one may end
+    while the training thread still waits for it.
+
+    Not safe for threads: the caller holds a lock. The thread that makes it is the one that trains.
+    """
+
+    def __init__(self, clock: Callable[[], float], add: Add) -> None:
+        self._clock = clock
+        self._add = add
+        self._training = {threading.get_ident()}
+        self._waiting = 0
+        self._waiting_since = 0.0
+        self._waited = 0.0
+
+    def begin(self, kind: str, step: int | None, *, waiting: bool) -> Begun:
+        start = self._clock()
+        begun = Begun(kind, step, waiting, start, self._waited_by(start), nested=self._waiting > 0)
+        if waiting:
+            self._training.add(threading.get_ident())
+            if not begun.nested:
+                self._waiting_since = start
+            self._waiting += 1
+        return begun
+
+    def end(self, begun: Begun) -> None:
+        """In the thread that began it."""
+        now = self._clock()
+        taken, waited = now - begun.start, self._waited_by(now)
+        if begun.waiting:
+            self._waiting -= 1
+            self._waited, self._waiting_since = waited, now
+            self._add("exposed", begun.kind, begun.step, 0.0 if begun.nested else taken)
+        else:
+            inline = threading.get_ident() in self._training
+            self._add("inline" if inline else "hidden", begun.kind, begun.step, taken - (waited - begun.waited))
+
+    def settle(self) -> None:
+        """Add all that is over by now. Never blocks."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long the training thread has waited so far."""
+        return self._waited_by(self._clock())
+
+    def _waited_by(self, now: float) -> float:
+        return self._waited + (now - self._waiting_since if self._waiting else 0.0)
