@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -33,6 +34,9 @@ def own(kernel: Any) -> list[torch.Tensor]:
     return [each for each in named if isinstance(each, torch.Tensor)]
 
 
+_counted: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()  # by kernel, what a forward of it adds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyper:
     """What one fused kernel would use for the gradients of one step, taken at its forward as the kernel does."""
@@ -43,14 +47,41 @@ class Hyper:
 
 
 def take_hyper(kernel: Any) -> Hyper:
-    """Count one forward of `kernel`, as the plain loop would, and read what belongs to it."""
-    features = len(kernel.feature_table_map)
+    """Count one forward of `kernel`, as the plain loop would, and read what belongs to it.
+
+    A forward without ids counts, too, but issues a handful of device kernels. So one shows what it counts, and from
+    then on that is counted here.
+    """
+    counted = _counted.get(kernel)
+    # At 0 a forward takes over what was loaded from a checkpoint.
+    if counted is None or ("iter_cpu" in counted and not int(kernel.iter_cpu)):
+        before = _counters(kernel)
+        _forward_without_ids(kernel)
+        now = _counters(kernel)
+        if before["iter_cpu"] or not before["iter"]:
+            _counted[kernel] = {name: number - before[name] for name, number in now.items() if number != before[name]}
+    else:
+        for name, number in counted.items():
+            value = getattr(kernel, name)
+            if isinstance(value, torch.Tensor):
+                value.add_(number)
+            else:
+                setattr(kernel, name, value + number)
+    return read_hyper(kernel)
+
+
+def _counters(kernel: Any) -> dict[str, int]:
+    """All numbers that a forward may count."""
+    numbers = {name: value for name, value in vars(kernel).items() if type(value) is int}
+    return numbers | {name: int(getattr(kernel, name)) for name in ("iter", "iter_cpu")}
+
+
+def _forward_without_ids(kernel: Any) -> None:
+    features, where = len(kernel.feature_table_map), kernel.current_device
     with torch.no_grad():
-        where = kernel.current_device
         own_forward(kernel)(
             torch.empty(0, dtype=torch.int64, device=where), torch.zeros(features + 1, dtype=torch.int64, device=where)
         )
-    return read_hyper(kernel)
 
 
 def read_hyper(kernel: Any) -> Hyper:

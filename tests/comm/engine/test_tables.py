@@ -218,3 +218,29 @@ def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> No
     assert (rows.shape, rows.dtype) == ((0, DIM), torch.float32)
     none = Lookup(ids=nothing[0], bags=[], index=nothing[0], splits=[])
     assert tables_of().lookup(none).shape == (0, DIM)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda value: value.name)
+def test_a_forward_is_counted_without_one(optimizer: EmbOptimType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second one on; but for one that takes over what was loaded from a checkpoint."""
+    plain, served = kernel(optimizer), kernel(optimizer)
+    forward, called = type(served).forward, []
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        called.append(self)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(type(served), "forward", counted)
+    for step in range(8):
+        if step == 5:
+            for each in (plain, served):
+                each.iter.fill_(40)
+                each.iter_cpu.fill_(0)
+        nothing = [torch.empty(0, dtype=torch.int64)] * len(FEATURES)
+        plain(torch.cat(nothing), offsets_of(nothing))
+        hyper = take_hyper(served)
+        assert_same(plain, served)
+        assert (plain.step, plain.timestep) == (served.step, served.timestep) == (step + 1, step + 2)
+        assert hyper.iteration == int(plain.iter_cpu)
+    counts = optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    assert [each is served for each in called].count(True) == 1 + counts
