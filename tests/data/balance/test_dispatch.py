@@ -11,6 +11,7 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
 
@@ -99,6 +100,7 @@ def all_types(rank, size):
         named = torch.stack([torch.full((len(rows),), rank), torch.arange(len(rows))], dim=1)
         assert torch.equal(dispatch_samples(named, handle), handle.origin)
         assert torch.equal(combine(handle.origin, handle), named)
+        assert handle.items == handle.lengths.sum(1).tolist()
         return handle.num_samples, handle.moved
 
 
@@ -123,7 +125,11 @@ class Launches(TorchDispatchMode):
             self.names.append("copy to host")
             return self.host
         found = function(*args, **options)
-        if isinstance(found, torch.Tensor) and found.is_meta and not function.is_view and name != "empty":
+        if (
+            any(getattr(each, "is_meta", False) for each in tree_leaves(found))
+            and not function.is_view
+            and name != "empty"
+        ):
             self.names.append(name)
         return found
 
