@@ -66,9 +66,8 @@ def by_rank_reference(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.
     flat = lengths.reshape(-1).to(torch.int64, copy=True)
     # A stable sort of key-major pairs by rank leaves them by key, then sample.
     order = rank.expand(lengths.shape).reshape(-1).argsort(stable=True)
-    chosen = flat[order]
-    places = torch.empty_like(flat)
-    places[order] = chosen.cumsum(0) - chosen
+    chosen = flat.gather(0, order)
+    places = torch.empty_like(flat).scatter_(0, order, chosen.cumsum(0) - chosen)
     return flat.cumsum(0) - flat, places, flat
 
 
