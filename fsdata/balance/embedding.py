@@ -171,6 +171,7 @@ class Handle:
     Attributes:
         keys: K.
         lengths: int64 [K, m], of this rank's samples after balancing, in order of (home rank, row).
+        items: [K] sums of these lengths, known without waiting for the device.
         origin: int64 [m, 2], home rank and row of each of them.
         straggler_before, straggler_after: planned share of waiting, if the planner says.
         moved: share of the global batch's items that change rank.
@@ -178,6 +179,7 @@ class Handle:
 
     keys: tuple[str, ...]
     lengths: Tensor
+    items: list[int]
     origin: Tensor
     straggler_before: float | None
     straggler_after: float | None
@@ -238,37 +240,56 @@ def _handle(
     first = np.cumsum(counts) - counts
     home = np.repeat(np.arange(world_size), counts)
     mine, here = slice(int(first[me]), int(first[me] + counts[me])), np.flatnonzero(rank == me)
-    to, of = torch.from_numpy(rank[mine].astype(np.int64)), torch.from_numpy(home[here])
-    before, after = (torch.from_numpy(np.ascontiguousarray(everywhere[:, which])) for which in (mine, here))
-    ones = {side: torch.ones(1, len(who), dtype=torch.int64) for side, who in (("to", to), ("of", of))}
-
+    came = home[here]
+    before, after, to, of, origin, *ones = _moved_to(
+        device,
+        [
+            everywhere[:, mine],
+            everywhere[:, here],
+            rank[mine],
+            came,
+            np.stack([came, here - first[came]], axis=1),
+            np.ones((1, counts[me]), np.int64),
+            np.ones((1, len(here)), np.int64),
+        ],
+    )
     digest = zlib.crc32(np.ascontiguousarray(rank, np.int64).tobytes())
 
-    def leg(call: str, sent: Tensor, received: Tensor) -> _Leg:
+    def leg(call: str, items: np.ndarray, lengths: tuple[Tensor, Tensor]) -> _Leg:
+        """items: [N] of each sample; lengths: [K, n] and [K, m], on the device."""
+        sent, received = _sums(rank[mine], items[mine], world_size), _sums(came, items[here], world_size)
         return _Leg(
             dispatcher=dispatcher,
             step=number,
             plan=digest,
             call=call,
-            pack=ranged_dispatch(sent, to).to(device),
-            sent=_sums(to, sent, world_size),
-            received=_sums(of, received, world_size),
-            unpack=ranged_combine(received, of).to(device),
+            pack=ranged_dispatch(lengths[0], to, items=sum(sent)),
+            sent=sent,
+            received=received,
+            unpack=ranged_combine(lengths[1], of, items=sum(received)),
         )
 
     items = everywhere.sum(0)
-    samples = leg("dispatch_samples", ones["to"], ones["of"])
+    samples = leg("dispatch_samples", np.ones_like(items), (ones[0], ones[1]))
     return Handle(
         keys=keys,
-        lengths=after.to(device),
-        origin=torch.from_numpy(np.stack([home[here], here - first[home[here]]], axis=1)).to(device),
+        lengths=after,
+        items=everywhere[:, here].sum(1).tolist(),
+        origin=origin,
         straggler_before=stragglers[0],
         straggler_after=stragglers[1],
         moved=float(items[rank != home].sum() / max(items.sum(), 1)),
-        _values=leg("dispatch", before, after),
+        _values=leg("dispatch", items, (before, after)),
         _samples=samples,
         _outputs=replace(samples.inverse, call="combine"),
     )
+
+
+def _moved_to(device: torch.device, arrays: list[np.ndarray]) -> list[Tensor]:
+    """int64 tensors there, by one copy: each of several would wait for the device."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64))
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _width(values: Tensor) -> int:
@@ -281,10 +302,10 @@ def _said(word: list[int]) -> str:
     return f"{_CALLS[call]}{' backward' * back} of step {step} (plan {plan:08x}, {width} bytes an item)"
 
 
-def _sums(rank: Tensor, lengths: Tensor, world_size: int) -> list[int]:
+def _sums(rank: np.ndarray, items: np.ndarray, world_size: int) -> list[int]:
     """[W] items of the samples of each rank."""
     total = torch.zeros(world_size, dtype=torch.int64)
-    return total.index_add_(0, rank, lengths.sum(0)).tolist()
+    return total.index_add_(0, *map(torch.from_numpy, (rank.astype(np.int64), items))).tolist()
 
 
 def _table(lengths: Mapping[str, Tensor]) -> np.ndarray:
@@ -296,7 +317,7 @@ def _table(lengths: Mapping[str, Tensor]) -> np.ndarray:
         raise ValueError(f"lengths must be [n] for every key, with the same n: {shapes}")
     if any(given.is_floating_point() for given in lengths.values()):
         raise TypeError(f"lengths must be integers: { {key: given.dtype for key, given in lengths.items()} }")
-    return np.stack([given.cpu().numpy().astype(np.int64) for given in lengths.values()])
+    return torch.stack(list(lengths.values())).cpu().numpy().astype(np.int64)
 
 
 class EmbeddingBalance:
@@ -373,7 +394,7 @@ class EmbeddingBalance:
             )
         self.handle = handle = self._dispatcher.plan({key: jagged.lengths() for key, jagged in found.items()})
         values = dispatch(torch.cat([jagged.values() for jagged in found.values()]), handle)
-        parts = values.split(handle.lengths.sum(1).tolist())
+        parts = values.split(handle.items)
         return {
             key: type(jagged)(values=part, lengths=lengths)
             for (key, jagged), part, lengths in zip(found.items(), parts, handle.lengths, strict=True)

@@ -34,6 +34,19 @@ CASES: dict[str, Ranges] = {
 }
 
 
+# Lengths [K, N] and ranks [N] to plan a dispatch of. Ranks without a sample, and samples and keys without an item.
+BY_RANK = {
+    "one sample": (torch.tensor([[3]]), torch.tensor([5])),
+    "one rank": (_lengths(2, 17, 3, 8), torch.zeros(17, dtype=torch.int64)),
+    "512 ranks": (_lengths(3, 33, 4, 9), _rank(33, 512, 9)),
+    "narrow integers": (_lengths(2, 19, 200, 10).to(torch.uint8), _rank(19, 3, 10).to(torch.int32)),
+    "sums beyond 32 bits": (torch.full((2, 3), 2**30, dtype=torch.int32), torch.tensor([1, 0, 1])),
+    "strided": (_lengths(9, 2, 4, 11).t(), _rank(18, 4, 11)[::2]),
+    "empty": (torch.zeros(2, 9, dtype=torch.int64), _rank(9, 3, 12)),
+    "no samples": (torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
+}
+
+
 def _overlapping(
     spans: list[tuple[int, int, int]],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from ranges_cases import CASES, DTYPES, OVERLAPPING, WORDS, same_bits, values_of
+from ranges_cases import BY_RANK, CASES, DTYPES, OVERLAPPING, WORDS, same_bits, values_of
 
 from fsdata.kernels.jagged import ranges as kernel
 from fsdata.kernels.jagged import ranges_triton
@@ -36,6 +36,7 @@ class Launched:
 
 ranges_triton._copy = Launched(ranges_triton._copy)  # type: ignore[assignment]
 ranges_triton._add = Launched(ranges_triton._add)  # type: ignore[assignment]
+ranges_triton._by_rank = Launched(ranges_triton._by_rank)  # type: ignore[assignment]
 torch.cuda.device_of = device_of  # type: ignore[assignment, misc]
 ranges_triton._PROGRAMS = 8  # the interpreter is slow: a program of few has several blocks to do
 for case, (name, ranges) in enumerate(CASES.items()):
@@ -59,4 +60,10 @@ for name, (starts, places, lengths, row, rows, items) in OVERLAPPING.items():
         if values.numel():
             ranges_triton.launch_add(values, found, starts, places, lengths, row, rows, values[0].numel())
         assert torch.equal(found, wanted), (name, dtype, trailing)
+    print(name)
+ranges_triton.BLOCK = 8  # some samples are more than a program plans at a time
+for name, (lengths, rank) in BY_RANK.items():
+    assert all(
+        map(torch.equal, ranges_triton.launch_by_rank(lengths, rank), kernel.by_rank_reference(lengths, rank))
+    ), name
     print(name)

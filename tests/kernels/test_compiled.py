@@ -34,7 +34,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_OF_AN_SM, THREADS_OF_AN_SM = 65536, 2048
 KERNELS = {
     "benchmarks/parts/contention_kernel.py": ["_copy"],
-    "fsdata/kernels/jagged/ranges_triton.py": ["_copy", "_add"],
+    "fsdata/kernels/jagged/ranges_triton.py": ["_copy", "_add", "_by_rank"],
     "tests/gpu/transports/spin.py": ["_spin"],
 }
 _POINTERS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
@@ -121,7 +121,7 @@ def test_all_kernels_are_looked_at() -> None:
     found = {}
     for folder in ("benchmarks", "fscomm", "fsdata", "fsmeter", "fsranks", "tests/gpu", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
-            if names := re.findall(r"^@triton\.jit\ndef (\w+)", path.read_text(), re.MULTILINE):
+            if names := re.findall(r"^@triton\.jit\b.*\ndef (\w+)", path.read_text(), re.MULTILINE):
                 found[path.relative_to(ROOT).as_posix()] = names
     assert found == KERNELS
 
@@ -153,6 +153,15 @@ def test_adding_ranges_spills_nothing(folder: Path, width: int) -> None:
     )
     assert made.registers <= 2 * REGISTERS_OF_AN_SM // THREADS_OF_AN_SM
     assert (made.spilled, made.shared) == (0, 0)
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [(1, torch.int32), (3, torch.int64)], ids=str)
+def test_the_programs_that_plan_for_512_ranks_run_at_once(folder: Path, keys: int, dtype: torch.dtype) -> None:
+    """Then planning takes as long as one of them, on the 132 SMs of an H100 or H200."""
+    lengths, rank = torch.ones(keys, 7, dtype=dtype), torch.zeros(7, dtype=torch.int64)
+    made = compiled(folder, ranges_triton, "_by_rank", lambda: ranges_triton.launch_by_rank(lengths, rank))
+    assert 132 * (REGISTERS_OF_AN_SM // (made.registers * made.threads)) >= 512
+    assert made.spilled == 0
 
 
 def test_only_threads_limit_how_many_spinning_programs_an_sm_holds(folder: Path) -> None:

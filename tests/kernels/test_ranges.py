@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranges_cases import CASES, DTYPES, OVERLAPPING, check, check_backward
+from ranges_cases import BY_RANK, CASES, DTYPES, OVERLAPPING, check, check_backward
 
 from fsdata.kernels.jagged import ranges as kernel
 from fsdata.kernels.jagged.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
@@ -56,6 +56,13 @@ def test_rows_that_are_left_out_have_no_gradient():
     assert values.grad[:, 0].tolist() == [1, 1, 0, 0, 0, 1]
 
 
+def test_a_plan_does_not_change_with_the_lengths_that_it_was_made_of():
+    lengths = torch.tensor([[2, 1, 3]])
+    moved = ranged_dispatch(lengths, torch.tensor([1, 0, 1]))
+    lengths.fill_(1)
+    assert moved.apply(torch.arange(6)).tolist() == [2, 0, 1, 3, 4, 5]
+
+
 def test_beyond_two_to_the_31():
     """Memory is committed when it is touched: only the rows near the end are."""
     items = 2**31 + 1000
@@ -76,6 +83,7 @@ TWO = torch.zeros(2).long()
     [
         (lambda: ranged_dispatch(torch.ones(3).long(), torch.zeros(3).long()), ValueError, "keys, samples"),
         (lambda: ranged_dispatch(torch.ones(2, 3).long(), TWO), ValueError, "one destination each"),
+        (lambda: ranged_dispatch(torch.ones(2, 3).long(), torch.ones(3).long().to("meta")), ValueError, "move one of"),
         (lambda: keyed_transpose(torch.ones(2, 3).long()).apply(torch.zeros(5)), ValueError, "must be 6"),
         (
             lambda: Ranges(starts=TWO, places=TWO, lengths=TWO[:1], source_items=0, target_items=0),
@@ -84,7 +92,7 @@ TWO = torch.zeros(2).long()
         ),
         (lambda: indexed_permute(torch.ones(3), torch.arange(3)), TypeError, "integers are needed"),
     ],
-    ids=["one key", "ranks", "items", "shapes", "floats"],
+    ids=["one key", "ranks", "devices", "items", "shapes", "floats"],
 )
 def test_nonsense_is_refused(call, error, message):
     with pytest.raises(error, match=message):
@@ -108,4 +116,4 @@ def test_triton_interpreted():
     command = [sys.executable, str(Path(__file__).with_name("ranges_interpreted.py"))]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [*CASES, *OVERLAPPING]
+    assert done.stdout.splitlines() == [*CASES, *OVERLAPPING, *BY_RANK]

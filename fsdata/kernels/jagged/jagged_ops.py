@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdata.kernels.jagged.ranges import copy_ranges
+from fsdata.kernels.jagged.ranges import by_rank, copy_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,14 +95,17 @@ def ranged_dispatch(lengths: Tensor, rank: Tensor, *, items: int | None = None) 
     """Key-major values to a send buffer: by destination rank, there by key, there by sample.
 
     lengths: integers [K, N]; rank: integers [N], where each sample goes. The part of one rank is contiguous, so one
-    all-to-all moves all keys, and it is key-major in itself: what a rank receives is one such part per sender.
+    all-to-all moves all keys, and it is key-major in itself: what a rank receives is one such part per sender. `items`:
+    T, as of `indexed_permute`; without it, planning on a GPU waits for the sum of the lengths.
     """
-    lengths, rank = _keyed(lengths), _int64("rank", rank)
+    lengths, rank = _keyed(lengths), _integers("rank", rank)
     if rank.shape != lengths.shape[1:]:
         raise ValueError(f"rank {list(rank.shape)} for {lengths.shape[1]} samples: one destination each is needed")
-    # A stable sort of (key, sample) pairs by rank leaves them by key, then sample.
-    order = rank.expand(lengths.shape).reshape(-1).argsort(stable=True)
-    return indexed_permute(lengths.reshape(-1), order, items=items)
+    if rank.device != lengths.device:
+        raise ValueError(f"rank is on {rank.device}, lengths are on {lengths.device}: move one of them")
+    starts, places, flat = by_rank(lengths, rank)
+    total = int(flat.sum()) if items is None else items
+    return Ranges(starts=starts, places=places, lengths=flat, source_items=total, target_items=total)
 
 
 def ranged_combine(lengths: Tensor, rank: Tensor, *, items: int | None = None) -> Ranges:
@@ -147,10 +150,14 @@ def _starts(lengths: Tensor) -> Tensor:
 def _keyed(lengths: Tensor) -> Tensor:
     if lengths.dim() != 2:
         raise ValueError(f"lengths of shape {list(lengths.shape)}: [keys, samples] is needed")
-    return _int64("lengths", lengths)
+    return _integers("lengths", lengths)
 
 
 def _int64(name: str, given: Tensor) -> Tensor:
+    return _integers(name, given).long()
+
+
+def _integers(name: str, given: Tensor) -> Tensor:
     if given.dtype.is_floating_point or given.dtype == torch.bool:
         raise TypeError(f"{name} is {given.dtype}: integers are needed")
-    return given.long()
+    return given

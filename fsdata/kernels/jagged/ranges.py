@@ -4,8 +4,9 @@ Permuting rows, packing them by destination rank and key, and turning key-major 
 different starts (paper, section 1: indexed permute, ranged dispatch, ranged combine, keyed transpose). The copy moves
 bytes, so any type and any bit pattern comes through, and its backward is the copy with the starts exchanged.
 
-Three ways to do it: `reference` is the definition, in plain torch; numba on the CPU; Triton on the GPU. Letters: R
-ranges, T and U items of source and target, [...] the trailing dimensions of an item.
+Three ways to do it: `reference` is the definition, in plain torch; numba on the CPU; Triton on the GPU. `by_rank` plans
+a dispatch. Letters: R ranges, T and U items of source and target, [...] the trailing dimensions of an item, K keys, N
+samples.
 """
 
 import numpy as np
@@ -45,6 +46,29 @@ def reference(
     """The definition of `copy_ranges`: slow, one slice after another."""
     for start, place, length in zip(starts.tolist(), places.tolist(), lengths.tolist(), strict=True):
         target[place : place + length] = source[start : start + length]
+
+
+def by_rank(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Starts, places and lengths, int64 [K * N] each, that bring key-major (key, sample) pairs in order by their rank.
+
+    lengths: integers [K, N]; rank: integers [N]; on one device. In the target pairs lie by rank, then key, then sample.
+    What it gives shares no memory with `lengths`. On the GPU it is one launch and does not synchronise.
+    """
+    if lengths.device.type == "cpu":
+        return by_rank_reference(lengths, rank)
+    from fsdata.kernels.jagged.ranges_triton import launch_by_rank
+
+    return launch_by_rank(lengths, rank)
+
+
+def by_rank_reference(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The definition of `by_rank`, and what the CPU does."""
+    flat = lengths.reshape(-1).to(torch.int64, copy=True)
+    # A stable sort of key-major pairs by rank leaves them by key, then sample.
+    order = rank.expand(lengths.shape).reshape(-1).argsort(stable=True)
+    chosen = flat.gather(0, order)
+    places = torch.empty_like(flat).scatter_(0, order, chosen.cumsum(0) - chosen)
+    return flat.cumsum(0) - flat, places, flat
 
 
 def add_ranges(

@@ -1,4 +1,4 @@
-"""`copy_ranges` and `add_ranges` in Triton. Imported on use: Triton is not needed on the CPU."""
+"""`copy_ranges`, `add_ranges` and `by_rank` in Triton. Imported on use: Triton is not needed on the CPU."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # words that a program copies at a time
+BLOCK = 1024  # words that a program copies at a time, pairs that it plans at a time
 _PROGRAMS = 2048  # about what fills a large GPU; long ranges are shared out if there are fewer ranges
 _MOST_PER_RANGE = 1024
 
@@ -90,3 +90,53 @@ def launch_add(
     with torch.cuda.device_of(source):
         shares = max(1, min(_MOST_PER_RANGE, _PROGRAMS // rows))
         kernel[(rows, shares)](source, target, starts, places, lengths, order, firsts, width, BLOCK=BLOCK)
+
+
+@triton.jit(do_not_specialize=["samples"])  # the samples of a rank differ in every step: one compilation for all
+def _by_rank(  # type: ignore[no-untyped-def]
+    lengths, rank, table, keys, samples, BLOCK: tl.constexpr
+):
+    """Program n < N places the samples of the rank of sample n, if n is the first of them, so ranks need no bound.
+
+    Program N gives the starts, which are the places if all samples have one rank: it reads that of sample 0 for all.
+    """
+    n = tl.program_id(0)
+    step = tl.where(n < samples, 1, 0)
+    mine = tl.load(rank + n * step)
+    lane = tl.arange(0, BLOCK)
+    earlier = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, n * step, BLOCK):
+        to = tl.load(rank + first + lane, mask=first + lane < n, other=0)
+        earlier += (first + lane < n) & (to == mine)
+    if tl.sum(earlier) == 0:
+        before = tl.zeros([BLOCK], tl.int64)
+        for key in range(keys):
+            for first in range(0, samples, BLOCK):
+                inside = first + lane < samples
+                to = tl.load(rank + (first + lane) * step, mask=inside, other=0)
+                before += tl.load(lengths + key * samples + first + lane, mask=inside & (to < mine), other=0)
+        place = tl.sum(before)
+        out = table + keys * samples * step
+        for key in range(keys):
+            for first in range(0, samples, BLOCK):
+                inside = first + lane < samples
+                to = tl.load(rank + (first + lane) * step, mask=inside, other=0)
+                here = inside & (to == mine)
+                pair = key * samples + first + lane
+                length = tl.load(lengths + pair, mask=here, other=0).to(tl.int64)
+                tl.store(out + pair, place + tl.cumsum(length, 0) - length, mask=here)
+                tl.store(table + 2 * keys * samples + pair, length, mask=here)  # program N: the same once more
+                place += tl.sum(length)
+
+
+def launch_by_rank(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `by_rank`. A program for every rank walks over all pairs; the others only look for an earlier sample."""
+    lengths, rank = lengths.contiguous(), rank.contiguous()
+    keys, samples = lengths.shape
+    table = torch.empty((3, lengths.numel()), dtype=torch.int64, device=lengths.device)
+    kernel: Any = _by_rank
+    if lengths.numel():
+        with torch.cuda.device_of(lengths):
+            kernel[(samples + 1,)](lengths, rank, table, keys, samples, BLOCK=BLOCK)
+    starts, places, flat = table.unbind()
+    return starts, places, flat

@@ -1,6 +1,8 @@
 """Embedding-stage balancing: bit for bit what comes out without moving anything, forward and backward."""
 
+import contextlib
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
 
@@ -16,6 +20,7 @@ from fsdata.balance.embedding import Dispatcher, EmbeddingBalance, combine, disp
 from fsdata.balance.exchange.step_exchange import Assignment
 from fsdata.balance.options import StepPlanner
 from fsdata.errors import MismatchError, PeerError
+from fsdata.kernels.jagged.jagged_ops import ranged_combine, ranged_dispatch
 
 KEYS = ("uih", "candidates")
 WIDTH = 4
@@ -95,6 +100,7 @@ def all_types(rank, size):
         named = torch.stack([torch.full((len(rows),), rank), torch.arange(len(rows))], dim=1)
         assert torch.equal(dispatch_samples(named, handle), handle.origin)
         assert torch.equal(combine(handle.origin, handle), named)
+        assert handle.items == handle.lengths.sum(1).tolist()
         return handle.num_samples, handle.moved
 
 
@@ -103,6 +109,94 @@ def test_one_handle_many_dispatches():
     assert sum(samples for samples, _ in found) == 6 + 7 + 8
     assert len({moved for _, moved in found}) == 1
     assert 0 < found[0][1] < 1
+
+
+class Launches(TorchDispatchMode):
+    """Lists what is launched for tensors on "meta", as for those on a GPU. To read a number of theirs is an error."""
+
+    def __init__(self, host):
+        """host: what a copy to the host gives."""
+        super().__init__()
+        self.host, self.names = host, []
+
+    def __torch_dispatch__(self, function, types, args=(), options=None):
+        name, options = function._schema.name.removeprefix("aten::"), options or {}
+        if name == "_to_copy" and options.get("device") == torch.device("cpu"):
+            self.names.append("copy to host")
+            return self.host
+        found = function(*args, **options)
+        if (
+            any(getattr(each, "is_meta", False) for each in tree_leaves(found))
+            and not function.is_view
+            and name != "empty"
+        ):
+            self.names.append(name)
+        return found
+
+    def since(self):
+        """The names since the last call."""
+        names, self.names = self.names, []
+        return names
+
+
+class Kernel:
+    """In the place of a kernel of Triton."""
+
+    def __init__(self, name, launches):
+        self.name, self.launches = name, launches
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.launches.names.append(self.name)
+
+
+@contextlib.contextmanager
+def launches_on_a_gpu(host=None):
+    pytest.importorskip("triton", reason="needs triton")
+    from fsdata.kernels.jagged import ranges_triton
+
+    launches = Launches(host)
+    doubles = {name: Kernel(name, launches) for name in ("_by_rank", "_copy")}
+    with (
+        mock.patch.multiple(ranges_triton, **doubles),
+        mock.patch.object(torch.cuda, "device_of", contextlib.nullcontext),
+        launches,
+    ):
+        yield launches
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("plan", [ranged_dispatch, ranged_combine])
+def test_planning_takes_one_launch_on_a_gpu_and_copying_another(plan, dtype):
+    lengths, rank = torch.ones(3, 8, dtype=dtype, device="meta"), torch.ones(8, dtype=dtype, device="meta")
+    values = torch.ones(24, 4, device="meta", requires_grad=True)
+    with launches_on_a_gpu() as launches:
+        moved = plan(lengths, rank, items=24).apply(values)
+        assert launches.since() == ["_by_rank", "_copy"]
+        torch.autograd.grad(moved, values, moved.detach())
+        assert launches.since() == ["_copy"]
+
+
+def launched_by_a_step(rank, size):
+    lengths, values, rows = step_of(0, 0, (WIDTH,))
+    with (
+        launches_on_a_gpu(torch.stack(list(lengths.values()))) as launches,
+        Dispatcher(shuffled, timeout_s=PATIENCE_S) as dispatcher,
+    ):
+        there = [each.to("meta") for each in (*lengths.values(), values, rows)]
+        launches.since()
+        handle = dispatcher.plan(dict(zip(KEYS, there, strict=False)))
+        planned = launches.since()
+        dispatch(there[-2], handle)
+        dispatched = launches.since()
+        combine(there[-1], handle)
+        return planned, dispatched, launches.since()
+
+
+def test_a_step_on_a_gpu_copies_once_to_the_host_and_once_back():
+    """With one rank a copy takes the place of the exchange."""
+    [(planned, dispatched, combined)] = shared_world(1).run(launched_by_a_step)
+    assert planned == ["stack", "copy to host", "_to_copy", *4 * ["_by_rank"]]
+    assert dispatched == combined == ["_copy", "copy_", "_copy"]
 
 
 def other_call(rank, size, what):
