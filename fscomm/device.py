@@ -30,6 +30,7 @@ LATE = (
     "longer, or hangs. If it is only busy, raise timeout_s"
 )
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_PUT = range(12, 25)  # powers of two: bytes of a plan; together 64 MiB
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
@@ -86,6 +87,9 @@ class Device(Protocol):
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors of the host on the device, by one copy that is not waited for."""
 
+    def reserve(self) -> None:
+        """Have page-locked memory for `put` ready: to lock it in a step would hold up the device. Blocks."""
+
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         """Uninitialised host memory, of the kind from which and to which the device transfers fast."""
 
@@ -130,6 +134,9 @@ class Host:
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(tensors)
+
+    def reserve(self) -> None:
+        pass
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like)
@@ -207,6 +214,11 @@ class Cuda:
             there[start : start + len(each)].view(tensor.dtype).view(tensor.shape)
             for start, each, tensor in zip(starts, flat, tensors, strict=False)
         ]
+
+    def reserve(self) -> None:
+        # torch keeps what is let go, in blocks of these sizes: for a plan that is copied, and for the one after it.
+        blocks = [torch.empty(1 << power, dtype=torch.uint8, pin_memory=True) for power in _PUT for _ in range(2)]
+        del blocks
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)

@@ -39,7 +39,7 @@ from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Listener
-from fscomm.loop.moving import Moved
+from fscomm.loop.moving import Moved, memory_on
 from fscomm.loop.parts import InParts
 from fscomm.loop.random_numbers import IN_TURN
 from fscomm.plan.number_of_parts import NumberOfParts
@@ -88,6 +88,7 @@ class Engine(Listener):
         self.served = served = ServedModules(modules)
         self._recorder = recorder
         self.device = device
+        device.reserve()
         self.plain_runs = PlainRuns(modules, recorder, strict=strict)
         self.finder = finder
         self._executor = executor_of(device, transport)(
@@ -167,14 +168,15 @@ class Engine(Listener):
     def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
-        parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
         why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
-        if why is not None:
-            nothing = [None] * len(self.modules)
-            self.announce_features(nothing, [why] * len(self.modules), parts=parts, depends=depends)
-            return
-        given, missing = self.finder.read_parts(parts, on_host)
-        self.announce_features(given, missing, parts=parts, moved=moved.mark, depends=depends)
+        with moved.stream:  # what parts and features are made of is still on its way
+            parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
+            given: Sequence[Parts | None] = [None] * len(self.modules)
+            missing: Sequence[str | None] = [why] * len(self.modules)
+            if why is None:
+                given, missing = self.finder.read_parts(parts, on_host)
+            mark = self.device.mark() if was_moved else None
+        self.announce_features(given, missing, parts=parts, moved=mark, depends=depends)
 
     def announce_features(
         self,
@@ -247,7 +249,11 @@ class Engine(Listener):
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
         self._times.begin(step, left, verdict.took)
-        return InParts(batch, step.parts, partial(self.turns.take, step)) if step.parts else batch
+        if not step.parts:
+            return batch
+        if self.device.runs_ahead:  # they were made in the stream of the copies
+            self.device.reads(*(part for each in step.parts for part in memory_on(self.device.where, each)))
+        return InParts(batch, step.parts, partial(self.turns.take, step))
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""

@@ -63,9 +63,10 @@ class FeatureFinder:
         self._tries = [0] * len(names)
         self._looks = [0] * len(names)
 
-    def read(self, batch: Any) -> tuple[list[KJT | None], list[str | None]]:
-        """[M] the features of each module in `batch`, and why there are none; neither before a module was seen."""
-        found = [self._read(m, batch) for m in range(len(self._names))]
+    def read(self, batch: Any, *, checked: bool = False) -> tuple[list[KJT | None], list[str | None]]:
+        """[M] the features of each module in `batch`, and why there are none; neither before a module was seen.
+        checked: the same batch was read before."""
+        found = [self._read(m, batch, checked) for m in range(len(self._names))]
         return [kjt for kjt, _ in found], [why for _, why in found]
 
     def read_parts(
@@ -73,8 +74,8 @@ class FeatureFinder:
     ) -> tuple[list[list[tuple[KJT, KJT | None]] | None], list[str | None]]:
         """The same of a batch in parts: [M][k], each with what the part has in host memory, or None where `on_host` has
         no such part."""
-        found = [self.read(part) for part in parts]
         beside = [None if part is None else self.read(part)[0] for part in on_host]
+        found = [self.read(part, checked=host is not None) for part, host in zip(parts, beside, strict=True)]
         given: list[list[tuple[KJT, KJT | None]] | None] = []
         for m in range(len(self._names)):
             of_parts = [
@@ -127,11 +128,11 @@ class FeatureFinder:
                     )
         return found
 
-    def _read(self, m: int, batch: Any) -> tuple[KJT | None, str | None]:
+    def _read(self, m: int, batch: Any, checked: bool) -> tuple[KJT | None, str | None]:
         first: str | None = None
         for source in self._sources[m]:
             try:
-                kjt = self._read_one(source, batch)
+                kjt = self._read_one(source, batch, checked)
             except ValueError as error:
                 if m in self.explicit:
                     raise
@@ -141,10 +142,13 @@ class FeatureFinder:
             return (None, why) if why is not None else (kjt, None)
         return None, first or self._lost[m]
 
-    def _read_one(self, source: Source, batch: Any) -> KJT:
+    def _read_one(self, source: Source, batch: Any, checked: bool) -> KJT:
         if isinstance(source, Path):
             return kjt_paths.read(batch, source)
-        found: KJT = source.read(batch, self.make) if isinstance(source, Recipe) else source(batch)
+        if isinstance(source, Recipe):
+            recipe: KJT = source.read(batch, self.make, checked=checked)
+            return recipe
+        found: KJT = source(batch)
         return found
 
     def _not_found(self, m: int, batch: Any, kjt: KJT, missing: list[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fscomm.loop.tensors import contents, equal, inner, stored
+from fscomm.loop.tensors import all_equal, contents, equal, inner, stored
 
 DEEPEST = 6
 _MOST_NODES = 10_000
@@ -156,8 +156,10 @@ class Snapshot:
         for name, was, now in zip(("keys", "stride", "strides"), self._shape, _shape(kjt), strict=True):
             if was != now:
                 return name
-        for name, was, now, held in zip(_PARTS, self._tensors, _tensors(kjt), self._contents, strict=True):
-            if not equal(was, now) or held != contents(was):
+        parts = list(zip(_PARTS, self._tensors, _tensors(kjt), strict=True))
+        same = all_equal([(was, now) for _, was, now in parts])
+        for (name, was, now), held in zip(parts, self._contents, strict=True):
+            if not (same or equal(was, now)) or held != contents(was):
                 return name
         return None
 

@@ -179,8 +179,9 @@ class Recipe:
     def __str__(self) -> str:
         return ", ".join(f"{key}: {fitting[0]}" for key, fitting in zip(self.keys, self.parts, strict=True))
 
-    def read(self, batch: Any, make: Make) -> Any:
-        """The KJT as the model would build it. Raises ValueError where the batch is built otherwise."""
+    def read(self, batch: Any, make: Make, *, checked: bool = False) -> Any:
+        """The KJT as the model would build it. Raises ValueError where the batch is built otherwise. checked: numbers
+        go together, as those of the same batch in host memory do; else, off the CPU, it waits for the device."""
         seen: Seen = {}
         found = [fitting[0].read(batch, seen) for fitting in self.parts]
         strides = {len(each.lengths) for each in found}
@@ -189,7 +190,7 @@ class Recipe:
         values = torch.cat([each.values.to(self.values_type) for each in found])
         lengths = torch.cat([each.lengths.to(self.lengths_type) for each in found])
         # A KJT that contradicts itself would fail on the way to the owners, on all ranks.
-        if int(lengths.sum()) != len(values) or bool((lengths < 0).any()):
+        if not checked and (int(lengths.sum()) != len(values) or bool((lengths < 0).any())):
             raise ValueError(f"features were found at {self}, but in this batch lengths and values do not go together")
         weights = torch.cat([each.weights for each in found]) if self.weighted else None  # type: ignore[misc]
         return make(list(self.keys), values, lengths, weights, strides.pop())

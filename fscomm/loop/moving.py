@@ -5,7 +5,8 @@ one. Copies from page-locked memory (`pin_memory=True` of a loader) do not hold 
 import copy
 import dataclasses
 import inspect
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -17,16 +18,22 @@ from fscomm.loop.kjt_paths import tensors_of
 from fscomm.loop.tensors import memory_of
 
 T = TypeVar("T")
+_THAT_OF_THE_CALLER: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved(Generic[T]):
-    """A batch where the model gets it, and as the loader gave it; the same object where it was left. `mark`: of the
-    copies."""
+    """A batch where the model gets it, and as the loader gave it; the same object where it was left.
+
+    Attributes:
+        mark: of the copies.
+        stream: inside it what is issued runs behind the copies, and what waits for the device waits for them alone.
+    """
 
     batch: T
     pulled: T
     mark: Mark = None
+    stream: AbstractContextManager[Any] = _THAT_OF_THE_CALLER
 
 
 class Moving:
@@ -39,14 +46,14 @@ class Moving:
         if self._where is None:
             return Moved(batch=batch, pulled=batch)
         with self._stream:
-            return Moved(batch=to_device(batch, self._where), pulled=batch, mark=self._device.mark())
+            moved = to_device(batch, self._where)
+            return Moved(batch=moved, pulled=batch, mark=self._device.mark(), stream=self._stream)
 
     def end(self, moved: Moved[T]) -> T:
         """What the calling thread issues from now on finds the batch there."""
         if self._where is not None:
             self._device.after(moved.mark)
-            parts = (part for tensor in tensors_of(moved.batch) if tensor is not None for part in memory_of(tensor))
-            self._device.reads(*(part for part in parts if part.device.type == self._where.type))
+            self._device.reads(*memory_on(self._where, moved.batch))
         return moved.batch
 
     @cached_property
@@ -57,6 +64,12 @@ class Moving:
     @cached_property
     def _stream(self) -> Any:
         return self._device.stream()
+
+
+def memory_on(where: torch.device, batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a batch that lie on such a device, those of which others are made."""
+    parts = (part for tensor in tensors_of(batch) if tensor is not None for part in memory_of(tensor))
+    return (part for part in parts if part.device.type == where.type)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

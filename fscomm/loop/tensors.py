@@ -6,7 +6,7 @@ that can be looked at is known by its version alone.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import gcd, prod
 from types import MemberDescriptorType
@@ -76,6 +76,25 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
     with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
         return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
     return False
+
+
+def all_equal(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> bool:
+    """Is each pair `equal`. Off the CPU this waits for the device once, and not once for each."""
+    compared = []
+    for a, b in pairs:
+        if a is b:
+            continue
+        if a is None or b is None or a.device != b.device or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if a.device.type == "cpu":
+            if not equal(a, b):
+                return False
+        else:
+            with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
+                compared.append((a == b).all())
+                continue
+            return False
+    return not compared or bool(torch.stack(compared).all())
 
 
 def contents(tensor: Tensor | None) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
 """What the engine did, step by step: the frozen object that `comm.report()` returns.
 
 A step's communication is *exposed* where the thread that trains was blocked on it, *inline* where that thread did the
-work itself, and *hidden* where another thread worked while the training thread did not wait. Times are host times. Where
-tables lie on a GPU, exposed is what its compute stream stood still, whether or not the host was blocked, and hidden what
-other streams worked beside it.
+work itself, and *hidden* where another thread worked while the training thread did not wait. Times are host times.
+Where tables lie on a GPU, exposed is what its compute stream stood still, whether or not the host was blocked, and
+hidden what other streams worked beside it.
 """
 
 import dataclasses

@@ -5,7 +5,11 @@ It takes torch's place for backends of others (PrivateUse1), and that for good: 
 """
 
 import contextlib
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -55,7 +59,8 @@ class Far(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
-        """Of a subclass torch refuses it; on a device it waits."""
+        """Of a subclass torch refuses it."""
+        _count("wait", "tolist")
         return self.inner.tolist()
 
     @classmethod
@@ -63,8 +68,47 @@ class Far(torch.Tensor):
         return run(function, args, options or {})
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """By fscomm, of an operator on tensors of the device. kind: "launch", "wait" for what it gives, or "copy" from or
+    to the host."""
+
+    kind: str
+    operator: str
+    place: str
+    thread: str
+
+
+CALLS: Counter[Call] = Counter()
+_inside = threading.local()  # `FarDevice.put`
+
+
+def _note(function: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
+    """Of whatever is no view, and gives no memory."""
+    schema = function._schema
+    view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    if view or schema.name.startswith("aten::empty"):
+        return
+    tensors = [each for each in _pytree.tree_leaves((args, options)) if isinstance(each, torch.Tensor)]
+    where = {isinstance(each, Far) for each in tensors}
+    if options.get("device") is not None:
+        where.add(torch.device(options["device"]).type == FAR.type)
+    gives_number = schema.name in ("aten::equal", "aten::_local_scalar_dense", "aten::is_nonzero")
+    _count("copy" if len(where) > 1 else "wait" if gives_number else "launch", schema.name)
+
+
+def _count(kind: str, operator: str) -> None:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("torch", __name__):
+        frame = frame.f_back
+    place = frame.f_globals["__name__"]
+    if place.startswith("fscomm") and not hasattr(_inside, "put"):
+        CALLS[Call(kind, operator, place, threading.current_thread().name)] += 1
+
+
 def run(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     """`function` on the numbers; what it gives is where its arguments are, or on the device that it names."""
+    _note(function, args, options)
     match function._schema.name:
         case "aten::copy_":
             _inner(args[0]).copy_(_inner(args[1]))
@@ -106,7 +150,11 @@ class FarDevice(Clocks):
     where = FAR
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.to(FAR) for tensor in tensors]
+        _inside.put = True
+        try:
+            return [tensor.to(FAR) for tensor in tensors]
+        finally:
+            del _inside.put
 
 
 def _open(name: str, host: str, context: Any, device: Any, group: Any) -> HostStaged:

@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 from patience import PATIENCE_S
-from standin_loops import LOOPS, Model, compare
+from standin_loops import LOOPS, MODULES, Model, Run, batch, compare
 from standin_rows import enabled
 from worlds import World, shared_world
 
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.rows import RowExchange
+from fscomm.loop.kjt_paths import Snapshot
 
 
 @pytest.mark.parametrize(("loop", "least_served"), [("base", 0.85), ("everything", 0.3)])
@@ -48,6 +51,52 @@ def test_nothing_of_a_step_mixes_tensors_of_host_and_device(transport: str, far_
     for rank, (found, served, stalls) in enumerate(far_world.run(on_a_device, transport)):
         assert (found, stalls) == ([], []), f"rank {rank}"
         assert served > 0.3, f"rank {rank}"
+
+
+def cost_of_steps(rank: int, size: int, transport: str) -> tuple[float, list[Any]]:
+    """Launches of the training thread for each forward that is served, and all calls that wait or copy."""
+    from far_device import CALLS, FAR, served_there
+
+    with served_there():
+        where = torch.device(str(FAR))
+        run = Run(transport, Model("row-wise adagrad", where), where)
+        loader = run.loader(0, 20)
+        CALLS.clear()
+        with run.enable() as comm:
+            for step, given in enumerate(comm.lookahead(loader)):
+                if step == 4:  # all that is done once was done
+                    CALLS.clear()
+                run.train(step, given)
+    mine = threading.current_thread().name
+    launches = sum(count for call, count in CALLS.items() if call.kind == "launch" and call.thread == mine)
+    return launches / (16 * len(MODULES)), [call for call in CALLS if call.kind != "launch"]
+
+
+@pytest.mark.parametrize("transport", ["host-staged", "nccl"])
+def test_what_a_step_costs_where_tables_are_on_a_device(transport: str, far_world: World) -> None:
+    """Of a forward the training thread launches the gather of its rows, and what autograd holds on to. Nothing is
+    copied but by `put`, and by the transport."""
+    for launches, crossing in far_world.run(cost_of_steps, transport):
+        assert launches <= 2
+        assert {(call.kind, call.place) for call in crossing} == {("copy", "fscomm.transports.staged")}
+
+
+def waits_to_recognise(rank: int, size: int) -> list[str]:
+    """For features of equal contents in other tensors, as where a model makes them anew."""
+    from far_device import CALLS, FAR, served_there
+
+    with served_there():
+        announced, given = (batch(rank, 0, torch.device(str(FAR))).a for _ in range(2))
+        snapshot = Snapshot(announced)
+        CALLS.clear()
+        assert snapshot.matches(given)
+        assert snapshot.matches(announced)
+    return [call.operator for call in CALLS.elements() if call.kind != "launch"]
+
+
+def test_features_are_recognised_by_one_wait_for_the_device(far_world: World) -> None:
+    """And by none, if they are the very tensors that were announced."""
+    assert far_world.run(waits_to_recognise) == [["aten::_local_scalar_dense"]] * 2
 
 
 def collision_beside_exclusive(rank: int, size: int, transport: str) -> list[str]:

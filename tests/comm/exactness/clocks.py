@@ -60,7 +60,7 @@ class Clocks(Host):
         self.read: set[int] = set()
         self.waited: set[Mark] = set()
         self.stalls: list[str] = []  # threads that waited for the device
-        self.moved: dict[int, tuple[Any, Moment]] = {}  # KJTs by identity, and when they were copied
+        self.moved: dict[int, tuple[Any, Moment]] = {}  # batches and KJTs by identity, and when they were copied
 
     @property
     def current(self) -> Stream:

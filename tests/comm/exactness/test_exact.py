@@ -45,7 +45,7 @@ def notes(device: Clocks) -> Any:
 
     def move(batch: Any, where: torch.device) -> Any:
         moved = to_device(batch, where)
-        device.moved |= {id(kjt): (kjt, device.now()) for _, kjt in walk(moved)}
+        device.moved |= {id(each): (each, device.now()) for each in (moved, *(kjt for _, kjt in walk(moved)))}
         return moved
 
     return move

@@ -1,17 +1,27 @@
 """Models that make their KJTs of plain tensors of any layout are served, to the bit, whatever lies beside the ids."""
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from clocks import Clocks
 from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_model import Batch
 from layouts import LAYOUTS, as_plain_ids
 from odd_tensors import ODD
 from programs import reversed_ids
+from test_exact import moves, notes
 from worlds import shared_world
+
+from fscomm import comm
+from fscomm.loop import moving
+from fscomm.loop.kjt_recipes import Recipe
 
 CONFIG = CONFIGS["small"].but(max_batch=8, even=True)
 STEPS = 20
@@ -48,6 +58,36 @@ def test_every_layout_is_served_from_the_second_step(name: str) -> None:
     for by_module in shares(partial(in_layout, name=name)):
         assert by_module.keys() == {"embeddings.a", "embeddings.b"}
         assert min(by_module.values()) >= 1 - 1.1 / STEPS
+
+
+def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
+    """What differs, and of each KJT that was made of a batch on its way to the device, whether that was behind the
+    copies."""
+    device, behind, read = Clocks(done_share=0.5, runs_ahead=True), list[bool](), Recipe.read
+
+    def noted(self: Recipe, batch: Any, make: Any, **options: Any) -> Any:
+        found, moment = device.moved.get(id(batch), (None, device.now()))
+        if found is batch:
+            behind.append(moment.is_before(device.now()))
+        return read(self, batch, make, **options)
+
+    with contextlib.ExitStack() as patched:
+        for user in (comm, moving):
+            patched.enter_context(mock.patch.object(user, "device_of", return_value=device))
+        patched.enter_context(mock.patch.object(moving.Moving, "__init__", moves))
+        patched.enter_context(mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)))
+        patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
+        patched.enter_context(mock.patch.object(Recipe, "read", noted))
+        loop = partial(trained, change=partial(in_layout, name="values and lengths of each key"))
+        found, _ = compare(rank, size, CONFIG, loop)
+    return found, behind
+
+
+def test_kjts_are_made_of_a_batch_behind_its_copies_to_the_device() -> None:
+    for found, behind in shared_world(2).run(read_on_a_device):
+        assert found == []
+        assert len(behind) >= 2 * (STEPS - 2)
+        assert all(behind)
 
 
 def beside_odd_ones(step: int, batch: Batch, run: Run) -> None:
