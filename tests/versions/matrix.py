@@ -52,6 +52,7 @@ ROWS = (
     Row(name="2.9", torch="2.9.1", fbgemm="1.4.2", torchrec="1.4.0"),
     Row(name="2.9-oldest", torch="2.9.1", fbgemm="1.4.2", torchrec="1.4.0", oldest=True),
     Row(name="2.10", torch="2.10.0", fbgemm="1.5.0", torchrec="1.5.1"),
+    Row(name="2.11", torch="2.11.0", fbgemm="1.6.0", torchrec="1.6.1"),
     Row(name="2.12", torch="2.12.1", fbgemm="1.7.0", torchrec="1.7.0"),
     Row(name="2.13", torch="2.13.0", fbgemm="1.8.0", torchrec="1.9.2"),
     Row(name="2.13-python3.12", torch="2.13.0", fbgemm="1.8.0", torchrec="1.9.2", python="3.12"),
