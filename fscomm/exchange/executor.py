@@ -258,13 +258,15 @@ class Threads(Executor):
 
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
         """The wire is kept at once if neither they nor earlier work of the worker have to wait for another worker,
-        which may need the wire itself. Otherwise it is kept when the waiting is over.
+        which may need the wire itself, or for a device, which has to compute the gradients first. Otherwise it is kept
+        when the waiting is over.
         """
         self.wire_gate.let_go(self._awaited())
         after = [each for operation in operations for each in operation.after]
         of_class = operations[-1].of_class
         worker, held_up = self._workers[of_class.value], self._held_up.get(of_class)
-        if all(each.done() for each in after) and (held_up is None or held_up.done()):
+        waits = self._device.runs_ahead or not all(each.done() for each in after)
+        if not waits and (held_up is None or held_up.done()):
             self.wire_gate.enter()
         else:
             self._held_up[of_class] = worker.submit(partial(self._enter_after, after))
@@ -295,6 +297,7 @@ class Threads(Executor):
     def _enter_after(self, after: Sequence[Pending[Any]], *, quiet: bool = False) -> None:
         for each in after:
             each.result()
+        self._device.wait(self._device.mark(), self._limit_s)
         if quiet:
             self.wire_gate.wait_until_quiet()
             self._rows[Class.COLLISION].meet()  # exclusive rows go on until the last rank has come

@@ -130,6 +130,43 @@ def collision_beside_exclusive(rank: int, size: int, transport: str) -> list[str
     return ended
 
 
+def exclusive_before_gradients(rank: int, size: int) -> list[str]:
+    """In which order two operations end, while the device computes the gradients of the collision one until the
+    exclusive one has had the wire."""
+    from far_device import FAR, served_there
+
+    ended: list[str] = []
+    computed = threading.Event()
+
+    def run(self: RowExchange, operation: Operation) -> None:
+        if operation.of_class is Class.EXCLUSIVE:
+            executor.wire_gate.wait()
+        ended.append(operation.of_class.value)
+
+    def wait(mark: Any, limit_s: float) -> None:
+        if threading.current_thread().name == "fscomm collision":
+            computed.wait(PATIENCE_S)
+
+    model = Model("sgd", FAR)
+    patches = pytest.MonkeyPatch.context
+    with served_there() as device, enabled(model, transport="host-staged") as comm, patches() as patched:
+        patched.setattr(RowExchange, "run", run)
+        patched.setattr(device, "wait", wait)
+        executor = comm._engine._executor
+        exclusive, collision = (
+            Operation(kind=Kind.FETCH, of_class=each) for each in (Class.EXCLUSIVE, Class.COLLISION)
+        )
+        (done,) = executor.submit_urgent([collision], expecting=lambda: False)
+        executor.submit(exclusive).result(PATIENCE_S)
+        computed.set()
+        done.result(PATIENCE_S)
+    return ended
+
+
+def test_exclusive_rows_have_the_wire_while_the_device_computes_gradients(far_world: World) -> None:
+    assert far_world.run(exclusive_before_gradients) == [["exclusive", "collision"]] * 2
+
+
 def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(far_world: World) -> None:
     assert far_world.run(collision_beside_exclusive, "host-staged") == [["collision", "exclusive"]] * 2
     assert far_world.run(collision_beside_exclusive, "nccl") == [["exclusive", "collision"]] * 2  # of one thread
