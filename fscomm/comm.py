@@ -19,6 +19,7 @@ from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
+from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
@@ -154,6 +155,7 @@ class Comm:
         self._listener = listener
         self._lookaheads: weakref.WeakSet[Any] = weakref.WeakSet()  # and the loops over them
         self._newest_ahead: Ahead[Any] | None = None
+        self._moving: dict[torch.device | None, Moving] = {}
         self._over = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(at_exit(self._end_at_exit))
@@ -250,8 +252,9 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
+        moving = self._moving.setdefault(device, Moving(device))
         lookahead = Lookahead(
-            loader, listener=self._listener, device=device, rng=rng, early=early, opened=self._lookaheads.add
+            loader, listener=self._listener, moving=moving, rng=rng, early=early, opened=self._lookaheads.add
         )
         self._lookaheads.add(lookahead)
         self._newest_ahead = lookahead.ahead

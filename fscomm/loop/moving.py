@@ -1,10 +1,14 @@
 """Batches on their way to a device, in a stream of their own: the host does not wait, and compute only where it uses
 one. Copies from page-locked memory (`pin_memory=True` of a loader) do not hold up the host either.
+
+All look-aheads of a block share the stream: torch hands out 32 of them in turn, so that one for every evaluation would
+soon be a stream of the engine, and copies would wait for what that waits for.
 """
 
 import copy
 import dataclasses
 import inspect
+import threading
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,15 +34,16 @@ class Moved(Generic[T]):
 
 
 class Moving:
-    """To `where`; None: batches are left where they are."""
+    """To `where`; None: batches are left where they are. Any thread may begin and end."""
 
     def __init__(self, where: torch.device | None) -> None:
         self._where = where
+        self._entering = threading.Lock()  # torch's context of a stream knows one way back: that of one thread
 
     def begin(self, batch: T) -> Moved[T]:
         if self._where is None:
             return Moved(batch=batch, pulled=batch)
-        with self._stream:
+        with self._entering, self._stream:
             return Moved(batch=to_device(batch, self._where), pulled=batch, mark=self._device.mark())
 
     def end(self, moved: Moved[T]) -> T:

@@ -28,9 +28,12 @@ import fscomm
 from fscomm import comm
 from fscomm.device import CAPTURED, Cuda, Host
 from fscomm.engine.backward import Backward
+from fscomm.exchange import executor
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.rows import RowExchange
+from fscomm.loop import moving
+from fscomm.transports.opening import STREAMS, open_transport
 
 
 class Stamped(Clocks):
@@ -205,6 +208,48 @@ def test_tables_elsewhere_than_the_transport_is_for_run_plainly() -> None:
     for said in shared_world(2).run(not_on_a_gpu):
         assert list(said) == ["embeddings.a"]
         assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'): nccl moves")
+
+
+class Counted(Clocks):
+    """Counts the streams that were made: those of threads, too."""
+
+    def __init__(self) -> None:
+        super().__init__(runs_ahead=True)
+        self.made = 0
+
+    def enter(self) -> None:
+        self.made += 1
+
+    def stream(self, *, priority: int = 0) -> Any:
+        self.made += 1
+        return super().stream(priority=priority)
+
+
+def evaluated(rank: int, size: int) -> tuple[list[bool], int, int]:
+    """Which transports were urgent; streams of a block, and those after 100 evaluations in it."""
+    device, urgent = Counted(), list[bool]()
+    model, _ = build(CONFIGS["row"], size)
+
+    def opened(*given: Any, **options: Any) -> Any:
+        urgent.append(options.get("urgent", False))
+        return open_transport(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "device_of", lambda where: device)
+        patch.setattr(moving, "device_of", lambda where: device)
+        patch.setattr(executor, "open_transport", opened)
+        with fscomm.enable(model, transport="host-staged", timeout_s=PATIENCE_S) as served:
+            of_block = device.made
+            for _ in range(100):
+                assert len(list(served.lookahead([torch.ones(1)], torch.device("cpu")))) == 1
+    return urgent, of_block, device.made
+
+
+def test_evaluations_take_one_stream_and_a_block_no_more_than_there_are_queues_for() -> None:
+    for urgent, of_block, after in shared_world(2).run(evaluated):
+        assert urgent == [True, False, False]  # collision rows; exclusive rows; their gradients
+        assert after == of_block + 1
+        assert 9 < of_block < STREAMS  # three of each transport, and those of workers and classes
 
 
 # What CUDA's side of `fscomm.device` asks of torch, on torch without a GPU.

@@ -176,7 +176,7 @@ class FakeNccl:
         self.eager_connect_single_device = self.calls.append
 
 
-def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
+def test_a_backend_is_made_with_patience_and_without_ctas_and_with_priority_if_asked() -> None:
     shared_world(2).run(made)
 
 
@@ -184,8 +184,8 @@ def made(rank: int, world_size: int) -> None:
     context, device = resolve(), torch.device("cuda", 0)
     group = ControlGroup(context, timeout_s=PATIENCE_S)
 
-    def make(zero_cta: bool = False, context: RankContext = context) -> Any:
-        return nccl.nccl_backend(context, group, device, zero_cta=zero_cta)
+    def make(zero_cta: bool = False, context: RankContext = context, *, urgent: bool = False) -> Any:
+        return nccl.nccl_backend(context, group, device, zero_cta=zero_cta, urgent=urgent)
 
     with pytest.raises(StepFailed, match="on ranks 0, 1: ValueError: NCCL needs a process group"):
         make(False, RankContext(rank=0, world_size=2))
@@ -195,11 +195,12 @@ def made(rank: int, world_size: int) -> None:
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
         patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
         patch.setattr(together, "gpu_id", lambda where: f"GPU {rank}")
-        for zero_cta in (False, True):
-            backend = make(zero_cta)
+        for zero_cta, urgent in ((False, False), (False, True), (True, False)):
+            backend = make(zero_cta, urgent=urgent)
             store, *ranks, options = backend.made
             assert (store, ranks) == (dist.PrefixStore, [rank, world_size])
             assert options.config.cta_policy == (2 if zero_cta else 0)
+            assert options.is_high_priority_stream == urgent
             assert options._timeout.days >= 30
             assert backend.calls == ["numbered", device]
         refuse(patch, rank, make)
