@@ -223,7 +223,9 @@ class Registered:
         return deque((buffer(), buffer()) for _ in range(_PAIRS))
 
 
-def nccl_backend(context: RankContext, group: ControlGroup, where: torch.device, *, zero_cta: bool, urgent: bool) -> Any:
+def nccl_backend(
+    context: RankContext, group: ControlGroup, where: torch.device, *, zero_cta: bool, urgent: bool
+) -> Any:
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
@@ -235,7 +237,9 @@ def nccl_backend(context: RankContext, group: ControlGroup, where: torch.device,
             ask for zero-CTA.
     """
     options, version = together(group, lambda: _options(context, zero_cta=zero_cta, urgent=urgent))
-    need_own_gpu(group, where, "NCCL wants a GPU for each rank; take host-staged")
+    # With zero-CTA not even in tests: ranks that NCCL takes for several hosts cannot register buffers together.
+    why = "NCCL wants a GPU for each rank; take host-staged"
+    need_own_gpu(group, where, why, or_switch=not zero_cta)
     versions = tell(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
         raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")

@@ -47,12 +47,12 @@ _BELOW, _POISON = 251, 255
 _STARTS = 7919  # so many bytes are between the beginnings of two pieces
 Factory = Callable[..., Transport]  # (context, *, timeout_s); collective
 
-# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels, also
-# those of DDP and TorchRec; the words of copy-engine) is issued by several threads, so that one rank may have A before B
+# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels, those
+# of DDP and TorchRec among them; the words of copy-engine) is issued by several threads, so one rank may have A before B
 # in a queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
 # recorded before, which no number of queues can turn into a cycle. But its copy to the host behind a collective of DDP
-# comes when the other ranks have issued theirs, and their hosts may wait for these rows before they do. So every stream
-# needs a queue of its own, and 32 are the most that the driver gives.
+# ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host for
+# these rows. So every stream needs a queue of its own, and 32 are the most that the driver gives.
 _QUEUES, _BY_DEFAULT = 32, "8"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _OF_COPIES = "CUDA_DEVICE_MAX_COPY_CONNECTIONS"  # where it is set, copy engines have so many instead
@@ -63,8 +63,10 @@ FEW_QUEUES = (
     f"each other for ever. Set {{name}}={_QUEUES} in the environment of the process, before its first CUDA call"
 )
 NOT_YET = (
-    "auto takes no transport for tables on CUDA, since none has been shown to be exact there with TorchRec's tables. "
-    f"Name one ({', '.join(NAMES[1:])}) after `make gpu` has passed on your machine"
+    "auto takes no transport for tables on CUDA, since none has been shown to be exact with TorchRec's tables between "
+    f"GPUs of two hosts. Name one ({', '.join(NAMES[1:])}) after the comparison with the plain loop has passed on yours: "
+    "in a clone of FreeScale, on both hosts, CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=. torchrun --nnodes 2 "
+    "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tests/gpu/fscomm_on_cuda.py nccl"
 )
 
 
@@ -196,7 +198,8 @@ def open_transport(
 ) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    urgent: kernels that move its rows go before those of others. To wait for an operation takes at most `timeout_s`. The only rank has gloo, whatever it asks for.
+    urgent: kernels that move its rows go before those of others. To wait for an operation takes at most `timeout_s`.
+    The only rank has gloo, whatever it asks for.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.
@@ -232,9 +235,7 @@ def _misfit(name: str, where: torch.device) -> str:
     return ""
 
 
-def _open(
-    name: str, host: str, context: RankContext, device: Device, group: ControlGroup, urgent: bool
-) -> Transport:
+def _open(name: str, host: str, context: RankContext, device: Device, group: ControlGroup, urgent: bool) -> Transport:
     where = device.where
     if where.type == "cuda":
         together(group, lambda: _check_environment(name))

@@ -230,9 +230,10 @@ def evaluated(rank: int, size: int) -> tuple[list[bool], int, int]:
     device, urgent = Counted(), list[bool]()
     model, _ = build(CONFIGS["row"], size)
 
-    def opened(*given: Any, **options: Any) -> Any:
-        urgent.append(options.get("urgent", False))
-        return open_transport(*given, **options)
+    def opened(name: str, context: Any, of: Any, **options: Any) -> Any:
+        if of is device:  # and not that of the trial of a version
+            urgent.append(options.get("urgent", False))
+        return open_transport(name, context, of, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comm, "device_of", lambda where: device)

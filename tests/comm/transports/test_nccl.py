@@ -207,6 +207,23 @@ def made(rank: int, world_size: int) -> None:
     group.close("done")
 
 
+def share_in_tests(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
+    """By a switch that all ranks set, each with another host for NCCL; never with buffers of one NVLink domain."""
+    shared = pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank")
+    patch.setenv("NCCL_HOSTID", f"of rank {rank}")
+    patch.setenv("FREESCALE_SHARED_GPU", "1" if rank else "0")
+    with shared:
+        make()
+    patch.setenv("FREESCALE_SHARED_GPU", "1")
+    make()
+    with shared:
+        make(True)
+    patch.setenv("NCCL_HOSTID", "of both")
+    with pytest.raises(StepFailed, match="SHARED_GPU=1, but ranks 0, 1 have the same NCCL_HOSTID"):
+        make()
+    patch.delenv("FREESCALE_SHARED_GPU")
+
+
 def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
     """What one rank alone lacks is told to all."""
     patch.setattr(dist, "is_nccl_available", lambda: rank == 0)
@@ -222,9 +239,11 @@ def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> No
     patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7) if rank else (2, 27, 5))
     with pytest.raises(StepFailed, match=r"one version of NCCL: on rank 0: NCCL 2\.27\.5; on rank 1: NCCL 2\.29\.7"):
         make()
+    patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
     patch.setattr(together, "gpu_id", lambda where: "the only GPU")
     with pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank"):
         make()
+    share_in_tests(patch, rank, make)
     patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))
     with pytest.raises(StepFailed, match=r"on ranks 0, 1: RuntimeError: torch .* cannot ask NCCL for zero-CTA"):
         make(True)

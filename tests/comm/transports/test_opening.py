@@ -89,6 +89,12 @@ def test_the_only_rank_has_nothing_to_lack_but_on_cuda_it_has_to_ask(asked: str,
     assert ("Name one (nccl, nccl-ce, copy-engine, host-staged)" in choice.why_not) == (taken is None)
 
 
+def test_the_line_about_auto_names_a_program_of_this_repository() -> None:
+    (program,) = [word for word in opening.NOT_YET.split() if word.endswith(".py")]
+    assert "torchrun --nnodes 2" in opening.NOT_YET
+    assert (Path(__file__).parents[3] / program).is_file()
+
+
 @pytest.mark.parametrize("name", opening.NAMES)
 def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
     """As it has nobody to send to, also for tables on CUDA."""

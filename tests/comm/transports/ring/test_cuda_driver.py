@@ -301,6 +301,7 @@ def test_what_would_hang_or_bring_wrong_rows_is_refused(monkeypatch: pytest.Monk
     assert said(gpus, None, joined, sees=1) == ""  # the others see it
     over_pcie = np.array([[1, 1, -1], [1, 0, 1]], np.int8)
     assert said(gpus, None, over_pcie).startswith("no NVLink between the GPUs of ranks 1 and 2: a word in host memory")
+    monkeypatch.setenv("FREESCALE_SHARED_GPU", "1")  # which is for nccl
     shared = said(["GPU 0", "GPU 2"])
     assert shared.startswith("ranks 0, 1 share a GPU: drivers copy within a GPU by kernels")
     assert "take host-staged" in shared
