@@ -213,7 +213,7 @@ class Comm:
             listener = Listener() if numbers is None else InOnePart()
             return cls(recorder, None, listener)._with_counts(library, found, problems | unserved)
         travels = choice.name if transport == "auto" else transport
-        recorder.travels_by(travels)
+        recorder.travels_by(travels, modules[0].device)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
                 modules,

@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 
 from fscomm.plan.number_of_parts import NumberOfParts
-from fscomm.report.report import Collisions, Forwards, Managed, Report, StepReport, Traffic
+from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report, StepReport, Traffic
 from fsranks.observers import observers
 
 _TOTAL = -1  # the number of the step that sums all
@@ -46,6 +46,7 @@ class Recorder:
         self._fallbacks: dict[str, str] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
+        self._not_repeated: str | None = None
         self._parts: NumberOfParts | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
@@ -116,9 +117,11 @@ class Recorder:
         with self._lock:
             return self._waited_by(self.clock())
 
-    def travels_by(self, transport: str) -> None:
-        """Note how rows travel."""
+    def travels_by(self, transport: str, where: torch.device) -> None:
+        """Note how rows travel, `where` the tables are, and whether the plain loop is sure to repeat itself there."""
         self._transport = transport
+        if where.type == "cuda" and not torch.are_deterministic_algorithms_enabled():  # which fbgemm asks, too
+            self._not_repeated = ATOMICS
 
     def in_parts(self, numbers: NumberOfParts, why: str | None) -> None:
         """Steps are computed in so many parts; why: only one part is served."""
@@ -136,6 +139,7 @@ class Recorder:
                 fallbacks=dict(self._fallbacks),
                 forwards=dict(self._forwards),
                 transport=self._transport,
+                not_repeated=self._not_repeated,
                 buffer_bytes=self._most_buffers,
                 parts=self._parts.chosen if self._parts is not None else 1,
                 tried=tuple(self._parts.tried) if self._parts is not None else (),

@@ -47,12 +47,12 @@ _BELOW, _POISON = 251, 255
 _STARTS = 7919  # so many bytes are between the beginnings of two pieces
 Factory = Callable[..., Transport]  # (context, *, timeout_s); collective
 
-# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels, those
-# of DDP and TorchRec among them; the words of copy-engine) is issued by several threads, so one rank may have A before B
-# in a queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
+# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels,
+# also of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
+# queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
 # recorded before, which no number of queues can turn into a cycle. But its copy to the host behind a collective of DDP
-# ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host for
-# these rows. So every stream needs a queue of its own, and 32 are the most that the driver gives.
+# ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host
+# for these rows. So every stream needs a queue of its own, and 32 are the most that the driver gives.
 _QUEUES, _BY_DEFAULT = 32, "8"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _OF_COPIES = "CUDA_DEVICE_MAX_COPY_CONNECTIONS"  # where it is set, copy engines have so many instead
@@ -64,7 +64,7 @@ FEW_QUEUES = (
 )
 NOT_YET = (
     "auto takes no transport for tables on CUDA, since none has been shown to be exact with TorchRec's tables between "
-    f"GPUs of two hosts. Name one ({', '.join(NAMES[1:])}) after the comparison with the plain loop has passed on yours: "
+    f"GPUs of two hosts. Name one ({', '.join(NAMES[1:])}) after the comparison with the plain loop passed on yours: "
     "in a clone of FreeScale, on both hosts, CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=. torchrun --nnodes 2 "
     "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tests/gpu/fscomm_on_cuda.py nccl"
 )
