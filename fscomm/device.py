@@ -12,7 +12,9 @@ user's program comes into fscomm. Code behind such a call runs as it is written,
 import contextlib
 import ctypes
 import itertools
+import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -32,6 +34,10 @@ LATE = (
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
+
+# By GPU and priority, the streams of blocks that are over, for the next block. torch hands out 32 in turn, to NCCL's
+# process groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
+_FREE: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
 
 not_compiled = torch.compiler.disable(
     reason="fscomm serves it, and waits in it for other ranks, which no graph can do. Compile without fullgraph=True, "
@@ -129,14 +135,24 @@ class Cuda:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self._own = threading.local()
 
     def enter(self) -> None:
         torch.cuda.set_device(self.where)
-        torch.cuda.set_stream(torch.cuda.Stream(self.where))
+        self._own.entered = self.stream()  # until the thread ends
+        torch.cuda.set_stream(self._own.entered.stream)
         _let_others_capture()
 
-    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(torch.cuda.Stream(self.where, priority=priority))
+    def stream(self, *, priority: int = 0) -> torch.cuda.StreamContext:
+        """It is used again once nothing refers to it; what is still issued to it then runs first."""
+        free = _FREE.setdefault((self.where.index, priority), [])
+        try:
+            stream = free.pop()
+        except IndexError:
+            stream = torch.cuda.Stream(self.where, priority=priority)
+        entered = torch.cuda.stream(stream)
+        weakref.finalize(entered, free.append, stream).atexit = False
+        return entered
 
     def mark(self) -> Mark:
         self.refuse_capture()

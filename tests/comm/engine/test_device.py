@@ -6,6 +6,7 @@ the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 """
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from table_law import watch
 from worlds import shared_world
 
 import fscomm
-from fscomm import comm
+from fscomm import comm, device
 from fscomm.device import CAPTURED, Cuda, Host
 from fscomm.engine.backward import Backward
 from fscomm.exchange import executor
@@ -275,6 +276,37 @@ def test_waiting_ends_when_the_device_is_done_and_at_the_latest_at_the_limit() -
     device.wait(Mark(20), 60.0)
     with pytest.raises(TimeoutError, match=r"cuda:0 did not come to the end .* within 0.05 s.*raise timeout_s"):
         device.wait(Mark(float("inf")), 0.05)
+
+
+def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch hands out 32 in turn: then a new one is the one of somebody else."""
+    made, used = list[int](), list[set[int]]()
+
+    class FakeStream:
+        def __init__(self, where: torch.device, priority: int = 0) -> None:
+            made.append(priority)
+
+    def block() -> set[int]:
+        """With two workers, a stream, and an urgent one."""
+        cuda, entered = Cuda(WHERE), list[Any]()
+        workers = [ThreadPoolExecutor(1) for _ in range(2)]
+        monkeypatch.setattr(torch.cuda, "set_stream", entered.append)
+        for worker in workers:
+            worker.submit(cuda.enter).result()
+        contexts = [cuda.stream(), cuda.stream(priority=-1)]
+        for worker in workers:
+            worker.shutdown()
+        return {id(stream) for stream in [*entered, *(context.stream for context in contexts)]}
+
+    monkeypatch.setattr(device, "_FREE", {})
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda where: None)
+    monkeypatch.setattr(torch.cuda, "_get_device_index", lambda *_: 0)
+    for _ in range(20):
+        used.append(block())
+    assert sorted(made) == [-1, 0, 0, 0]
+    assert all(len(streams) == 4 for streams in used)  # none is in two hands at a time
+    assert set.union(*used) == used[0]
 
 
 def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
