@@ -284,6 +284,7 @@ def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.Mo
 
     class FakeStream:
         def __init__(self, where: torch.device, priority: int = 0) -> None:
+            self.priority = priority
             made.append(priority)
 
     def block() -> set[int]:
@@ -296,7 +297,9 @@ def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.Mo
         contexts = [cuda.stream(), cuda.stream(priority=-1)]
         for worker in workers:
             worker.shutdown()
-        return {id(stream) for stream in [*entered, *(context.stream for context in contexts)]}
+        streams = [*entered, *(context.stream for context in contexts)]
+        assert [stream.priority for stream in streams] == [0, 0, 0, -1]
+        return {id(stream) for stream in streams}
 
     monkeypatch.setattr(device, "_FREE", {})
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
