@@ -318,6 +318,8 @@ class Comm:
             self._undo.close()
             for lookahead in list(self._lookaheads):
                 lookahead.close()
+            for moving in self._moving.values():
+                moving.close()
 
     def _end_at_exit(self) -> None:
         """Nobody has left the block."""
@@ -337,6 +339,7 @@ class Comm:
             raise
         finally:
             engine.close("left the fscomm block")
+        engine.device.release()  # after an error a stream may hang, and stays with this block
 
     def _end_after(self, engine: Engine, error: BaseException) -> None:
         """The user's loop raised `error`, which the user must see. After Ctrl-C no rank is waited for any longer."""

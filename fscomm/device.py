@@ -12,9 +12,7 @@ user's program comes into fscomm. Code behind such a call runs as it is written,
 import contextlib
 import ctypes
 import itertools
-import threading
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -35,8 +33,8 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
-# By GPU and priority, the streams of blocks that are over, for the next block. torch hands out 32 in turn, to NCCL's
-# process groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
+# By GPU and priority, streams that were released, for the next block. torch hands out 32 in turn, to NCCL's process
+# groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
 _FREE: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
 
 not_compiled = torch.compiler.disable(
@@ -64,6 +62,9 @@ class Device(Protocol):
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
         number of `priority` goes first."""
+
+    def release(self) -> None:
+        """No thread issues to these streams any more, and what was issued ends: others may use them."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
@@ -102,6 +103,9 @@ class Host:
         del priority
         return contextlib.nullcontext()
 
+    def release(self) -> None:
+        pass
+
     def mark(self) -> Mark:
         return None
 
@@ -135,24 +139,28 @@ class Cuda:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
-        self._own = threading.local()
+        self._used: list[tuple[int, torch.cuda.Stream]] = []  # by priority
 
     def enter(self) -> None:
         torch.cuda.set_device(self.where)
-        self._own.entered = self.stream()  # until the thread ends
-        torch.cuda.set_stream(self._own.entered.stream)
+        torch.cuda.set_stream(self._stream(0))
         _let_others_capture()
 
-    def stream(self, *, priority: int = 0) -> torch.cuda.StreamContext:
-        """It is used again once nothing refers to it; what is still issued to it then runs first."""
-        free = _FREE.setdefault((self.where.index, priority), [])
-        try:
-            stream = free.pop()
+    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream(priority))
+
+    def release(self) -> None:
+        while self._used:
+            priority, stream = self._used.pop()
+            _FREE.setdefault((self.where.index, priority), []).append(stream)
+
+    def _stream(self, priority: int) -> torch.cuda.Stream:
+        try:  # several threads enter at a time
+            stream = _FREE.setdefault((self.where.index, priority), []).pop()
         except IndexError:
             stream = torch.cuda.Stream(self.where, priority=priority)
-        entered = torch.cuda.stream(stream)
-        weakref.finalize(entered, free.append, stream).atexit = False
-        return entered
+        self._used.append((priority, stream))
+        return stream
 
     def mark(self) -> Mark:
         self.refuse_capture()

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from fscomm.device import Device, Mark, device_of
+from fscomm.device import Mark, device_of
 from fscomm.loop.kjt_paths import tensors_of
 from fscomm.loop.tensors import memory_of
 
@@ -38,29 +38,31 @@ class Moving:
 
     def __init__(self, where: torch.device | None) -> None:
         self._where = where
+        self._device = None if where is None else device_of(where)
         self._entering = threading.Lock()  # torch's context of a stream knows one way back: that of one thread
 
     def begin(self, batch: T) -> Moved[T]:
-        if self._where is None:
+        if self._where is None or self._device is None:
             return Moved(batch=batch, pulled=batch)
         with self._entering, self._stream:
             return Moved(batch=to_device(batch, self._where), pulled=batch, mark=self._device.mark())
 
     def end(self, moved: Moved[T]) -> T:
         """What the calling thread issues from now on finds the batch there."""
-        if self._where is not None:
+        if self._where is not None and self._device is not None:
             self._device.after(moved.mark)
             parts = (part for tensor in tensors_of(moved.batch) if tensor is not None for part in memory_of(tensor))
             self._device.reads(*(part for part in parts if part.device.type == self._where.type))
         return moved.batch
 
-    @cached_property
-    def _device(self) -> Device:
-        assert self._where is not None
-        return device_of(self._where)
+    def close(self) -> None:
+        """No batch begins any more; those that did may still be waited for."""
+        if self._device is not None:
+            self._device.release()
 
     @cached_property
     def _stream(self) -> Any:
+        assert self._device is not None
         return self._device.stream()
 
 

@@ -135,6 +135,8 @@ def _tried(
         return said and f"its trial failed: {said}"
     finally:
         transport.close("the trial is over")
+        if not problem:  # else a stream may hang
+            device.release()
 
 
 def wrong_rows(transport: Transport, where: torch.device) -> str:

@@ -216,18 +216,22 @@ class Counted(Clocks):
 
     def __init__(self) -> None:
         super().__init__(runs_ahead=True)
-        self.made = 0
+        self.made = self.released = 0
 
     def enter(self) -> None:
         self.made += 1
+
+    def release(self) -> None:
+        self.released += 1
 
     def stream(self, *, priority: int = 0) -> Any:
         self.made += 1
         return super().stream(priority=priority)
 
 
-def evaluated(rank: int, size: int) -> tuple[list[bool], int, int]:
-    """Which transports were urgent; streams of a block, and those after 100 evaluations in it."""
+def evaluated(rank: int, size: int) -> tuple[list[bool], int, int, int]:
+    """Which transports were urgent; streams of a block, and those after 100 evaluations in it; how often they were
+    released."""
     device, urgent = Counted(), list[bool]()
     model, _ = build(CONFIGS["row"], size)
 
@@ -244,11 +248,13 @@ def evaluated(rank: int, size: int) -> tuple[list[bool], int, int]:
             of_block = device.made
             for _ in range(100):
                 assert len(list(served.lookahead([torch.ones(1)], torch.device("cpu")))) == 1
-    return urgent, of_block, device.made
+            assert device.released == 0
+    return urgent, of_block, device.made, device.released
 
 
 def test_evaluations_take_one_stream_and_a_block_no_more_than_there_are_queues_for() -> None:
-    for urgent, of_block, after in shared_world(2).run(evaluated):
+    for urgent, of_block, after, released in shared_world(2).run(evaluated):
+        assert released == 2  # those of the engine, and that of the look-aheads
         assert urgent == [True, False, False]  # collision rows; exclusive rows; their gradients
         assert after == of_block + 1
         assert 9 < of_block < STREAMS  # three of each transport, and those of workers and classes
@@ -297,6 +303,7 @@ def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.Mo
         contexts = [cuda.stream(), cuda.stream(priority=-1)]
         for worker in workers:
             worker.shutdown()
+        cuda.release()
         streams = [*entered, *(context.stream for context in contexts)]
         assert [stream.priority for stream in streams] == [0, 0, 0, -1]
         return {id(stream) for stream in streams}
@@ -308,7 +315,7 @@ def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.Mo
     for _ in range(20):
         used.append(block())
     assert sorted(made) == [-1, 0, 0, 0]
-    assert all(len(streams) == 4 for streams in used)  # none is in two hands at a time
+    assert all(len(streams) == 4 for streams in used)
     assert set.union(*used) == used[0]
 
 
