@@ -19,6 +19,7 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
+from fscomm.device import Host
 from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice, host_collective, host_collectives
 from fscomm.transports.together import StepFailed
@@ -193,6 +194,31 @@ def prioritized(rank: int, size: int) -> list[str]:
 def test_nccl_is_asked_for_priority_where_rows_are_urgent() -> None:
     asked = [str({"zero_cta": zero_cta, "urgent": urgent}) for zero_cta in (False, True) for urgent in (True, False)]
     assert shared_world(2).run(prioritized) == [asked, asked]
+
+
+class Released(Host):
+    def __init__(self) -> None:
+        self.times = 0
+
+    def release(self) -> None:
+        self.times += 1
+
+
+def released(rank: int, size: int) -> list[int]:
+    """How often the streams of a trial were released: of one that passes, and of one that rank 1 fails."""
+    times = []
+    with pytest.MonkeyPatch.context() as patch:
+        for fails in (False, True):
+            device, wrong = Released(), "other rows" if fails and rank == 1 else ""
+            patch.setattr(opening, "device_of", lambda where, device=device: device)
+            patch.setattr(opening, "wrong_rows", lambda transport, where, wrong=wrong: wrong)
+            opening.agree_on("host-staged", resolve(), CPU, timeout_s=PATIENCE_S)
+            times.append(device.times)
+    return times
+
+
+def test_streams_of_a_trial_are_used_again_unless_they_may_hang() -> None:
+    assert shared_world(2).run(released) == [[1, 1], [1, 0]]
 
 
 def differing(rank: int, size: int) -> list[str]:
