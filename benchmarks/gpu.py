@@ -23,7 +23,7 @@ from common.run_parts import RESULTS, Outcome, Part, Step, run, summary, write
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "results" / "gpu"
 ENVIRONMENT = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # which copy-engine asks for
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # which every transport asks for
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # else a look for a GPU spoils CUDA for processes that are forked later
     "PYTHONUNBUFFERED": "1",
     "PYTHONPATH": os.pathsep.join(

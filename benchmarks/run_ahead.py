@@ -5,7 +5,8 @@
 
 Two ranks, each on a GPU of its own, train one model: without look-ups (compute), plainly, with TorchRec's
 TrainPipelineSparseDist, and with fscomm over each transport. What all but the first leave in the tables must be the
-same to the bit: a way that leaves something else is said to, and has no times.
+same to the bit: a way that leaves something else is said to, and has no times. Ranks that share the only GPU have no
+times either: they take turns on it, and NCCL takes them for ranks of two hosts.
 
 host ms: of a step, until the loop has issued it. step ms: until the device has done it, too. ahead ms: how much later
 than the host the device is done with the last step. exposed ms: a step minus one without look-ups. Needs torchrec.
@@ -14,6 +15,7 @@ than the host the device is done with the last step. exposed ms: a step minus on
 import argparse
 import hashlib
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +35,7 @@ COMPUTE, PLAIN, PIPELINE = "compute", "plain", "TrainPipelineSparseDist"
 TRANSPORTS = ("host-staged", "copy-engine", "nccl", "nccl-ce")
 COLUMNS = ("way", "host ms", "step ms", "ahead ms", "exposed ms", "same to the bit")
 FEATURES = ("a", "b")
+SHARED = {"FREESCALE_SHARED_GPU": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}  # by ranks with one GPU
 WARM, TAIL = 6, 2  # steps at the start and at the end that are not measured
 
 
@@ -142,7 +145,7 @@ def with_tables(sizes: Sizes, where: torch.device, group: dist.ProcessGroup) -> 
     apply_optimizer_in_backward(RowWiseAdagrad, net.tables.parameters(), {"lr": 0.02})
     sharder: Any = EmbeddingCollectionSharder()
     plan = construct_module_sharding_plan(
-        net.tables, dict.fromkeys(FEATURES, row_wise()), sharder=sharder, local_size=RANKS, world_size=RANKS,
+        net.tables, dict.fromkeys(FEATURES, row_wise()), sharder=sharder, local_size=gpus() or RANKS, world_size=RANKS,
         device_type=where.type,
     )  # fmt: skip
     env, plans = ShardingEnv.from_process_group(group), ShardingPlan({"tables": plan})
@@ -193,11 +196,13 @@ def digest(model: nn.Module) -> str:
 
 def work(rank: int, world_size: int, device: str, transports: Sequence[str], measured: int) -> dict[str, Any]:
     """By way: times of the slowest rank, and what this rank's tables hold; or why there are none."""
-    where = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    where = torch.device(device, rank % gpus()) if device == "cuda" else torch.device(device)
     sizes, count = SIZES[device], WARM + measured + TAIL
     group: Any = dist.group.WORLD
     if device == "cuda":
         torch.cuda.set_device(where)
+        if gpus() < RANKS:
+            os.environ |= SHARED | {"NCCL_HOSTID": f"run-ahead-{rank}"}
         group = dist.new_group(backend="cpu:gloo,cuda:nccl")
     rows = torch.rand(len(FEATURES) * sizes.ids, sizes.width)
     results: dict[str, Any] = {
@@ -215,8 +220,13 @@ def work(rank: int, world_size: int, device: str, transports: Sequence[str], mea
     return results
 
 
-def table(of_ranks: Sequence[dict[str, Any]]) -> tuple[list[list[Any]], list[str]]:
-    """Rows, and what could not be measured and why."""
+def gpus() -> int:
+    """That the ranks use; a shard of a table is placed on GPU `rank % gpus()`."""
+    return min(RANKS, torch.cuda.device_count())
+
+
+def table(of_ranks: Sequence[dict[str, Any]], *, shared: bool) -> tuple[list[list[Any]], list[str]]:
+    """Rows, and what could not be measured and why. shared: the GPU, by all ranks."""
     rows, notes = [], []
     (_, without, _), _ = of_ranks[0][COMPUTE]
     for way, first in of_ranks[0].items():
@@ -225,7 +235,7 @@ def table(of_ranks: Sequence[dict[str, Any]]) -> tuple[list[list[Any]], list[str
             continue
         (host, step, ahead), _ = first
         same = way == COMPUTE or all(of_rank[way][1] == of_rank[PLAIN][1] for of_rank in of_ranks)
-        times = [host, step, ahead, step - without] if same else [None] * 4
+        times = [host, step, ahead, step - without] if same and not shared else [None] * 4
         rows.append([way, *times, "yes" if same else "NO"])
     return rows, notes
 
@@ -233,8 +243,8 @@ def table(of_ranks: Sequence[dict[str, Any]]) -> tuple[list[list[Any]], list[str
 def lacking(device: str) -> str:
     if importlib.util.find_spec("torchrec") is None:
         return "torchrec is not installed"
-    if device == "cuda" and torch.cuda.device_count() < RANKS:
-        return f"{RANKS} GPUs are needed, one for each rank; there are {torch.cuda.device_count()}"
+    if device == "cuda" and not gpus():
+        return "there is no GPU"
     return ""
 
 
@@ -250,7 +260,8 @@ def main() -> None:
         if given.results != RESULTS:  # a record stays
             Checks(given.results, "run_ahead").put("two ranks", "skipped", why)
         return
-    rows, notes = table(run_ranks(RANKS, work, given.device, given.transports, given.steps))
+    of_ranks = run_ranks(RANKS, work, given.device, given.transports, given.steps)
+    rows, notes = table(of_ranks, shared=given.device == "cuda" and gpus() < RANKS)
     emit(
         "run_ahead",
         f"Two ranks on {given.device}: what the host issues, and what the device does",

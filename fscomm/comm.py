@@ -19,6 +19,7 @@ from fscomm.engine.engine import Engine
 from fscomm.engine.stand_ins import ServedForward, take_over
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
+from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
@@ -154,6 +155,7 @@ class Comm:
         self._listener = listener
         self._lookaheads: weakref.WeakSet[Any] = weakref.WeakSet()  # and the loops over them
         self._newest_ahead: Ahead[Any] | None = None
+        self._moving: dict[torch.device | None, Moving] = {}
         self._over = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(at_exit(self._end_at_exit))
@@ -211,8 +213,8 @@ class Comm:
             listener = Listener() if numbers is None else InOnePart()
             return cls(recorder, None, listener)._with_counts(library, found, problems | unserved)
         travels = choice.name if transport == "auto" else transport
-        recorder.travels_by(travels)
         device = device_of(modules[0].device)
+        recorder.travels_by(travels, device.where)
         recorder.runs_on(device)
         with contextlib.ExitStack() as failed, meeting() as all_ranks:
             engine = Engine(
@@ -252,8 +254,9 @@ class Comm:
         """
         if self._over:
             raise RuntimeError("the fscomm block was left: call lookahead inside `with fscomm.enable(model) as comm`")
+        moving = self._moving.setdefault(device, Moving(device))
         lookahead = Lookahead(
-            loader, listener=self._listener, device=device, rng=rng, early=early, opened=self._lookaheads.add
+            loader, listener=self._listener, moving=moving, rng=rng, early=early, opened=self._lookaheads.add
         )
         self._lookaheads.add(lookahead)
         self._newest_ahead = lookahead.ahead
@@ -317,6 +320,8 @@ class Comm:
             self._undo.close()
             for lookahead in list(self._lookaheads):
                 lookahead.close()
+            for moving in self._moving.values():
+                moving.close()
 
     def _end_at_exit(self) -> None:
         """Nobody has left the block."""
@@ -336,6 +341,7 @@ class Comm:
             raise
         finally:
             engine.close("left the fscomm block")
+        engine.device.release()  # after an error a stream may hang, and stays with this block
 
     def _end_after(self, engine: Engine, error: BaseException) -> None:
         """The user's loop raised `error`, which the user must see. After Ctrl-C no rank is waited for any longer."""

@@ -34,6 +34,10 @@ _PUT = range(12, 25)  # powers of two: bytes of a plan; together 64 MiB
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
 _PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
 
+# By GPU and priority, streams that were released, for the next block. torch hands out 32 in turn, to NCCL's process
+# groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
+_FREE: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
+
 not_compiled = torch.compiler.disable(
     reason="fscomm serves it, and waits in it for other ranks, which no graph can do. Compile without fullgraph=True, "
     "or only parts of the model that look nothing up"
@@ -60,6 +64,9 @@ class Device(Protocol):
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
         number of `priority` goes first."""
+
+    def release(self) -> None:
+        """No thread issues to these streams any more, and what was issued ends: others may use them."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
@@ -107,6 +114,9 @@ class Host:
         del priority
         return contextlib.nullcontext()
 
+    def release(self) -> None:
+        pass
+
     def mark(self) -> Mark:
         return None
 
@@ -149,14 +159,28 @@ class Cuda:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where if where.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self._used: list[tuple[int, torch.cuda.Stream]] = []  # by priority
 
     def enter(self, *, priority: int = 0) -> None:
         torch.cuda.set_device(self.where)
-        torch.cuda.set_stream(torch.cuda.Stream(self.where, priority=priority))
+        torch.cuda.set_stream(self._stream(priority))
         _let_others_capture()
 
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(torch.cuda.Stream(self.where, priority=priority))
+        return torch.cuda.stream(self._stream(priority))
+
+    def release(self) -> None:
+        while self._used:
+            priority, stream = self._used.pop()
+            _FREE.setdefault((self.where.index, priority), []).append(stream)
+
+    def _stream(self, priority: int) -> torch.cuda.Stream:
+        try:  # several threads enter at a time
+            stream = _FREE.setdefault((self.where.index, priority), []).pop()
+        except IndexError:
+            stream = torch.cuda.Stream(self.where, priority=priority)
+        self._used.append((priority, stream))
+        return stream
 
     def mark(self) -> Mark:
         self.refuse_capture()

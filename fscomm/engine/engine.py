@@ -169,7 +169,7 @@ class Engine(Listener):
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
-        with moved.stream:  # what parts and features are made of is still on its way
+        with moved.behind():  # what parts and features are made of is still on its way
             parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
             given: Sequence[Parts | None] = [None] * len(self.modules)
             missing: Sequence[str | None] = [why] * len(self.modules)

@@ -87,8 +87,9 @@ class Executor(ABC):
             classes = [Class.COLLISION, Class.EXCLUSIVE]
             if any(module.maps is not None for module in served.modules):
                 classes.append(Class.EVICTED)
-            of_rows = {each: keep(open_transport(transport, context, device, timeout_s=timeout_s)) for each in classes}
-            gradients = keep(open_transport(transport, context, device, timeout_s=timeout_s))
+            open_rows = partial(open_transport, transport, context, device, timeout_s=timeout_s)
+            of_rows = {each: keep(open_rows(urgent=each is not Class.EXCLUSIVE)) for each in classes}
+            gradients = keep(open_rows())
             self._all: tuple[AnyGroup | Transport, ...] = (control, ids, *of_rows.values(), gradients)
             self.wire_gate = WireGate(budget_bytes=CHUNKS_UNDER_WAY * chunk_bytes, awaited=self._awaited)
             self.control_words = ControlWords(control, recorder)

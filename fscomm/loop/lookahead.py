@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-import torch
-
 from fscomm.device import not_compiled
 from fscomm.loop.kjt_paths import BatchSnapshot
 from fscomm.loop.moving import Moved, Moving
@@ -110,7 +108,7 @@ class Ahead(Generic[T]):
 
 
 class Lookahead(Generic[T]):
-    """Iterates over a loader, one batch ahead, with batches moved to `device` (None: left where they are).
+    """Iterates over a loader, one batch ahead, with batches moved as `moving` does it.
 
     Several may be open at a time, such as one for evaluation inside the loop over another: what the other had fetched
     ahead is announced again when its loop goes on.
@@ -137,7 +135,7 @@ class Lookahead(Generic[T]):
         loader: Iterable[T],
         *,
         listener: Listener,
-        device: torch.device | None,
+        moving: Moving,
         rng: Rng = "shared",
         early: bool = True,
         opened: Callable[[Any], None] = lambda _: None,
@@ -147,7 +145,7 @@ class Lookahead(Generic[T]):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
         self._listener = listener
-        self._moving = Moving(device)
+        self._moving = moving
         self._draws = Draws(own=rng == "own")
         self._early = early
         self._opened = opened

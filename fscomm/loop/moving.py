@@ -1,24 +1,27 @@
 """Batches on their way to a device, in a stream of their own: the host does not wait, and compute only where it uses
 one. Copies from page-locked memory (`pin_memory=True` of a loader) do not hold up the host either.
+
+All look-aheads of a block share the stream: torch hands out 32 of them in turn, so that one for every evaluation would
+soon be a stream of the engine, and copies would wait for what that waits for.
 """
 
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from fscomm.device import Device, Mark, device_of
+from fscomm.device import Mark, device_of
 from fscomm.loop.kjt_paths import tensors_of
 from fscomm.loop.tensors import memory_of
 
 T = TypeVar("T")
-_THAT_OF_THE_CALLER: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,42 +30,52 @@ class Moved(Generic[T]):
 
     Attributes:
         mark: of the copies.
-        stream: inside it what is issued runs behind the copies, and what waits for the device waits for them alone.
+        behind: inside what it gives, what is issued runs behind the copies, and what waits for the device waits for
+            them alone.
     """
 
     batch: T
     pulled: T
     mark: Mark = None
-    stream: AbstractContextManager[Any] = _THAT_OF_THE_CALLER
+    behind: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Moving:
-    """To `where`; None: batches are left where they are."""
+    """To `where`; None: batches are left where they are. Any thread may begin and end."""
 
     def __init__(self, where: torch.device | None) -> None:
         self._where = where
+        self._device = None if where is None else device_of(where)
+        self._entering = threading.Lock()  # torch's context of a stream knows one way back: that of one thread
 
     def begin(self, batch: T) -> Moved[T]:
-        if self._where is None:
+        if self._where is None or self._device is None:
             return Moved(batch=batch, pulled=batch)
-        with self._stream:
+        with self._issuing():
             moved = to_device(batch, self._where)
-            return Moved(batch=moved, pulled=batch, mark=self._device.mark(), stream=self._stream)
+            return Moved(batch=moved, pulled=batch, mark=self._device.mark(), behind=self._issuing)
 
     def end(self, moved: Moved[T]) -> T:
         """What the calling thread issues from now on finds the batch there."""
-        if self._where is not None:
+        if self._where is not None and self._device is not None:
             self._device.after(moved.mark)
             self._device.reads(*memory_on(self._where, moved.batch))
         return moved.batch
 
-    @cached_property
-    def _device(self) -> Device:
-        assert self._where is not None
-        return device_of(self._where)
+    def close(self) -> None:
+        """No batch begins any more; those that did may still be waited for."""
+        if self._device is not None:
+            self._device.release()
+
+    @contextmanager
+    def _issuing(self) -> Iterator[None]:
+        """To the stream of the copies."""
+        with self._entering, self._stream:
+            yield
 
     @cached_property
     def _stream(self) -> Any:
+        assert self._device is not None
         return self._device.stream()
 
 

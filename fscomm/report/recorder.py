@@ -22,7 +22,7 @@ import torch
 from fscomm.device import Device
 from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.host_times import HostTimes
-from fscomm.report.report import Collisions, Forwards, Managed, Report, StepReport, Traffic
+from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report, StepReport, Traffic
 from fscomm.report.stream_times import StreamTimes
 from fsranks.observers import observers
 
@@ -51,6 +51,7 @@ class Recorder:
         self._fallbacks: dict[str, str] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
+        self._not_repeated: str | None = None
         self._parts: NumberOfParts | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
@@ -120,9 +121,11 @@ class Recorder:
             waited: float = self._times.waited_s
             return waited
 
-    def travels_by(self, transport: str) -> None:
-        """Note how rows travel."""
+    def travels_by(self, transport: str, where: torch.device) -> None:
+        """Note how rows travel, `where` the tables are, and whether the plain loop is sure to repeat itself there."""
         self._transport = transport
+        if where.type == "cuda" and not torch.are_deterministic_algorithms_enabled():  # which fbgemm asks, too
+            self._not_repeated = ATOMICS
 
     def in_parts(self, numbers: NumberOfParts, why: str | None) -> None:
         """Steps are computed in so many parts; why: only one part is served."""
@@ -141,6 +144,7 @@ class Recorder:
                 fallbacks=dict(self._fallbacks),
                 forwards=dict(self._forwards),
                 transport=self._transport,
+                not_repeated=self._not_repeated,
                 buffer_bytes=self._most_buffers,
                 parts=self._parts.chosen if self._parts is not None else 1,
                 tried=tuple(self._parts.tried) if self._parts is not None else (),

@@ -15,6 +15,10 @@ from fscomm.plan.number_of_parts import Tried
 
 VERSION = 1
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
+ATOMICS = (
+    "equal to the bit where the plain loop repeats: fbgemm adds up rows with more than 1,024 gradients in a call by "
+    "atomics, in any order. To compare bits, torch.use_deterministic_algorithms(True) in both loops"
+)
 
 
 class _Summed:
@@ -166,6 +170,8 @@ class Report:
     """What was served and what ran plainly in training, by module path."""
     transport: str | None = None
     """How rows travel; None where nothing is served."""
+    not_repeated: str | None = None
+    """What keeps the plain loop on CUDA from repeating itself, if anything does: there are no bits to be equal to."""
     buffer_bytes: int = 0
     """The most that the buffers of two steps take, in which rows of this rank's batches are received."""
     parts: int | None = 1
@@ -198,6 +204,8 @@ class Report:
         """All, then by module, and what keeps most ids from being served."""
         travels = f", rows by {self.transport}" if self.transport else ""
         title = [f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"]
+        if self.not_repeated:
+            title.append(self.not_repeated)
         if self.parts != 1 or self.tried or self.one_part:
             title.append(self.parts_line())
         if not self.forwards:

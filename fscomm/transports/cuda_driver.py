@@ -28,7 +28,6 @@ from fsranks.control_group import ControlGroup
 
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
 _END_S = 2.0  # for queues to end, once nothing holds them
-_CONNECTIONS, _BY_DEFAULT, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "8", 32
 SHARED = (
     "drivers copy within a GPU by kernels, which wait for multiprocessors (measured on driver 580). Give every rank a "
     "GPU of its own, or take host-staged"
@@ -433,7 +432,6 @@ def _keep_for_ever(words: list[torch.Tensor]) -> None:
 
 def check_gpus(group: ControlGroup, where: torch.device) -> None:
     """Raise StepFailed where a ring would hang, or bring wrong rows, without a word. Collective."""
-    together(group, _check_queues)
     gpus = need_own_gpu(group, where, SHARED)
     here = together(group, lambda: _nvlinks(where, gpus))
     seen = group.all_gather(np.array(here, np.int8))
@@ -448,17 +446,6 @@ def check_gpus(group: ControlGroup, where: torch.device) -> None:
         raise StepFailed(
             f"whether NVLink joins the GPUs of ranks {_few(unknown)} cannot be seen: let every process see all GPUs "
             "(CUDA_VISIBLE_DEVICES)"
-        )
-
-
-def _check_queues() -> None:
-    given = os.environ.get(_CONNECTIONS, _BY_DEFAULT)
-    if not (given.isdigit() and int(given) >= _QUEUES):
-        shown = given if _CONNECTIONS in os.environ else f"{given} (not set)"
-        raise RuntimeError(
-            f"{_CONNECTIONS}={shown}: three rings have nine streams, beside those of compute and of workers, and one "
-            f"that waits for a peer would hold up what shares its hardware queue. Set it to {_QUEUES} before the "
-            "process starts"
         )
 
 

@@ -223,18 +223,23 @@ class Registered:
         return deque((buffer(), buffer()) for _ in range(_PAIRS))
 
 
-def nccl_backend(context: RankContext, group: ControlGroup, where: torch.device, *, zero_cta: bool) -> Any:
+def nccl_backend(
+    context: RankContext, group: ControlGroup, where: torch.device, *, zero_cta: bool, urgent: bool
+) -> Any:
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
-    takes kernels without a word. The time limit of `group` is for finding the other ranks.
+    takes kernels without a word. `urgent`: its kernels are scheduled before those of streams without priority. The time
+    limit of `group` is for finding the other ranks.
 
     Raises:
         StepFailed: on all ranks, if one has no NCCL, another version of it than others, or no GPU of its own, or cannot
             ask for zero-CTA.
     """
-    options, version = together(group, lambda: _options(context, zero_cta=zero_cta))
-    need_own_gpu(group, where, "NCCL wants a GPU for each rank; take host-staged")
+    options, version = together(group, lambda: _options(context, zero_cta=zero_cta, urgent=urgent))
+    # With zero-CTA not even in tests: ranks that NCCL takes for several hosts cannot register buffers together.
+    why = "NCCL wants a GPU for each rank; take host-staged"
+    need_own_gpu(group, where, why, or_switch=not zero_cta)
     versions = tell(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
         raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")
@@ -246,7 +251,7 @@ def nccl_backend(context: RankContext, group: ControlGroup, where: torch.device,
     return backend
 
 
-def _options(context: RankContext, *, zero_cta: bool) -> tuple[Any, str]:
+def _options(context: RankContext, *, zero_cta: bool, urgent: bool) -> tuple[Any, str]:
     """Of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: it cannot be had here."""
     if context.group is None:
         raise ValueError("NCCL needs a process group, whose ranks it connects")
@@ -254,6 +259,7 @@ def _options(context: RankContext, *, zero_cta: bool) -> tuple[Any, str]:
         raise RuntimeError(f"torch {torch.__version__} was built without NCCL: install a CUDA build of torch")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _WATCHDOG
+    options.is_high_priority_stream = urgent
     if zero_cta:
         policy = getattr(dist.ProcessGroupNCCL, "NCCL_CTA_POLICY_ZERO", None)
         if policy is None or not hasattr(options.config, "cta_policy"):

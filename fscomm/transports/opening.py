@@ -48,9 +48,27 @@ _WIDTH = 3  # bytes of a row of the trial: no power of two
 _BELOW, _POISON = 251, 255
 _STARTS = 7919  # so many bytes are between the beginnings of two pieces
 Factory = Callable[..., Transport]  # (context, *, timeout_s); collective
+
+# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels,
+# also of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
+# queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
+# recorded before, which no number of queues can turn into a cycle. But its copy to the host behind a collective of DDP
+# ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host
+# for these rows. So every stream needs a queue of its own, and 32 are the most that the driver gives.
+_QUEUES, _BY_DEFAULT = 32, "8"
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_OF_COPIES = "CUDA_DEVICE_MAX_COPY_CONNECTIONS"  # where it is set, copy engines have so many instead
+STREAMS = 20  # of an engine, its transports and its look-aheads, at most
+FEW_QUEUES = (
+    f"{{name}}={{given}}: fscomm issues to up to {STREAMS} streams beside those of compute, DDP and TorchRec, and a "
+    "stream that waits for another rank holds up every stream that shares its hardware queue: ranks could wait for "
+    f"each other for ever. Set {{name}}={_QUEUES} in the environment of the process, before its first CUDA call"
+)
 NOT_YET = (
-    "auto takes no transport for tables on CUDA, since none has been shown to be exact there with TorchRec's tables. "
-    f"Name one ({', '.join(NAMES[1:])}) after `make gpu` has passed on your machine"
+    "auto takes no transport for tables on CUDA, since none has been shown to be exact with TorchRec's tables between "
+    f"GPUs of two hosts. Name one ({', '.join(NAMES[1:])}) after the comparison with the plain loop passed on yours: "
+    "in a clone of FreeScale, on both hosts, CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=. torchrun --nnodes 2 "
+    "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tests/gpu/fscomm_on_cuda.py nccl"
 )
 
 
@@ -119,6 +137,8 @@ def _tried(
         return said and f"its trial failed: {said}"
     finally:
         transport.close("the trial is over")
+        if not problem:  # else a stream may hang
+            device.release()
 
 
 def wrong_rows(transport: Transport, where: torch.device) -> str:
@@ -177,10 +197,13 @@ def split_name(name: str) -> tuple[str, str]:
     return transport, host if colon else "gloo"
 
 
-def open_transport(name: str, context: RankContext, device: Device, *, timeout_s: float) -> Transport:
+def open_transport(
+    name: str, context: RankContext, device: Device, *, timeout_s: float, urgent: bool = False
+) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    To wait for an operation takes at most `timeout_s`. The only rank has gloo, whatever it asks for.
+    urgent: kernels that move its rows go before those of others. To wait for an operation takes at most `timeout_s`.
+    The only rank has gloo, whatever it asks for.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.
@@ -192,7 +215,7 @@ def open_transport(name: str, context: RankContext, device: Device, *, timeout_s
         raise ValueError(why_not)
     if context.world_size == 1 or name == "gloo":
         return GlooTransport(context, timeout_s=timeout_s)
-    return _opened(name, context, timeout_s, lambda group: _open(name, host, context, device, group))
+    return _opened(name, context, timeout_s, lambda group: _open(name, host, context, device, group, urgent))
 
 
 def _opened(
@@ -216,10 +239,10 @@ def _misfit(name: str, where: torch.device) -> str:
     return ""
 
 
-def _open(name: str, host: str, context: RankContext, device: Device, group: ControlGroup) -> Transport:
+def _open(name: str, host: str, context: RankContext, device: Device, group: ControlGroup, urgent: bool) -> Transport:
     where = device.where
-    if where.type == "cuda" and name != "nccl":
-        together(group, _check_launches)
+    if where.type == "cuda":
+        together(group, lambda: _check_environment(name))
     if name == "host-staged":
         factory = together(group, lambda: host_collective(host))
         return HostStaged(factory(context, timeout_s=group.timeout_s), group, device)
@@ -229,14 +252,22 @@ def _open(name: str, host: str, context: RankContext, device: Device, group: Con
         check_gpus(group, where)
         return Ring(CudaDriver(group, where), group, name=name)
     if name == "nccl":
-        return NcclTransport(nccl_backend(context, group, where, zero_cta=False), group, where)
+        return NcclTransport(nccl_backend(context, group, where, zero_cta=False, urgent=urgent), group, where)
     copy = together(group, lambda: engine_copy(where))
-    return PaddedTransport(nccl_backend(context, group, where, zero_cta=True), group, device, copy=copy)
+    backend = nccl_backend(context, group, where, zero_cta=True, urgent=urgent)
+    return PaddedTransport(backend, group, device, copy=copy)
 
 
-def _check_launches() -> None:
-    if (given := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) != "0":
+def _check_environment(name: str) -> None:
+    """Raises RuntimeError where what the driver of CUDA reads from it would stop ranks, or block their threads."""
+    if name != "nccl" and (given := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) != "0":
         raise RuntimeError(f"CUDA_LAUNCH_BLOCKING={given}: every copy would block the thread that issues it. Unset it")
+    queues = os.environ.get(_CONNECTIONS)
+    of_copies = os.environ.get(_OF_COPIES)
+    for variable, given in ((_CONNECTIONS, queues or _BY_DEFAULT), (_OF_COPIES, of_copies or str(_QUEUES))):
+        if not (given.isdigit() and int(given) >= _QUEUES):
+            shown = given if os.environ.get(variable) else f"{given} (not set)"
+            raise RuntimeError(FEW_QUEUES.format(name=variable, given=shown))
 
 
 def gloo_collective(context: RankContext, *, timeout_s: float) -> Transport:

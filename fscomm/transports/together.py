@@ -3,6 +3,7 @@
 What one rank lacks is told to all, so that they end in the same words and can go on together.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ from fsranks.machine.local_processes import machine
 
 T = TypeVar("T")
 
+SHARED_GPU = "FREESCALE_SHARED_GPU"
+_HOST_ID = "NCCL_HOSTID"
 _TOLD_BYTES = 512
 
 
@@ -65,12 +68,27 @@ def need_one_host(group: ControlGroup, instead: str) -> None:
         raise StepFailed(f"all ranks must be processes of one host, {apart} are apart: {instead}")
 
 
-def need_own_gpu(group: ControlGroup, where: torch.device, why: str) -> list[str]:
-    """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective."""
+def need_own_gpu(group: ControlGroup, where: torch.device, why: str, *, or_switch: bool = False) -> list[str]:
+    """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective.
+
+    or_switch: ranks that all have `FREESCALE_SHARED_GPU=1`, for tests, may share one. NCCL refuses only ranks whose
+    host and GPU are the same, and takes those with different `NCCL_HOSTID` for ranks of several hosts: it moves
+    everything over sockets then, so rows are right and times mean nothing.
+    """
     gpus = tell(group, together(group, lambda: gpu_id(where)))
-    if shared := [ranks for ranks in gpus.values() if len(ranks) > 1]:
-        raise StepFailed(f"{', '.join(map(name_ranks, shared))} share a GPU: {why}")
+    if (shared := _sharing(gpus)) and not (or_switch and set(tell(group, os.environ.get(SHARED_GPU, "0"))) == {"1"}):
+        raise StepFailed(f"{shared} share a GPU: {why}")
+    if shared and (same := _sharing(tell(group, os.environ.get(_HOST_ID, "")))):
+        raise StepFailed(
+            f"{SHARED_GPU}=1, but {same} have the same {_HOST_ID}, and NCCL would refuse them: give each rank one "
+            "of its own"
+        )
     return list(gpus)
+
+
+def _sharing(by_text: Mapping[str, Sequence[int]]) -> str:
+    """In words, the ranks that gave the same text as another rank; empty if there are none."""
+    return ", ".join(name_ranks(list(ranks)) for ranks in by_text.values() if len(ranks) > 1)
 
 
 def gpu_id(where: torch.device) -> str:

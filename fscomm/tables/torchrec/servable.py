@@ -231,8 +231,11 @@ def _problem_of_group(module: Any, kind: str, sharding: Any) -> str | None:
 def _problem_of_lookup(module: Any, kind: str, sharding: Any, lookup: Any) -> str | None:
     """Why a group cannot be served, as only this rank can see."""
     on_cuda = structure.where(module).type == "cuda"
-    if on_cuda and structure.owners(module, kind, sharding) is not None:
-        return "NCCL adds the parts of its vectors in an order that is not known (row-wise pooling)"
+    owners = structure.owners(module, kind, sharding)
+    # A sum of two parts has one value, whichever comes first: it is rounded once, or, where fp16 and bf16 are added as
+    # fp32, twice to the same.
+    if on_cuda and owners is not None and owners.size() > 2:
+        return "NCCL adds parts of its vectors from more than 2 ranks in an order that is not known (row-wise pooling)"
     if why := structure.missing_of_lookup(lookup):
         return why
     if getattr(lookup, "_need_prefetch", False) or getattr(lookup, "optim_state_tracker_fn", None) is not None:

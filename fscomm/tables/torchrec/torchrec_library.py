@@ -39,7 +39,9 @@ def versions() -> dict[str, str]:
 
 
 def adds_parts(name: str, module: Any, unserved: Collection[str]) -> dict[str, Any]:
-    """By what groups are called: the process group whose ranks add up the parts that they have of vectors."""
+    """By what groups are called: the process group whose ranks add up, by gloo, the parts that they have of vectors."""
+    if structure.where(module).type == "cuda":  # NCCL adds; of what is served, two parts at most
+        return {}
     groups = structure.groups(name, module)
     found = {part: structure.owners(module, kind, of_part) for part, kind, of_part in groups if part not in unserved}
     return {part: group for part, group in found.items() if group is not None}

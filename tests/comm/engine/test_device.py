@@ -7,6 +7,7 @@ the law of `fscomm/engine/table_order.py` by `table_law.watch`.
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -26,12 +27,15 @@ from table_law import watch
 from worlds import shared_world
 
 import fscomm
-from fscomm import comm
+from fscomm import comm, device
 from fscomm.device import CAPTURED, Cuda, Host
 from fscomm.engine.backward import Backward
+from fscomm.exchange import executor
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.rows import RowExchange
+from fscomm.loop import moving
+from fscomm.transports.opening import STREAMS, open_transport
 
 
 class Stamped(Clocks):
@@ -262,6 +266,55 @@ def test_tables_elsewhere_than_the_transport_is_for_run_plainly() -> None:
         assert said["embeddings.a"].startswith("there is no transport for these rows (transport='nccl'): nccl moves")
 
 
+class Counted(Clocks):
+    """Counts the streams that were made: those of threads, too."""
+
+    def __init__(self) -> None:
+        super().__init__(runs_ahead=True)
+        self.made = self.released = 0
+
+    def enter(self) -> None:
+        self.made += 1
+
+    def release(self) -> None:
+        self.released += 1
+
+    def stream(self, *, priority: int = 0) -> Any:
+        self.made += 1
+        return super().stream(priority=priority)
+
+
+def evaluated(rank: int, size: int) -> tuple[list[bool], int, int, int]:
+    """Which transports were urgent; streams of a block, and those after 100 evaluations in it; how often they were
+    released."""
+    device, urgent = Counted(), list[bool]()
+    model, _ = build(CONFIGS["row"], size)
+
+    def opened(name: str, context: Any, of: Any, **options: Any) -> Any:
+        if of is device:  # and not that of the trial of a version
+            urgent.append(options.get("urgent", False))
+        return open_transport(name, context, of, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "device_of", lambda where: device)
+        patch.setattr(moving, "device_of", lambda where: device)
+        patch.setattr(executor, "open_transport", opened)
+        with fscomm.enable(model, transport="host-staged", timeout_s=PATIENCE_S) as served:
+            of_block = device.made
+            for _ in range(100):
+                assert len(list(served.lookahead([torch.ones(1)], torch.device("cpu")))) == 1
+            assert device.released == 0
+    return urgent, of_block, device.made, device.released
+
+
+def test_evaluations_take_one_stream_and_a_block_no_more_than_there_are_queues_for() -> None:
+    for urgent, of_block, after, released in shared_world(2).run(evaluated):
+        assert released == 2  # those of the engine, and that of the look-aheads
+        assert urgent == [True, False, False]  # collision rows; exclusive rows; their gradients
+        assert after == of_block + 1
+        assert 9 < of_block < STREAMS  # three of each transport, and those of workers and classes
+
+
 # What CUDA's side of `fscomm.device` asks of torch, on torch without a GPU.
 
 WHERE = torch.device("cuda", 0)
@@ -284,6 +337,41 @@ def test_waiting_ends_when_the_device_is_done_and_at_the_latest_at_the_limit() -
     device.wait(Mark(20), 60.0)
     with pytest.raises(TimeoutError, match=r"cuda:0 did not come to the end .* within 0.05 s.*raise timeout_s"):
         device.wait(Mark(float("inf")), 0.05)
+
+
+def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch hands out 32 in turn: then a new one is the one of somebody else."""
+    made, used = list[int](), list[set[int]]()
+
+    class FakeStream:
+        def __init__(self, where: torch.device, priority: int = 0) -> None:
+            self.priority = priority
+            made.append(priority)
+
+    def block() -> set[int]:
+        """With two workers, a stream, and an urgent one."""
+        cuda, entered = Cuda(WHERE), list[Any]()
+        workers = [ThreadPoolExecutor(1) for _ in range(2)]
+        monkeypatch.setattr(torch.cuda, "set_stream", entered.append)
+        for worker in workers:
+            worker.submit(cuda.enter).result()
+        contexts = [cuda.stream(), cuda.stream(priority=-1)]
+        for worker in workers:
+            worker.shutdown()
+        cuda.release()
+        streams = [*entered, *(context.stream for context in contexts)]
+        assert [stream.priority for stream in streams] == [0, 0, 0, -1]
+        return {id(stream) for stream in streams}
+
+    monkeypatch.setattr(device, "_FREE", {})
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda where: None)
+    monkeypatch.setattr(torch.cuda, "_get_device_index", lambda *_: 0)
+    for _ in range(20):
+        used.append(block())
+    assert sorted(made) == [-1, 0, 0, 0]
+    assert all(len(streams) == 4 for streams in used)
+    assert set.union(*used) == used[0]
 
 
 def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.tables.torchrec import servable, structure
+from fscomm.tables.torchrec import servable, structure, torchrec_library
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 
@@ -240,3 +240,20 @@ def on_cuda(rank: int, size: int) -> None:
 
 def test_rounding_by_chance_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
     shared_world(1).run(on_cuda)
+
+
+def in_parts_on_cuda(rank: int, size: int) -> tuple[str | None, list[str]]:
+    """What is said of row-wise bags; and of which of them gloo would have to add up the parts."""
+    model, _ = build(CONFIGS["pooled weighted"], size)
+    module = model.module.embeddings["a"]
+    assert list(torchrec_library.adds_parts("it", module, ())) != []
+    with mock.patch.object(structure, "where", return_value=torch.device("cuda")):
+        return of_tables_on("cuda", module), list(torchrec_library.adds_parts("it", module, ()))
+
+
+@pytest.mark.parametrize(("ranks", "served"), [(2, True), (3, False)])
+def test_bags_in_parts_are_served_on_cuda_where_two_ranks_have_them(ranks: int, served: bool) -> None:
+    """A sum of two parts has one value, and more have one for each order. NCCL's group has no gloo."""
+    for why, over_gloo in shared_world(ranks).run(in_parts_on_cuda):
+        assert why is None if served else "from more than 2 ranks" in (why or "")
+        assert over_gloo == []

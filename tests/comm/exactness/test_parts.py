@@ -33,6 +33,7 @@ from fscomm.engine.turns import Turns
 from fscomm.exchange.executor import Threads
 from fscomm.exchange.operations import Kind, Operation
 from fscomm.loop.lookahead import Lookahead
+from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart, cut_batch, cut_points
 from fscomm.plan.number_of_parts import SPAN, NumberOfParts
 from fscomm.report.recorder import Recorder
@@ -200,7 +201,7 @@ def test_auto_computes_whole_steps_where_parts_are_not_served(config: Config, wo
 
 
 def test_where_nothing_is_served_steps_have_one_part() -> None:
-    steps = list(Lookahead(["a", "b"], listener=InOnePart(), device=None))
+    steps = list(Lookahead(["a", "b"], listener=InOnePart(), moving=Moving(None)))
     assert [(step.batch, list(step.parts())) for step in steps] == [("a", ["a"]), ("b", ["b"])]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fscomm.loop.lookahead import Listener, Lookahead
-from fscomm.loop.moving import Moved
+from fscomm.loop.moving import Moved, Moving
 
 META = torch.device("meta")  # another device that every machine has
 Event = tuple[Any, ...]
@@ -127,7 +127,7 @@ class Flaky:
 
 
 def ahead(loader: Any, listener: Told | None = None, device: torch.device | None = None, **options: Any) -> Any:
-    return Lookahead(loader, listener=listener or Told(), device=device, **options)
+    return Lookahead(loader, listener=listener or Told(), moving=Moving(device), **options)
 
 
 def seen(batches: Any, then: Callable[[], Any] = lambda: None) -> list[Any]:

@@ -201,7 +201,7 @@ def test_time_counts_when_the_work_fails(clock: Clock) -> None:
 
 def test_rows_and_bytes_are_added_by_module_and_kind() -> None:
     recorder = Recorder(rank=2)
-    recorder.travels_by("gloo")
+    recorder.travels_by("gloo", torch.device("cpu"))
     for step in (0, 1):
         recorder.count("a", step, Collisions(occurrences=10, colliding=4, unique=5, unique_colliding=1))
         recorder.count("b", step, Collisions(occurrences=2, colliding=0, unique=2, unique_colliding=0))
@@ -283,6 +283,22 @@ def test_many_threads_lose_nothing() -> None:
     report = recorder.report()
     assert report.total.traffic("ids").sent == 1600
     assert report.total.collisions["a"].occurrences == 1600
+
+
+@pytest.mark.parametrize(
+    ("where", "deterministic", "sure"), [("cpu", False, True), ("cuda", False, False), ("cuda", True, True)]
+)
+def test_a_report_says_where_the_plain_loop_may_not_repeat(where: str, deterministic: bool, sure: bool) -> None:
+    """fbgemm's kernels for CUDA ask torch whether algorithms have to be deterministic."""
+    recorder, before = Recorder(), torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        recorder.travels_by("nccl", torch.device(where))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    report = recorder.report()
+    assert (report.not_repeated is None) == sure
+    assert ("torch.use_deterministic_algorithms(True) in both loops" in str(report)) == (not sure)
 
 
 def test_a_report_is_frozen_and_plain_json() -> None:

@@ -176,7 +176,7 @@ class FakeNccl:
         self.eager_connect_single_device = self.calls.append
 
 
-def test_a_backend_is_made_with_patience_and_without_ctas_if_asked() -> None:
+def test_a_backend_is_made_with_patience_and_without_ctas_and_with_priority_if_asked() -> None:
     shared_world(2).run(made)
 
 
@@ -184,8 +184,8 @@ def made(rank: int, world_size: int) -> None:
     context, device = resolve(), torch.device("cuda", 0)
     group = ControlGroup(context, timeout_s=PATIENCE_S)
 
-    def make(zero_cta: bool = False, context: RankContext = context) -> Any:
-        return nccl.nccl_backend(context, group, device, zero_cta=zero_cta)
+    def make(zero_cta: bool = False, context: RankContext = context, *, urgent: bool = False) -> Any:
+        return nccl.nccl_backend(context, group, device, zero_cta=zero_cta, urgent=urgent)
 
     with pytest.raises(StepFailed, match="on ranks 0, 1: ValueError: NCCL needs a process group"):
         make(False, RankContext(rank=0, world_size=2))
@@ -195,15 +195,33 @@ def made(rank: int, world_size: int) -> None:
         patch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
         patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
         patch.setattr(together, "gpu_id", lambda where: f"GPU {rank}")
-        for zero_cta in (False, True):
-            backend = make(zero_cta)
+        for zero_cta, urgent in ((False, False), (False, True), (True, False)):
+            backend = make(zero_cta, urgent=urgent)
             store, *ranks, options = backend.made
             assert (store, ranks) == (dist.PrefixStore, [rank, world_size])
             assert options.config.cta_policy == (2 if zero_cta else 0)
+            assert options.is_high_priority_stream == urgent
             assert options._timeout.days >= 30
             assert backend.calls == ["numbered", device]
         refuse(patch, rank, make)
     group.close("done")
+
+
+def share_in_tests(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
+    """By a switch that all ranks set, each with another host for NCCL; never with buffers of one NVLink domain."""
+    shared = pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank")
+    patch.setenv("NCCL_HOSTID", f"of rank {rank}")
+    patch.setenv("FREESCALE_SHARED_GPU", "1" if rank else "0")
+    with shared:
+        make()
+    patch.setenv("FREESCALE_SHARED_GPU", "1")
+    make()
+    with shared:
+        make(True)
+    patch.setenv("NCCL_HOSTID", "of both")
+    with pytest.raises(StepFailed, match="SHARED_GPU=1, but ranks 0, 1 have the same NCCL_HOSTID"):
+        make()
+    patch.delenv("FREESCALE_SHARED_GPU")
 
 
 def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> None:
@@ -221,9 +239,11 @@ def refuse(patch: pytest.MonkeyPatch, rank: int, make: Callable[..., Any]) -> No
     patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7) if rank else (2, 27, 5))
     with pytest.raises(StepFailed, match=r"one version of NCCL: on rank 0: NCCL 2\.27\.5; on rank 1: NCCL 2\.29\.7"):
         make()
+    patch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
     patch.setattr(together, "gpu_id", lambda where: "the only GPU")
     with pytest.raises(StepFailed, match="ranks 0, 1 share a GPU: NCCL wants a GPU for each rank"):
         make()
+    share_in_tests(patch, rank, make)
     patch.setattr(FakeNccl, "Options", lambda: SimpleNamespace(config=object()))
     with pytest.raises(StepFailed, match=r"on ranks 0, 1: RuntimeError: torch .* cannot ask NCCL for zero-CTA"):
         make(True)

@@ -6,7 +6,7 @@ Host collectives by name, from this package and from installed ones.
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 import fscomm
+from fscomm.device import Host
 from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice, host_collective, host_collectives
+from fscomm.transports.together import StepFailed
 from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 
@@ -88,6 +90,12 @@ def test_the_only_rank_has_nothing_to_lack_but_on_cuda_it_has_to_ask(asked: str,
     assert ("Name one (nccl, nccl-ce, copy-engine, host-staged)" in choice.why_not) == (taken is None)
 
 
+def test_the_line_about_auto_names_a_program_of_this_repository() -> None:
+    (program,) = [word for word in opening.NOT_YET.split() if word.endswith(".py")]
+    assert "torchrun --nnodes 2" in opening.NOT_YET
+    assert (Path(__file__).parents[3] / program).is_file()
+
+
 @pytest.mark.parametrize("name", opening.NAMES)
 def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
     """As it has nobody to send to, also for tables on CUDA."""
@@ -106,6 +114,7 @@ def on_cuda(rank: int, size: int, *asked: str) -> list[str]:
     """Tables on GPUs that are not there; the last rank has a setting that no transport without kernels can stand."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "device_of", lambda where: SimpleNamespace(where=where))
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if rank == size - 1:
             patch.setenv("CUDA_LAUNCH_BLOCKING", "1")
         where = torch.device("cuda", 0)
@@ -121,6 +130,95 @@ def test_what_one_rank_lacks_is_told_to_all_with_what_to_do() -> None:
     why = "on rank 1: RuntimeError: CUDA_LAUNCH_BLOCKING=1: every copy would block the thread that issues it. Unset it"
     assert named == [why] * 3
     assert nccl.startswith("on ranks 0, 1: RuntimeError: ")  # of torch: it knows no CUDA, or not in a forked process
+
+
+def with_few_queues(rank: int, size: int, names: Sequence[str], of_last: dict[str, str]) -> list[str]:
+    """of_last: the environment of the last rank; the others have hardware queues enough."""
+    device: Any = SimpleNamespace(where=torch.device("cuda", 0))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
+            patch.delenv(name, raising=False)
+        for name, number in (of_last if rank == size - 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}).items():
+            patch.setenv(name, number)
+        said = []
+        for name in names:
+            with pytest.raises(StepFailed) as refused:
+                opening.open_transport(name, resolve(), device, timeout_s=PATIENCE_S)
+            said.append(str(refused.value))
+        return said
+
+
+@pytest.mark.parametrize(
+    ("of_last", "named"),
+    [
+        ({}, "CONNECTIONS=8 (not set)"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "CONNECTIONS=1"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "many"}, "CONNECTIONS=many"),
+        (
+            {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"},
+            "COPY_CONNECTIONS=8",
+        ),
+    ],
+)
+def test_streams_that_would_share_a_hardware_queue_are_refused_for_every_transport(
+    of_last: dict[str, str], named: str
+) -> None:
+    """Megatron sets 1, and 8 is what the driver takes."""
+    of_rank_0, of_rank_1 = shared_world(2).run(with_few_queues, opening.NAMES[1:], of_last)
+    assert of_rank_0 == of_rank_1
+    for said in of_rank_0:
+        assert said.startswith(f"on rank 1: RuntimeError: CUDA_DEVICE_MAX_{named}: fscomm issues to up to 20 streams")
+        assert said.endswith("CONNECTIONS=32 in the environment of the process, before its first CUDA call")
+
+
+def prioritized(rank: int, size: int) -> list[str]:
+    """Which options of NCCL a transport asks for."""
+    device: Any = SimpleNamespace(where=torch.device("cuda", 0))
+
+    def refuse(*_: object, **options: bool) -> None:
+        raise StepFailed(str(options))
+
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        patch.setattr(opening, "nccl_backend", refuse)
+        patch.setattr(opening, "engine_copy", lambda where: None)
+        for name in ("nccl", "nccl-ce"):
+            for urgent in (True, False):
+                with pytest.raises(StepFailed) as refused:
+                    opening.open_transport(name, resolve(), device, timeout_s=PATIENCE_S, urgent=urgent)
+                said.append(str(refused.value))
+    return said
+
+
+def test_nccl_is_asked_for_priority_where_rows_are_urgent() -> None:
+    asked = [str({"zero_cta": zero_cta, "urgent": urgent}) for zero_cta in (False, True) for urgent in (True, False)]
+    assert shared_world(2).run(prioritized) == [asked, asked]
+
+
+class Released(Host):
+    def __init__(self) -> None:
+        self.times = 0
+
+    def release(self) -> None:
+        self.times += 1
+
+
+def released(rank: int, size: int) -> list[int]:
+    """How often the streams of a trial were released: of one that passes, and of one that rank 1 fails."""
+    times = []
+    with pytest.MonkeyPatch.context() as patch:
+        for fails in (False, True):
+            device, wrong = Released(), "other rows" if fails and rank == 1 else ""
+            patch.setattr(opening, "device_of", lambda where, device=device: device)
+            patch.setattr(opening, "wrong_rows", lambda transport, where, wrong=wrong: wrong)
+            opening.agree_on("host-staged", resolve(), CPU, timeout_s=PATIENCE_S)
+            times.append(device.times)
+    return times
+
+
+def test_streams_of_a_trial_are_used_again_unless_they_may_hang() -> None:
+    assert shared_world(2).run(released) == [[1, 1], [1, 0]]
 
 
 def differing(rank: int, size: int) -> list[str]:
