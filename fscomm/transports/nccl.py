@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
-from fscomm.transports.together import StepFailed, need_own_gpu, said_by, tell, together
+from fscomm.transports.together import StepFailed, may_share_gpu, need_own_gpu, said_by, tell, together
 from fscomm.transports.transport import Done, Handle, as_bytes, check_splits, row_bytes
 from fscomm.transports.watch import Watch
 from fsranks.control_group import ControlGroup
@@ -239,7 +239,8 @@ def nccl_backend(
     options, version = together(group, lambda: _options(context, zero_cta=zero_cta, urgent=urgent))
     # With zero-CTA not even in tests: ranks that NCCL takes for several hosts cannot register buffers together.
     why = "NCCL wants a GPU for each rank; take host-staged"
-    need_own_gpu(group, where, why, or_switch=not zero_cta)
+    if zero_cta or not may_share_gpu(group):
+        need_own_gpu(group, where, why)
     versions = tell(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
         raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")

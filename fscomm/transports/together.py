@@ -68,22 +68,29 @@ def need_one_host(group: ControlGroup, instead: str) -> None:
         raise StepFailed(f"all ranks must be processes of one host, {apart} are apart: {instead}")
 
 
-def need_own_gpu(group: ControlGroup, where: torch.device, why: str, *, or_switch: bool = False) -> list[str]:
-    """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective.
-
-    or_switch: ranks that all have `FREESCALE_SHARED_GPU=1`, for tests, may share one. NCCL refuses only ranks whose
-    host and GPU are the same, and takes those with different `NCCL_HOSTID` for ranks of several hosts: it moves
-    everything over sockets then, so rows are right and times mean nothing.
-    """
+def need_own_gpu(group: ControlGroup, where: torch.device, why: str) -> list[str]:
+    """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective."""
     gpus = tell(group, together(group, lambda: gpu_id(where)))
-    if (shared := _sharing(gpus)) and not (or_switch and set(tell(group, os.environ.get(SHARED_GPU, "0"))) == {"1"}):
+    if shared := _sharing(gpus):
         raise StepFailed(f"{shared} share a GPU: {why}")
-    if shared and (same := _sharing(tell(group, os.environ.get(_HOST_ID, "")))):
+    return list(gpus)
+
+
+def may_share_gpu(group: ControlGroup) -> bool:
+    """Whether ranks may use NCCL on one GPU: all have `FREESCALE_SHARED_GPU=1`, for tests. Collective.
+
+    NCCL refuses only ranks whose host and GPU are the same, and takes those with different `NCCL_HOSTID` for ranks of
+    several hosts: it moves everything over sockets then, so rows are right and times mean nothing. Raises StepFailed if
+    two ranks have the same.
+    """
+    if set(tell(group, os.environ.get(SHARED_GPU, "0"))) != {"1"}:
+        return False
+    if same := _sharing(tell(group, os.environ.get(_HOST_ID, ""))):
         raise StepFailed(
             f"{SHARED_GPU}=1, but {same} have the same {_HOST_ID}, and NCCL would refuse them: give each rank one "
             "of its own"
         )
-    return list(gpus)
+    return True
 
 
 def _sharing(by_text: Mapping[str, Sequence[int]]) -> str:
