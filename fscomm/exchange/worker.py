@@ -108,7 +108,11 @@ class Worker:
             self._ended.set()
 
     def _serve(self) -> None:
-        self._enter()
+        try:
+            self._enter()
+        except BaseException as error:  # of the device: what is submitted fails with it, and nothing waits forever
+            self._error = error
+            self._on_error(error)
         while (item := self._queue.get()) is not None:
             future, before, work, stream = item
             if self._error is None:

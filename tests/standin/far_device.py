@@ -157,9 +157,9 @@ class FarDevice(Clocks):
             del _inside.put
 
 
-def _open(name: str, host: str, context: Any, device: Any, group: Any) -> HostStaged:
+def _open(name: str, host: str, context: Any, device: Any, group: Any, urgent: bool) -> HostStaged:
     """Whatever its name: the transport that needs no GPU."""
-    del name, host
+    del name, host, urgent
     return HostStaged(opening.gloo_collective(context, timeout_s=group.timeout_s), group, device)
 
 

@@ -273,7 +273,7 @@ class Counted(Clocks):
         super().__init__(runs_ahead=True)
         self.made = self.released = 0
 
-    def enter(self) -> None:
+    def enter(self, *, priority: int = 0) -> None:
         self.made += 1
 
     def release(self) -> None:

@@ -74,7 +74,7 @@ def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
     with contextlib.ExitStack() as patched:
         for user in (comm, moving):
             patched.enter_context(mock.patch.object(user, "device_of", return_value=device))
-        patched.enter_context(mock.patch.object(moving.Moving, "__init__", moves))
+        patched.enter_context(mock.patch.object(comm, "Moving", moves))
         patched.enter_context(mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)))
         patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
         patched.enter_context(mock.patch.object(Recipe, "read", noted))

@@ -150,3 +150,16 @@ def test_work_under_way_on_the_device_keeps_what_it_uses_and_closing_waits_for_i
     assert held() is None
     worker.close()
     assert last.mark in device.waited
+
+
+def test_a_worker_that_cannot_enter_its_device_fails_what_is_submitted() -> None:
+    class Lost(Host):
+        def enter(self, *, priority: int = 0) -> None:
+            raise RuntimeError("the device is lost")
+
+    told: list[str] = []
+    worker = worker_on(Lost(), lambda error: told.append(str(error)))
+    pending = worker.submit(lambda: pytest.fail("ran"))
+    assert str(pending.exception(PATIENCE_S)) == "the device is lost"
+    worker.close()
+    assert told == ["the device is lost"]
