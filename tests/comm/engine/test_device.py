@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from clocks import Clocks, Moment
@@ -297,6 +298,7 @@ def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
     monkeypatch.setattr(torch.Tensor, "to", copied)
     given = [torch.arange(5), torch.ones(3, 2, dtype=torch.float16), torch.empty(0, pin_memory=True), torch.tensor([7])]
+    given.append(torch.from_numpy(np.empty(0, np.int64)))  # its stride is 0 (numpy 2.4)
     there = device.put(given)
     assert len(copies) == 1
     assert device.put([]) == []
