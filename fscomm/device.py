@@ -227,7 +227,7 @@ class Cuda:
             tensor.record_stream(stream)
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+        flat = [_bytes(tensor) for tensor in tensors]
         ends = list(itertools.accumulate(-(-len(each) // _ALIGNED) * _ALIGNED for each in flat))
         packed = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, pin_memory=True)
         starts = [0, *ends[:-1]]
@@ -246,6 +246,11 @@ class Cuda:
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, one-dimensional. An empty array of numpy 2 has stride 0, and torch views that only as what it is."""
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 
 def _let_others_capture() -> None:

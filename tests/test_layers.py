@@ -207,7 +207,7 @@ def test_nothing_is_unpickled():
 def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = files("fscomm", "plan") + files("fsdata", "kernels") + files("fsdata", "order")
     pure += files("fsdata", "balance/packing")
-    of_fscomm = ("engine/table_order", "exchange/operations", "transports/cutting")
+    of_fscomm = ("engine/table_order", "exchange/operations", "exchange/stream_order", "transports/cutting")
     pure += [ROOT / "fscomm" / f"{name}.py" for name in of_fscomm]
     for path in pure:
         forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine.engine", "fscomm.transports.transport"}

@@ -108,6 +108,7 @@ class Executor(ABC):
                     of_rows=of_rows[of_class],
                     of_gradients=gradients if of_class is Class.EXCLUSIVE else of_rows[of_class],
                     wire=self._wire(of_class),
+                    device=device,
                     recorder=recorder,
                 )
                 for of_class in classes

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fscomm.device import Mark
 from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.plan.ways import Back, Fetch, Merge
 from fscomm.tables.maps import Record
@@ -101,7 +102,7 @@ class Gradients:
     number: int
     by_part: Sequence[dict[int, torch.Tensor]]
     hypers: Mapping[int, list[Hyper]]
-    _came: dict[int, torch.Tensor] = field(default_factory=dict)
+    _came: dict[int, tuple[torch.Tensor, Mark]] = field(default_factory=dict)
     _making: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -122,9 +123,9 @@ class Gradients:
         some, lengths = next(iter(found.values())), np.diff(back.ends, prepend=0).tolist()
         return torch.cat([found[part] if part in found else some.new_zeros(lengths[part], dim) for part in parts])
 
-    def came(self, group: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The strips that come to this owner, piece after piece; made when the first of them travel. From any worker,
-        which writes the pieces of its own operations."""
+    def came(self, group: int, make: Callable[[], tuple[torch.Tensor, Mark]]) -> tuple[torch.Tensor, Mark]:
+        """The strips that come to this owner, piece after piece; made when the first of them travel, and the mark of
+        that. From any worker, which writes the pieces of its own operations, behind the mark."""
         with self._making:
             if group not in self._came:
                 self._came[group] = make()

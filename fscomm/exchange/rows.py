@@ -4,11 +4,11 @@ Collision rows and gradients go piece by piece, exclusive ones in chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
 
+from fscomm.device import Device, Mark
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.plan.sharding_group import GroupLayout
@@ -47,6 +47,7 @@ class RowExchange:
         of_rows: Transport,
         of_gradients: Transport,
         wire: Wire,
+        device: Device,
         recorder: Recorder,
     ) -> None:
         self._class = of_class
@@ -56,6 +57,7 @@ class RowExchange:
         self._of_rows = of_rows
         self._of_gradients = of_gradients
         self._wire = wire
+        self._device = device
         self._recorder = recorder
 
     def run(self, operation: Operation) -> None:
@@ -111,7 +113,12 @@ class RowExchange:
         self._of_rows.meet()
 
     def _came(self, gradients: Gradients, group: int, way: Back) -> torch.Tensor:
-        return gradients.came(group, partial(self._new_gradients, group, way.starts[-1]))
+        def make() -> tuple[torch.Tensor, Mark]:
+            return self._new_gradients(group, way.starts[-1]), self._device.mark()
+
+        came, made = gradients.came(group, make)
+        self._device.after(made)  # maybe in the stream of another class, which may still use what was there before
+        return came
 
     def _new_gradients(self, group: int, number: int) -> torch.Tensor:
         tables = self._tables[group]

@@ -1,8 +1,6 @@
-"""What waits for what. On a device every hand-over between threads must be ordered there, not only on the host.
+"""What waits for what on a device. No GPU takes part.
 
-No GPU takes part: the device of workers is one of vector clocks (`clocks.Clocks`). The engine runs on it as on CUDA,
-and every place where one thread uses what another made asks whether the two are ordered. Accesses to tables are held to
-the law of `fscomm/engine/table_order.py` by `table_law.watch`.
+Whether streams use memory in order is for `tests/comm/exchange/test_stream_order.py`.
 """
 
 import threading
@@ -14,103 +12,25 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-from clocks import Clocks, Moment
+from clocks import Clocks
 from exact import Run, compare, new_run
 from exact_configs import CONFIGS
 from exact_kinds import TWO, without_gradients
-from exact_loops import LOOPS
 from exact_model import Batch, Config, build
 from patience import PATIENCE_S
-from table_law import watch
 from worlds import shared_world
 
 import fscomm
 from fscomm import comm, device
 from fscomm.device import CAPTURED, Cuda, Host
-from fscomm.engine.backward import Backward
 from fscomm.exchange import executor
-from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.rows import RowExchange
 from fscomm.loop import moving
 from fscomm.transports.opening import STREAMS, open_transport
-
-
-class Stamped(Clocks):
-    """Notes what was made when, and what was used too early."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[tuple[Any, ...], Moment] = {}
-        self.early: list[str] = []
-        self.asked: set[str] = set()
-        self.fetched: list[tuple[Any, Any, bool]] = []  # buffer, index of the rows, class
-
-    def make(self, *what: Any) -> None:
-        self.made[what] = self.now()
-
-    def use(self, by: str, *what: Any) -> None:
-        self.asked.add(f"{what[0]} by {by}")
-        if not self.made[what].is_before(self.now()):
-            self.early.append(f"{by} used {what}")
-
-    def reads(self, *tensors: Any) -> None:
-        """A forward is about to use what was fetched; memory that is not named here may be given away."""
-        read = {id(tensor) for tensor in tensors}
-        for buffer, index, collision in list(self.fetched):
-            if id(buffer) in read:
-                self.use("forward", "rows", id(buffer), collision)
-                if id(index) not in read:
-                    self.early.append("forward does not name where rows go")
-
-
-def watched(patch: pytest.MonkeyPatch, device: Stamped) -> None:
-    """Let the engine's parts say what they make and ask before they use."""
-    exchange, fetch = IdExchange.exchange, RowExchange.fetch
-    update, take = RowExchange.update, Backward.take_gradient
-
-    def run_ids(self: Any, number: int, before: Any, *rest: Any) -> Any:
-        ids = exchange(self, number, before, *rest)
-        device.make("plan", number)
-        if before is not None:
-            device.make("way back", before.number)
-        return ids
-
-    def fetch_rows(self: Any, ids: Any, groups: Any, piece: int) -> None:
-        device.use("rows", "plan", ids.number)
-        fetch(self, ids, groups, piece)
-        collision = self._class is Class.COLLISION
-        for ahead in map(ids.ahead, groups):
-            device.make("rows", id(ahead.buffer), collision)
-            device.fetched.append((ahead.buffer, ahead.merge.index, collision))
-
-    def apply(self: Any, gradients: Any, *rest: Any) -> None:
-        device.use("update", "way back", gradients.number)
-        device.use("update", "gradient", gradients.number)
-        update(self, gradients, *rest)
-
-    def take_gradient(self: Any, step: Any, part: int, group: int, gradient: Any) -> None:
-        device.make("gradient", step.number)
-        take(self, step, part, group, gradient)
-
-    patch.setattr(IdExchange, "exchange", run_ids)
-    patch.setattr(RowExchange, "fetch", fetch_rows)
-    patch.setattr(RowExchange, "update", apply)
-    patch.setattr(Backward, "take_gradient", take_gradient)
-
-
-def raced(rank: int, size: int, loop: Any, forget: bool) -> tuple[list[str], list[str], set[str]]:
-    """What differs from the plain run, what was used too early, and what was asked. forget: nothing waits."""
-    device = Stamped()
-    with pytest.MonkeyPatch.context() as patch:
-        seen = watch(patch, device)
-        watched(patch, device)
-        if forget:
-            patch.setattr(device, "after", lambda mark: None)
-        found, _ = compare(rank, size, CONFIGS["row"].but(steps=5), loop)
-    return found, device.early + seen.broken(), device.asked
 
 
 class Slow(Clocks):
@@ -165,22 +85,6 @@ def test_the_report_says_how_long_compute_stood_still(rows_s: float, optimizer_s
     """Rows are fetched from backward on; the optimizer step hides its own length of that."""
     for by_step in shared_world(2).run(exposed, rows_s, optimizer_s):
         assert by_step[2:] == pytest.approx([exposed_ms] * 6, rel=0.1, abs=1e-6)
-
-
-LONG = pytest.param("state_dict_everywhere", marks=pytest.mark.long)
-
-
-@pytest.mark.parametrize("loop", ["accumulation", LONG])
-def test_every_hand_over_between_threads_is_ordered_on_the_device(loop: str) -> None:
-    for found, early, asked in shared_world(2).run(raced, LOOPS[loop], False):
-        assert (found, early) == ([], [])
-        assert asked >= {"plan by rows", "way back by update", "gradient by update", "rows by forward"}
-
-
-def test_hand_overs_without_marks_are_noticed() -> None:
-    for _, early, _ in shared_world(2).run(raced, LOOPS["base"], True):
-        assert {each.split(" used ")[0] for each in early} >= {"rows", "update", "forward"}
-        assert any("is not before" in each for each in early)
 
 
 def looked_up_beside(rank: int, size: int) -> bool:
@@ -385,6 +289,7 @@ def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
     monkeypatch.setattr(torch.Tensor, "to", copied)
     given = [torch.arange(5), torch.ones(3, 2, dtype=torch.float16), torch.empty(0, pin_memory=True), torch.tensor([7])]
+    given.append(torch.from_numpy(np.empty(0, np.int64)))  # its stride is 0 (numpy 2.4)
     there = device.put(given)
     assert len(copies) == 1
     assert device.put([]) == []

@@ -15,8 +15,11 @@ from fscomm.device import Host
 
 
 class Mark:
+    """share: of the questions whether it is done that are answered by yes, where streams differ."""
+
     def __init__(self, clock: Counter[str]) -> None:
         self.clock = clock
+        self.share = 0.0
 
 
 @dataclass(frozen=True, slots=True)
