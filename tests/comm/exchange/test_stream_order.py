@@ -173,7 +173,7 @@ def sent_before_it_is_there(patch: pytest.MonkeyPatch) -> None:
         (lookups_beside_updates, ["tables of plain used too early by exclusive"]),
         (lookups_beside_ids, ["plan of ids used too early by exclusive"]),
         (features_not_named, ["features of ids freed while compute may use it"]),
-        (batch_in_use, ["batch of copy used too early by compute"]),
+        (batch_in_use, ["batch of copy freed while compute may use it"]),
         (ids_beside_the_copy, ["batch of copy used too early by ids"]),
         (buffer_of_either_class, ["received gradients of exclusive used too early by wire"]),
         (staging_used_again, ["staging of wire used too early by host"]),
