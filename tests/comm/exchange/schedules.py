@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from patience import PATIENCE_S
 from sanitizer import Sanitizer
 from stream_doubles import (
     SAMPLES,
@@ -140,7 +141,7 @@ class Schedule:
 
     def _transport(self) -> Any:
         group: Any = SimpleNamespace(
-            rank=0, world_size=1, timeout_s=60.0, clock=MACHINE_CLOCK, all_gather=lambda mine: mine[None], gone=list,
+            rank=0, world_size=1, timeout_s=PATIENCE_S, clock=MACHINE_CLOCK, all_gather=lambda mine: mine[None], gone=list,
             abort=lambda reason: None, close=lambda reason: None,
         )  # fmt: skip
         if self.kind == "host-staged":
@@ -175,7 +176,7 @@ class Schedule:
         finder = FeatureFinder([each.name for each in modules], readers, problem=lambda _: None, make=lambda *_: None)
         self.loop = loop = Loop(
             modules, RankContext(rank=0, world_size=1), Quiet(), finder=finder, device=self.device,
-            transport=self.kind, strict=False, timeout_s=60.0, parts=numbers,
+            transport=self.kind, strict=False, timeout_s=PATIENCE_S, parts=numbers,
         )  # fmt: skip
         loop._executor.play = self.play  # type: ignore[attr-defined]  # for `without_collision_rows`
         for module in modules:
