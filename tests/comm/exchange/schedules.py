@@ -141,9 +141,15 @@ class Schedule:
 
     def _transport(self) -> Any:
         group: Any = SimpleNamespace(
-            rank=0, world_size=1, timeout_s=PATIENCE_S, clock=MACHINE_CLOCK, all_gather=lambda mine: mine[None], gone=list,
-            abort=lambda reason: None, close=lambda reason: None,
-        )  # fmt: skip
+            rank=0,
+            world_size=1,
+            timeout_s=PATIENCE_S,
+            clock=MACHINE_CLOCK,
+            all_gather=lambda mine: mine[None],
+            gone=list,
+            abort=lambda reason: None,
+            close=lambda reason: None,
+        )
         if self.kind == "host-staged":
             return PlayedStaged(self.play, group)
         backend = Backend(self.device)
@@ -157,9 +163,17 @@ class Schedule:
         """b is pooled."""
         pooling = Pooling(strips=((1,),), owners=1, mean=False) if name == "b" else None
         layout = GroupLayout(
-            module=name, sharding="table_wise", rank=0, world_size=1, dim=1, dtype=torch.float32, runs=((1,),),
-            rows=(ROWS,), chunk_bytes=4, pooling=pooling,
-        )  # fmt: skip
+            module=name,
+            sharding="table_wise",
+            rank=0,
+            world_size=1,
+            dim=1,
+            dtype=torch.float32,
+            runs=((1,),),
+            rows=(ROWS,),
+            chunk_bytes=4,
+            pooling=pooling,
+        )
         kernel = Kernel(self.device.named("tables", torch.zeros(ROWS, 1), name))
         codecs = [as_they_are(torch.float32, 1)]
         owner, plain = SimpleNamespace(), lambda features: module.run_plainly(features)
@@ -175,9 +189,16 @@ class Schedule:
         readers: Any = {module.name: partial(_ids_of, module.number) for module in modules}
         finder = FeatureFinder([each.name for each in modules], readers, problem=lambda _: None, make=lambda *_: None)
         self.loop = loop = Loop(
-            modules, RankContext(rank=0, world_size=1), Quiet(), finder=finder, device=self.device,
-            transport=self.kind, strict=False, timeout_s=PATIENCE_S, parts=numbers,
-        )  # fmt: skip
+            modules,
+            RankContext(rank=0, world_size=1),
+            Quiet(),
+            finder=finder,
+            device=self.device,
+            transport=self.kind,
+            strict=False,
+            timeout_s=PATIENCE_S,
+            parts=numbers,
+        )
         loop._executor.play = self.play  # type: ignore[attr-defined]  # for `without_collision_rows`
         for module in modules:
             module.engine = loop
