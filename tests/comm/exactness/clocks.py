@@ -10,8 +10,11 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from fscomm.device import Host
+from fscomm.exchange import executor
+from fscomm.transports.opening import NAMES
 
 
 class Mark:
@@ -49,6 +52,11 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self._device.current = self._outside
+
+
+def on_streams() -> Any:
+    """Inside, one worker issues to streams of the device, whatever the transport; else each class has a worker."""
+    return mock.patch.object(executor, "ORDERED_BY_THE_DEVICE", NAMES)
 
 
 class Clocks(Host):

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from clocks import Clocks
+from clocks import Clocks, on_streams
 from exact import compare, differences, flat, plain, raw_state
 from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS, base
@@ -73,12 +73,15 @@ def compared(
     options: dict[str, Any],
     chunk_rows: int | None = None,
     ahead: bool = False,
+    streams: bool = False,
 ) -> tuple[list[str], dict[str, Any]]:
-    """chunk_rows: the most that travel at once."""
+    """chunk_rows: the most that travel at once. ahead, streams: see `check`."""
     device, early = Clocks(done_share=0.5, runs_ahead=True), list[str]()
     with contextlib.ExitStack() as patched:
         if chunk_rows:
             patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
+        if streams:
+            patched.enter_context(on_streams())
         if ahead:
             patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
             patched.enter_context(mock.patch.object(moving, "device_of", return_value=device))
@@ -99,10 +102,12 @@ def check(
     *,
     transport: str = "gloo",
     ahead: bool = False,
+    streams: bool = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played."""
-    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows, ahead)
+    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played. streams: one
+    worker issues to them, whatever the transport."""
+    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows, ahead, streams)
     for rank, (found, said) in enumerate(answers):
         assert found == [], f"rank {rank} of {world.size}, {loop}"
         assert said["report"]["transport"] == transport  # not plainly, because the warm-up had failed
@@ -141,7 +146,7 @@ def test_models(name: str, size: int, transport: str, chunk_rows: int | None) ->
     ("name", "transport", "chunk_rows"),
     [("several", "copy-engine", None), ("one KJT", "host-staged", 3), ("pooled mixed", "gloo", None)],
 )
-def test_models_on_streams(name: str, transport: str, chunk_rows: int | None) -> None:
+def test_models_on_a_device(name: str, transport: str, chunk_rows: int | None) -> None:
     for said in check(shared_world(2), CONFIGS[name], "base", chunk_rows, transport=transport, ahead=True):
         assert said["fallbacks"] == {}
 
@@ -167,7 +172,7 @@ def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport:
 
 def check_loop(size: int, config: Config, loop: str, *, ahead: bool = False) -> None:
     """Nothing runs plainly that could be served."""
-    for said in check(shared_world(size), config, loop, ahead=ahead):
+    for said in check(shared_world(size), config, loop, ahead=ahead, streams=ahead):
         for reason in said["fallbacks"].values():
             assert loop in PARTLY_PLAIN
             assert PARTLY_PLAIN[loop] in reason

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from clocks import Clocks
+from clocks import Clocks, on_streams
 from exact import compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_model import Config
@@ -42,7 +42,7 @@ from fsranks.errors import MismatchError
 
 
 def compared(
-    rank: int, size: int, config: Config, loop: str, parts: Numbers, options: dict[str, Any], ahead: bool
+    rank: int, size: int, config: Config, loop: str, parts: Numbers, options: dict[str, Any], ahead: bool, streams: bool
 ) -> tuple[list[str], Any]:
     with contextlib.ExitStack() as patched:
         allowed: Any = parts
@@ -56,15 +56,25 @@ def compared(
         if ahead:
             device = Clocks(done_share=0.5, runs_ahead=True)
             patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
+        if streams:
+            patched.enter_context(on_streams())
         return compare(rank, size, config, in_parts(loop, parts), "fscomm", {"parts": allowed, **options})
 
 
 def check(
-    world: World, config: Config, loop: str, parts: Numbers, *, ahead: bool = False, **options: Any
+    world: World,
+    config: Config,
+    loop: str,
+    parts: Numbers,
+    *,
+    ahead: bool = False,
+    streams: bool = False,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played."""
+    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played. streams: of
+    it; one worker issues to them."""
     config = config.but(static_graph=False)
-    answers = world.run(compared, config, loop, parts, options, ahead)
+    answers = world.run(compared, config, loop, parts, options, ahead, streams)
     for rank, (found, _) in enumerate(answers):
         assert found == [], f"rank {rank} of {world.size}, {loop}"
     return [said for _, said in answers]
@@ -100,7 +110,7 @@ def test_models(name: str, size: int, parts: int, transport: str) -> None:
 @pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: str, ahead: bool) -> None:
-    for said in check(shared_world(2), CONFIGS["small"], loop, 3, ahead=ahead):
+    for said in check(shared_world(2), CONFIGS["small"], loop, 3, ahead=ahead, streams=ahead):
         assert said["fallbacks"] == {}
 
 
@@ -111,7 +121,7 @@ def test_every_step_in_another_number_of_parts(name: str) -> None:
         assert said["fallbacks"] == {}
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "evaluated"])  # whose steps have other numbers
 def test_loops_of_steps_in_several_numbers_of_parts(loop: str, ahead: bool) -> None:
     for said in check(shared_world(2), CONFIGS["small"], loop, (2, 1, 3), ahead=ahead):
@@ -258,7 +268,7 @@ def late_looks(rank: int, size: int) -> list[str]:
             (Engine, "run_part", run),
         ):
             patched.enter_context(mock.patch.object(owner, name, function))
-        found, _ = compared(rank, size, CONFIGS["small"].but(steps=5), "looked_at", 3, {}, False)
+        found, _ = compared(rank, size, CONFIGS["small"].but(steps=5), "looked_at", 3, {}, False, False)
     return found
 
 

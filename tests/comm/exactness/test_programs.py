@@ -26,6 +26,9 @@ from programs import SHORT, Different, Operation, operations_of, play, programs
 from table_law import Counts, watch
 from worlds import shared_world
 
+from fscomm.exchange import executor
+from fscomm.transports.opening import NAMES
+
 LEAST_SERVED = 0.25  # of the forwards that a backward may come back to; a block begins with two plain steps
 
 Delay = Callable[[random.Random], None]
@@ -42,7 +45,8 @@ def played(
 ) -> tuple[list[str], list[str], Counts]:
     """What differs, what broke the law, and what was seen.
 
-    Where `chance` is even, the host runs ahead of a device, and the thread that trains may never wait for that.
+    Where `chance` is even, the host runs ahead of a device, and the thread that trains may never wait for that; where
+    it is a multiple of 4, one worker issues to streams of the device.
 
     delay: what workers do before any work.
     """
@@ -52,6 +56,8 @@ def played(
     with pytest.MonkeyPatch.context() as patch:
         device = Clocks(done_share=0.5, seed=chance, runs_ahead=chance % 2 == 0)
         seen = watch(patch, device, lambda: delay(delays))
+        if chance % 4 == 0:
+            patch.setattr(executor, "ORDERED_BY_THE_DEVICE", NAMES)
         compared = compare_in_one_thread if one_thread else compare
         found, _ = compared(rank, size, config, by(operations), "fscomm", {"timeout_s": PATIENCE_S})
     broken = [] if one_thread else seen.broken()  # the law is not told that a thread waits for that one
