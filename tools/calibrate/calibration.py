@@ -50,6 +50,8 @@ class Calibration:
     """Of the run: exchanges are those of as many ranks."""
     cost: Polynomial
     seconds_per_cost: float
+    error: float
+    """Standard deviation of measured over fitted seconds of a rank and step, as a share."""
     constant_s: float
     """Of forward, backward and optimizer, whatever the samples."""
     forward: float | None
@@ -98,6 +100,7 @@ def load_calibration(path: Path) -> Calibration:
             ranks=document["ranks"],
             cost=Polynomial(**{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", model)}),
             seconds_per_cost=document["seconds_per_cost"],
+            error=document["typical_error"],
             constant_s=document["constant_s"],
             forward=forward / (forward + backward) if forward > 0 and backward > 0 else None,
             lookup_s=lookup_s,

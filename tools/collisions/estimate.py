@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from freescale_tools.collisions.batch_order import ORDERS, Batches, Orders, streaks
 from freescale_tools.collisions.held import MOST_IDS, Held, hold, hold_stored_once
 from freescale_tools.collisions.kernels import MARKS, leave_mark, tally, tally_ranks
 from freescale_tools.collisions.table_slots import AskedTable, predict_table
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
+from freescale_tools.scan.batch_order import ORDERS, Batches, Orders, streaks
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests
 from fsranks.machine.cores import usable_cores
@@ -65,6 +65,8 @@ def estimate(
     requests: Requests | None = None,
     table: AskedTable | None = None,
     hashed: bool = False,
+    by_ranks: Sequence[int] = RANKS,
+    by_length: bool = True,
 ) -> dict[str, Any]:
     """The document: shares at the default and along each axis, and bytes per rank and step.
 
@@ -79,6 +81,7 @@ def estimate(
         requests: the files, if their histories are stored once. The column is then a list of the histories.
         table: also predict which ids share a row of this table.
         hashed: the column holds text, and ids are made of it as by `fsdata.text_key`.
+        by_ranks, by_length: numbers on the axis of ranks; whether there is an axis of longest histories.
 
     Points that need more rows than memory holds are left out and listed. Raises UsageError if a number or an
     order is invalid, if the column holds no integers, or if two batches need more rows than there are;
@@ -106,7 +109,7 @@ def estimate(
         if batches(replace(default, order=order)).pairs == 0:
             raise UsageError(_too_few(held, replace(default, order=order), column))
     of_table = {} if table is None else {"table": _table(held, table)}
-    axes = _axes(default, orders, held.longest)
+    axes = _axes(default, orders, by_ranks, held.longest if by_length else None)
     # The largest first: a large spot that starts last would run alone at the end.
     possible = sorted(
         {spot for _, spot in axes if batches(spot).pairs},
@@ -218,17 +221,20 @@ def _spread(shared: np.ndarray, all_of_them: np.ndarray) -> dict[str, float]:
     return {"mean": float(shares.mean()), "p50": float(p50), "p99": float(p99)}
 
 
-def _axes(default: Spot, orders: Sequence[str], longest: int) -> list[tuple[str, Spot]]:
-    """(axis, spot) of every point; each axis contains the default."""
-    size, most = default.batch_size, min(default.max_length, longest)
+def _axes(default: Spot, orders: Sequence[str], by_ranks: Sequence[int], longest: int | None) -> list[tuple[str, Spot]]:
+    """(axis, spot) of every point; each axis contains the default. `longest`: None leaves out the axis of lengths."""
+    size = default.batch_size
     sizes = sorted({max(size // part, 1) for part in (8, 4, 2, 1)} | {2 * size})
-    lengths = [length for length in _LENGTHS if length < most][1 - _MOST_LENGTHS :]
+    lengths: list[int] = []
+    if longest is not None:
+        most = min(default.max_length, longest)
+        lengths = [*[length for length in _LENGTHS if length < most][1 - _MOST_LENGTHS :], default.max_length]
     return [
         ("default", default),
         *(("order", replace(default, order=order)) for order in orders),
         *(("batch_size", replace(default, batch_size=value)) for value in sizes),
-        *(("ranks", replace(default, ranks=value)) for value in sorted({*RANKS, default.ranks})),
-        *(("max_length", replace(default, max_length=value)) for value in [*lengths, default.max_length]),
+        *(("ranks", replace(default, ranks=value)) for value in sorted({*by_ranks, default.ranks})),
+        *(("max_length", replace(default, max_length=value)) for value in lengths),
     ]
 
 

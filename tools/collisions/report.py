@@ -238,6 +238,7 @@ def _rates(points: Sequence[Document], first: Column, by: str) -> Table:
         )
         for key, (name, color, symbol) in _WAYS.items()
         for figure, dash in (("mean", "solid"), ("P50", ""), ("P99", "dot"))
+        if (key, figure) != ("by_row", "P99")
     ]
     return Table(
         title=f"Shared with the batch before (%), by {by}",

@@ -84,11 +84,13 @@ class Terminal:
             self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
 
     def finish(
-        self, document: Mapping[str, Any], report: Report, out: Path | None, name: str, *, notes: Sequence[str] = ()
-    ) -> None:
+        self, document: Mapping[str, Any], report: Report, out: Path | None, name: str, *, notes: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:  # fmt: skip
         """Write the document and its page as `write_report`; show the report, the notes and where it is written.
 
-        Of the report, the terminal has its head, and sections with blocks for it. The document is the `result`.
+        Of the report, the terminal has its head, and sections with blocks for it; only the first one unless `whole`.
+        The document is the `result`.
         """
         from rich.rule import Rule
         from rich.text import Text
@@ -96,7 +98,7 @@ class Terminal:
         written = write_report(document, report, out, name)
         facts = (f"{fact.lower()} {value.translate(_ASCII)}" for fact, value in report.facts)
         self.say("; ".join([report.title, *facts]))
-        for section in report.sections:
+        for section in report.sections if whole else report.sections[:1]:
             blocks = [block for block in section.blocks if block.on_terminal]
             if self._json or not blocks:
                 continue

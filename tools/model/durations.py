@@ -11,6 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
+from freescale_tools.model.batches import PACKED, UNPACKED
 from freescale_tools.model.hardware import Hardware, parameter
 from freescale_tools.model.step import BUCKETS, BY_NAME, NOTHING, Moves, Way, Work, timeline
 from freescale_tools.model.workload import CHANNELS, LAYERS, Workload
@@ -80,9 +81,9 @@ def shares_of_first(parts: int, *, repeats: float, collision: float) -> tuple[fl
 
 def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Work:
     """The milliseconds of one way at `ranks` ranks. Exchanges end when the busiest rank has sent its bytes."""
-    method = "fbs+swap" if way.balanced else "none"
+    method = PACKED if way.balanced else UNPACKED
     mean = compute(hardware, workload)
-    slowest = mean / (1 - workload.stragglers[ranks, method]) + workload.fixed_ms
+    slowest = mean / (1 - workload.time_lost[ranks, method]) + workload.fixed_ms
     forward = FORWARD if workload.forward is None else workload.forward
     rate, back = workload.collision(ranks), workload.distinct
     colliding = min(rate * workload.colliding_distinct, back)

@@ -1,4 +1,4 @@
-"""The report of `freescale simulate`; a profile has its sections, too.
+"""The sections of a profile about steps.
 
 The verdict comes first: which remedies pay, each over what is there without it. Then a step: gain and time by ranks,
 and at the ranks of the verdict what waits for what, before and after.
@@ -7,7 +7,6 @@ and at the ranks of the verdict what waits for what, before and after.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from freescale_tools.model.batches import BATCHES
 from freescale_tools.model.simulation import INTERVAL, REMEDIES
 from freescale_tools.report import plots
 from freescale_tools.report.blocks import (
@@ -16,14 +15,10 @@ from freescale_tools.report.blocks import (
     Document,
     Look,
     Plot,
-    Report,
     Section,
     Table,
-    Tile,
-    Tiles,
     of_pair,
 )  # fmt: skip
-from freescale_tools.report.closing import closed
 from freescale_tools.report.numbers import (
     COUNT,
     GAIN,
@@ -66,46 +61,19 @@ _CLASSES = {
 comes before "rows", which is in several names."""
 
 
-def simulation_report(document: Document) -> Report:
-    """The report of a document of kind `simulate`."""
-    simulation = document["simulation"]
-    return closed(
-        document,
-        title="Simulated training steps",
-        facts=[("Hardware", short(simulation["hardware"]["name"]))],
-        sections=[verdict_section(simulation), step_section(simulation)],
-        assumptions=[ASSUMPTION],
-        parameters=[parameters(simulation)],
-    )
-
-
-def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Section:
-    """Which remedies pay. `tiles`: key figures of more than steps, with the gain of all before them."""
-    found, carried = simulation["verdict"], simulation["carried"]
-    rows, size = f"The {count(carried['rows'])} rows", f"ranks of {count(carried['batch_size'])} samples"
-    if carried["ranks"] is None:
-        first = min(point["ranks"] for point in simulation["points"])
-        enough = f"{rows} are too few for {count(first)} {size}: every batch would repeat them."
-    else:
-        enough = f"{rows} are enough for {count(carried['ranks'])} {size}; batches of more ranks repeat them."
+def verdict_section(simulation: Document) -> Section:
+    """Which remedies pay."""
+    found = simulation["verdict"]
 
     def span(remedy: str) -> str:
         gain = found["gains"][remedy]
         return f"{signed(gain['low'])} to {signed(gain['high'])}"
 
-    if carried["ranks"] is None:
-        gain = Tile(name="QPS gain", value="not known", note=enough)
-    else:
-        gain = Tile(
-            name=f"QPS gain at {count(found['ranks'])} ranks",
-            value=signed(found["gains"][_ALL]["value"]),
-            note=f"{span(_ALL)}: all remedies over {_PIPELINE}, simulated",
-        )
     table = Table(
         title="Which remedies pay",
         columns=(
             Column("remedy", TEXT, lambda one: REMEDIES[one][0]),
-            Column("pays", TEXT, lambda one: found["pays"].get(one, "")),
+            Column("pays", TEXT, lambda one: found["pays"][one]),
             Column("gain", GAIN, lambda one: found["gains"][one]["value"]),
             Column("90 %", TEXT, span),
             Column("over", TEXT, lambda one: REMEDIES[one][1]),
@@ -113,12 +81,8 @@ def verdict_section(simulation: Document, *, tiles: Sequence[Tile] = ()) -> Sect
         rows=list(REMEDIES),
         notes=[*found["why"], INTERVAL],
     )
-    return Section(
-        id="verdict",
-        title=f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}",
-        intro=enough,
-        blocks=(Tiles(tiles=(gain, *tiles)), table) if tiles else (table,),
-    )
+    title = f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}"
+    return Section(id="verdict", title=title, blocks=(table,))
 
 
 def step_section(simulation: Document, *, brief: bool = False) -> Section:
@@ -188,7 +152,7 @@ def _steps_plot(simulation: Document, at_verdict: Sequence[Document]) -> Block:
 
 
 def _gain_table(simulation: Document) -> Table:
-    over, carried = simulation["over"], simulation["carried"]
+    over = simulation["over"]
     points = {(one["ranks"], one["way"]): one for one in simulation["points"]}
 
     def of(way: str, key: str) -> Callable[[Document], float]:
@@ -205,12 +169,10 @@ def _gain_table(simulation: Document) -> Table:
             Column("balancing", GAIN, "balance"),
             Column("fscomm", GAIN, "communication"),
             Column("both", GAIN, "qps_gain"),
-            Column("enough rows", TEXT, lambda one: "yes" if one["ranks"] <= (carried["ranks"] or 0) else "no"),
         ),
         rows=simulation["gain"],
         notes=[
             f"fscomm: prioritized and SM-free, over {_PIPELINE} that is balanced.",
-            f"enough rows: the {count(carried['rows'])} rows make at least {BATCHES} different global batches.",
         ],
     )
 

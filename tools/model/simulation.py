@@ -2,28 +2,26 @@
 
 A verdict is for one number of ranks. Its ladder: TorchRec's pipeline, with balancing, with prioritized communication,
 with SM-free transports. Every rung is compared with the one below it. Intervals hold 90 % of draws in which every
-uncertain parameter is moved within a factor that depends on where its number comes from (`FACTORS`); they say how far
-the answer hangs on what was assumed.
+uncertain parameter is moved within a factor that depends on where its number comes from (`FACTORS`), and the time that
+ranks lose to the slowest as `waiting` says; they say how far the answer hangs on what was assumed.
 """
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
-from freescale_tools.console.options import RANKS
-from freescale_tools.model.batches import BATCHES, WELL, enough_for
+from freescale_tools.model.batches import PACKED, UNPACKED, Samples
 from freescale_tools.model.durations import assumed, part_cost, step
 from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, calibrated, numbers, parameters
 from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, WAYS
+from freescale_tools.model.waiting import Waiting
 from freescale_tools.model.workload import Workload, at_ranks, workload
-from freescale_tools.scan.histogram import LengthHistogram
 from fscomm.plan.number_of_parts import MOST_PARTS
 
-Beyond = Literal["show", "leave out", "refuse"]
 FACTORS = {"assumed": 2.0, "paper": 1.5, "data sheet": 1.2, "measured": 1.1, "calibration": 1.1}
 """Words in a source, and the factor within which its number may be wrong. What all-to-alls of another number of ranks
 have shown is as good as assumed."""
@@ -32,23 +30,25 @@ MODEL = {False: 1.15, True: 1.35}
 nine of ten held-out steps of `benchmarks/adviser.py` are inside their interval."""
 INTERVAL = (
     "90 %: of draws that move every assumed number within a factor of 2, the paper's within 1.5, those of data sheets "
-    "within 1.2, measured ones within 1.1 (links at other ranks: 2), exposed time within 1.15, with priorities 1.35."
+    "within 1.2, measured ones within 1.1 (links at other ranks: 2), exposed time within 1.15, with priorities 1.35; "
+    "that draw the steps of an epoch again, in file order or shuffled; and let a sample cost L to L^2, or what was "
+    "measured within its error."
 )
 REMEDIES = {
     "balance": ("balancing", "TorchRec's pipeline"),
     "prioritized": ("prioritized communication", "the balanced pipeline"),
     "sm_free": ("SM-free transports", "prioritized over NCCL"),
+    "communication": ("fscomm: both of them", "the balanced pipeline"),
     "all": ("all together", "TorchRec's pipeline"),
 }
 """Gains of a verdict -> what they are called, and what they are over."""
 _OTHER = 1.2
-_DRAWS = 100
+_DRAWS = 40
 _WITHIN = (5, 95)
 _WORTH = 0.005  # a gain below this is none
-_LITTLE = 0.1  # a gain of communication that is not worth a change of the training loop
+_LITTLE = 0.05  # a gain that is seldom worth a change of the training program
 _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send early
-_EVEN = 0.02  # straggler share that is none
-_CUT = 0.005  # share of lost events that is worth a sentence
+_EVEN = 0.02  # share of time that is next to nothing
 _DEAR = 0.03  # share of a step above which a fixed cost is named
 _AS_SHORT = 0.01  # steps in fewer parts are best if they are longer by this share at most
 _LADDER = (PIPELINED, BALANCED, "balanced + prioritized", "all")
@@ -59,28 +59,25 @@ _UNCERTAIN = ("dim", "flops", "compute_ms", "dense_parameters")  # of a workload
 def simulate(
     profile: Mapping[str, Any],
     hardware: Hardware,
+    samples: Samples,
     *,
-    ranks: Sequence[int] = RANKS,
+    ranks: Sequence[int],
     sequence: str | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
     dim: int | Mapping[str, int] | None = None,
     calibration: Calibration | None = None,
-    beyond: Beyond = "show",
     parts: Sequence[int] = (),
+    waiting: Waiting | None = None,
 ) -> dict[str, Any]:
-    """The `simulation` of a profile document.
+    """The `simulation` of a profile document; its verdict is for the largest of `ranks`.
 
     Arguments that are None come from the profile: its first sequence, the recommended maximum length, the
     batch size of its grid, its `dims`. `dim`: floats exchanged per event, or by list column. Times are milliseconds
     per step; `qps` is samples of all ranks per second. `gain`: shares over `over`, TorchRec's pipelined loop: 0.5 is
     half as many again; `balance` and `communication` are its two parts, below and above `over_balanced`. `verdict`: see
-    there. `carried`: the largest of `ranks` that the rows of the profile are enough for, or None. `calibration` stands
-    in for the cost model, the computation, look-ups, updates and exchanges that hardware and profile would give.
-
-    `beyond`: what becomes of `ranks` that the rows are not enough for, or that are more than the calibration's: they
-    are shown, left out, or refused. If all are left out, the fewest are shown. The verdict is for the most ranks that
-    the rows make 20 global batches for, else for the most shown that they are enough for, else for the fewest.
+    there. `calibration` stands in for the cost model, the computation, look-ups, updates and exchanges that hardware
+    and profile would give. `waiting`: how sure the time is that is lost to slow ranks, at the ranks of the verdict.
 
     `parts`: predict steps in so many parts, too, and in one: `parts` of the document, see `in_parts`, a sentence about
     them in the verdict, and the cost of a part among the parameters. Without, the document has none of these.
@@ -103,20 +100,11 @@ def simulate(
             "larger --batch-size"
         )
     hardware = calibrated(hardware, calibration) if calibration else hardware
-    histogram = LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"])
-    counts, rows = sorted(set(ranks)), histogram.rows
-    if beyond != "show":
-        counts = within_reach(counts, rows, load.batch_size, calibration, refuse=beyond == "refuse")
-    load = at_ranks(load, profile, counts)
+    counts = sorted(set(ranks))
+    load = at_ranks(load, samples, counts, method=(profile.get("recommended") or {}).get("method", "fbs+swap"))
     points = predict(hardware, load, ranks=counts)
-    most, well = (
-        max((one for one in counts if enough_for(rows, one, load.batch_size, batches=batches)), default=None)
-        for batches in (BATCHES, WELL)
-    )
     counted = profile.get("collisions") is not None
-    answer = verdict(hardware, load, ranks=well or most or counts[0], collisions=counted)
-    if load.max_length is not None and (cut := 1 - histogram.kept_share(load.max_length)) > _CUT:
-        answer["why"].insert(0, f"Histories are cut to {load.max_length:,} events: {cut:.0%} of all events are lost.")
+    answer = verdict(hardware, load, ranks=counts[-1], collisions=counted, waiting=waiting)
     divided = in_parts(hardware, load, ranks=counts, parts=parts) if parts else []
     answer["why"] += [_about_parts(one, part_cost(load)) for one in divided if one["ranks"] == answer["ranks"]]
     return {
@@ -132,34 +120,9 @@ def simulate(
         "over": PIPELINED,
         "over_balanced": BALANCED,
         "gain": gains(points),
-        "carried": {"ranks": most, "rows": rows, "batch_size": load.batch_size},
+        "batch_size": load.batch_size,
         **({"parts": divided} if parts else {}),
     }  # fmt: skip
-
-
-def within_reach(
-    ranks: Sequence[int], rows: int, batch_size: int, calibration: Calibration | None, *, refuse: bool
-) -> list[int]:
-    """Those of `ranks` that data and calibration speak for: `rows` are enough, and as many ranks measured.
-
-    `refuse`: raises UsageError if some are not; else the fewest stay if all are not.
-    """
-    most = calibration.ranks if calibration else max(ranks)
-    if calibration and most < min(ranks) and not refuse:
-        ranks = [most]
-    kept = [one for one in ranks if one <= most and enough_for(rows, one, batch_size)]
-    if refuse and len(kept) < len(ranks):
-        few = [one for one in ranks if not enough_for(rows, one, batch_size)]
-        said = []
-        if few:
-            said.append(
-                f"the {rows:,} rows make less than {BATCHES} global batches of {few[0]:,} x {batch_size:,} samples"
-            )
-        if max(ranks) > most:
-            said.append(f"the calibration is of {most:,} ranks")
-        named = ", ".join(str(one) for one in ranks if one not in kept)
-        raise UsageError(f"--ranks {named}: {' and '.join(said)}. --extrapolate shows such ranks all the same")
-    return kept or [min(ranks)]
 
 
 def predict(hardware: Hardware, load: Workload, *, ranks: Sequence[int]) -> list[dict[str, Any]]:
@@ -218,32 +181,38 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def verdict(hardware: Hardware, load: Workload, *, ranks: int, collisions: bool) -> dict[str, Any]:
-    """{ranks, gains, pays, why}. `collisions`: they were counted, not assumed.
+def verdict(
+    hardware: Hardware, load: Workload, *, ranks: int, collisions: bool, waiting: Waiting | None = None
+) -> dict[str, Any]:
+    """{ranks, gains, pays, why, touched}. `collisions`: they were counted, not assumed.
 
-    `gains`: balance, prioritized, sm_free over the rung below, and `all` over TorchRec's pipeline: {value, low, high},
-    shares of samples per second. `pays`: rung -> "yes", "no", "unsure" where the interval holds 0; of communication
-    also "little", below 10 %. `why`: sentences about what decides.
+    `gains`: balance, prioritized and sm_free over the rung below, communication (both of them) over the balanced
+    pipeline, and `all` over TorchRec's: {value, low, high}, shares of samples per second. `pays`: remedy -> "yes",
+    "no", "little" below 5 %, "unsure" where the interval holds 0. `why`: sentences about what decides. `touched`:
+    shares of a balanced step, {exposed, hidden}: communication that compute waits for, and what of it fscomm hides.
     """
     generator = np.random.default_rng(0)
     drawn = []
     for _ in range(_DRAWS):
         machine, other, errors = moved(hardware, load, generator, ranks=ranks, collisions=collisions)
+        if waiting is not None:
+            lost = {(ranks, method): share for method, share in waiting.draw(generator).items()}
+            other = dataclasses.replace(other, time_lost=lost)
         drawn.append(_gains(machine, other, ranks, errors))
     gains, pays = {}, {}
     for name, value in _gains(hardware, load, ranks, dict.fromkeys(MODEL, 1.0)).items():
         low, high = np.percentile([one[name] for one in drawn], _WITHIN).tolist()
         low, high = min(low, value), max(high, value)
         gains[name] = {"value": value, "low": low, "high": high}
-        if name not in _RUNGS:
-            continue
         if high < _WORTH:
             pays[name] = "no"
-        elif name != "balance" and _WORTH < value < _LITTLE:
+        elif _WORTH < value < _LITTLE:
             pays[name] = "little"
         else:
             pays[name] = "yes" if low > _WORTH else "unsure"
-    return {"ranks": ranks, "gains": gains, "pays": pays, "why": list(_why(hardware, load, ranks))}
+    touched = _touched(hardware, load, ranks)
+    why = list(_why(hardware, load, ranks, touched))
+    return {"ranks": ranks, "gains": gains, "pays": pays, "why": why, "touched": touched}
 
 
 def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float]) -> dict[str, float]:
@@ -253,7 +222,15 @@ def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool,
         found, error = step(hardware, load, name, ranks=ranks), errors[BY_NAME[name].prioritized]
         steps.append(found["step_ms"] + (error - 1) * found["bubbles"]["exposed_ms"])
     rungs = {name: before / after - 1 for name, before, after in zip(_RUNGS, steps, steps[1:], strict=False)}
-    return {**rungs, "all": steps[0] / steps[-1] - 1}
+    return {**rungs, "communication": steps[1] / steps[-1] - 1, "all": steps[0] / steps[-1] - 1}
+
+
+def _touched(hardware: Hardware, load: Workload, ranks: int) -> dict[str, float]:
+    """{exposed, hidden} of a verdict: what would be exposed if fscomm took nothing of the training thread itself."""
+    before = step(hardware, load, BALANCED, ranks=ranks)
+    after = step(dataclasses.replace(hardware, own_cost=0.0), load, "all", ranks=ranks)
+    exposed, left = (found["bubbles"]["exposed_ms"] / before["step_ms"] for found in (before, after))
+    return {"exposed": exposed, "hidden": max(exposed - left, 0.0)}
 
 
 def moved(
@@ -289,32 +266,35 @@ def moved(
     return machine, other, {prioritized: within(factor) for prioritized, factor in MODEL.items()}
 
 
-def _why(hardware: Hardware, load: Workload, ranks: int) -> Iterator[str]:
+def _why(hardware: Hardware, load: Workload, ranks: int, touched: Mapping[str, float]) -> Iterator[str]:
     """Sentences about what decides, as numbers of this data."""
-    before, after = load.stragglers[ranks, "none"], load.stragglers[ranks, "fbs+swap"]
+    before, after = load.time_lost[ranks, UNPACKED], load.time_lost[ranks, PACKED]
     if before < _EVEN:
-        yield f"Ranks are even already: they wait {before:.1%} of a step for the slowest."
+        yield f"Ranks are even already: {before:.1%} of the computing time is lost to waiting for the slowest."
     elif after > _EVEN:
         yield (
-            f"Balancing leaves {after:.1%} of waiting for the slowest ({before:.1%} without it): single samples "
-            "outweigh a rank's share. A lower --max-length cuts them; larger batches bear them."
+            f"Balanced ranks still lose {after:.1%} of the computing time ({before:.1%} without balancing): single "
+            "samples outweigh a rank's share. A lower --max-length cuts them; larger batches bear them."
         )
-    found = step(hardware, load, BALANCED, ranks=ranks)
-    exposed = found["bubbles"]["exposed_ms"] / found["step_ms"]
+    exposed, hidden = touched["exposed"], touched["hidden"]
     collision = load.collision(ranks)
     if exposed < _EVEN:
-        yield f"Links are fast for these steps: {exposed:.1%} of a balanced step waits for communication. Skip fscomm."
-    elif exposed < _LITTLE:
-        yield (
-            f"Little to win here: {exposed:.1%} of a balanced step waits for communication. Skip fscomm, unless "
-            "`freescale measure-links` shows slower links."
-        )
+        yield f"Links are fast for these steps: {exposed:.1%} of a balanced step waits for communication."
     else:
-        yield f"{exposed:.0%} of a balanced step waits for communication; fscomm can only win from that."
-    if hardware.own_cost > _DEAR * found["step_ms"]:
+        rest = (
+            "the rest is the dense all-reduce, ids, and rows that collide"
+            if hidden > 0
+            else ("it is the dense all-reduce, ids, and rows that collide")
+        )
+        yield (
+            f"{exposed:.1%} of a balanced step waits for communication, and fscomm can hide {hidden:.1%} of the step; "
+            f"{rest}."
+        )
+    step_ms = step(hardware, load, BALANCED, ranks=ranks)["step_ms"]
+    if hardware.own_cost > _DEAR * step_ms:
         yield (
             f"Steps are short: prioritized communication itself takes {hardware.own_cost:g} ms of "
-            f"{found['step_ms']:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches bear it."
+            f"{step_ms:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches bear it."
         )
     if collision > _MOSTLY:
         yield (

@@ -1,4 +1,4 @@
-"""What a rank trains on in a step, as a profile tells it: events, operations, collisions, straggler shares."""
+"""What a rank trains on in a step, as a profile has it: events, operations, collisions, time lost to slow ranks."""
 
 import ast
 import dataclasses
@@ -10,13 +10,15 @@ import numpy as np
 
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.batches import UNPACKED, Samples, Setting, simulate_setting
+from freescale_tools.model.batches import PACKED, UNPACKED, Samples, Setting, simulate_setting
 from freescale_tools.model.hardware import check, number, parameter, parameters
+from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import CostModel, Polynomial, Power
 
 PAPER_COLLISION = 0.12
-METHODS = (UNPACKED, "fbs+swap")
+METHODS = (UNPACKED, PACKED)
+"""How batches come to ranks: as they are dealt, or by the recommended method."""
 CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000
 # A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every
 # layer.
@@ -56,10 +58,10 @@ class Workload:
     """The same of the events that collide."""
     collisions: Mapping[int, float]
     """Ranks -> share of the events whose row the batch before uses too, 0 to 1."""
-    stragglers: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
-    """(ranks, method) -> share, 0 to below 1."""
+    time_lost: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    """(ranks, one of METHODS) -> share of the computing time that ranks wait for the slowest, 0 to below 1."""
     skews: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
-    """(ranks, method) -> events of the rank that has most, over the mean; 1 where nothing is known."""
+    """(ranks, one of METHODS) -> events of the rank that has most, over the mean; 1 where nothing is known."""
     sequence: str = ""
     cost: CostModel = dataclasses.field(default_factory=Polynomial)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -69,8 +71,8 @@ class Workload:
         check(self)
         if not self.collisions or not all(0 <= rate <= 1 for rate in self.collisions.values()):
             raise ValueError(f"collisions = {dict(self.collisions)}: shares of 0 to 1 by ranks are needed")
-        if not all(0 <= share < 1 for share in self.stragglers.values()):
-            raise ValueError(f"stragglers = {dict(self.stragglers)}: shares of 0 to below 1 are needed")
+        if not all(0 <= share < 1 for share in self.time_lost.values()):
+            raise ValueError(f"time_lost = {dict(self.time_lost)}: shares of 0 to below 1 are needed")
 
     def collision(self, ranks: int) -> float:
         """The rate at `ranks`, interpolated on a logarithmic axis; the nearest rate beyond its ends."""
@@ -97,7 +99,7 @@ def workload(
     dim: float | Mapping[str, int] | None = None,
     calibration: Calibration | None = None,
 ) -> Workload:
-    """The workload of a profile, without straggler shares, which `at_ranks` adds.
+    """The workload of a profile, without the time lost to slow ranks, which `at_ranks` adds.
 
     Settings that are None come from the profile: its first sequence, the batch size of its grid, the recommended
     maximum length, its `dims`. `dim`: floats exchanged per event, or by list column. Raises UsageError for a profile
@@ -241,24 +243,36 @@ def _measured(histogram: LengthHistogram, batch_size: int, calibration: Calibrat
     return {name: (value, calibration.source) for name, value in found.items() if value is not None}
 
 
-def at_ranks(load: Workload, profile: Mapping[str, Any], ranks: Sequence[int]) -> Workload:
-    """`load` with straggler shares at all these numbers of ranks: of the profile's grid, else simulated."""
+def samples_of(profile: Mapping[str, Any], sequence: str | None = None) -> Samples:
+    """The rows of a profile, in order as far as it has them: of its first sequence, with the candidates.
+
+    Raises UsageError for a profile without lengths, for unknown sequences, and where its rows in order are damaged.
+    """
+    name, histogram = _lengths(profile, sequence)
+    first, stored = name == next(iter(profile["sequences"])), profile.get("in_order")
+    candidates = [one["histogram"] for one in profile.get("candidates", {}).values() if one.get("histogram")]
+    try:
+        rows = RowsInOrder.from_dict(stored) if first and stored else None
+    except ValueError as error:
+        raise UsageError(f"the profile is damaged: {error}; make it again") from error
+    return Samples(
+        histogram=histogram,
+        candidates=LengthHistogram.from_dict(candidates[0]) if candidates else None,
+        rows=rows,
+    )
+
+
+def at_ranks(load: Workload, samples: Samples, ranks: Sequence[int], *, method: str = "fbs+swap") -> Workload:
+    """`load` with the time that is lost at all these numbers of ranks, without balancing and balanced by `method`."""
     assert load.max_length is not None
-    samples = Samples(histogram=LengthHistogram.from_dict(profile["sequences"][load.sequence]["histogram"]))
-    stragglers: dict[tuple[int, str], float] = {}
+    lost: dict[tuple[int, str], float] = {}
     skews: dict[tuple[int, str], float] = {}
     for count in ranks:
         setting = Setting(ranks=count, batch_size=load.batch_size, max_length=load.max_length, cost=load.cost)
-        wanted = dataclasses.asdict(setting) | dict.fromkeys(("cost", "planned_by"), repr(load.cost))
-        known = [
-            one
-            for one in (profile.get("stragglers") or {"points": ()})["points"]
-            if wanted.items() <= one.items() and "skew" in one
-        ]
-        point = known[0] if known else simulate_setting(samples, setting, methods=METHODS[1:])
-        stragglers |= {(count, method): point["straggler"][method] for method in METHODS}
-        skews |= {(count, method): point["skew"][method] for method in METHODS}
-    return dataclasses.replace(load, stragglers=stragglers, skews=skews)
+        point = simulate_setting(samples, setting, methods=(method,))
+        for of, name in ((UNPACKED, UNPACKED), (PACKED, method)):
+            lost[count, of], skews[count, of] = point["time_lost"][name], point["skew"][name]
+    return dataclasses.replace(load, time_lost=lost, skews=skews)
 
 
 def flops(lengths: np.ndarray, counts: np.ndarray) -> float:

@@ -53,11 +53,11 @@ def plan(
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import load_calibration
-        from freescale_tools.model.command import read_profile
+        from freescale_tools.model.batches import check_ranks
         from freescale_tools.model.durations import FLOAT
         from freescale_tools.model.hardware import calibrated, load_hardware
-        from freescale_tools.model.simulation import within_reach
-        from freescale_tools.model.workload import at_ranks, workload
+        from freescale_tools.model.profiles import read_profile
+        from freescale_tools.model.workload import at_ranks, samples_of, workload
         from freescale_tools.plan.costs import SHOWN, Setting, rated
         from freescale_tools.plan.report import compute_ms, document, plan_blocks
         from freescale_tools.plan.tables import read_tables, with_lengths, with_uses
@@ -86,16 +86,18 @@ def plan(
         machine = load_hardware(hardware)
         machine = calibrated(machine, measured) if measured else machine
         load = workload(profiled, batch_size=batch_size, max_length=max_length, calibration=measured)
+        samples = samples_of(profiled)
         if not extrapolate:
-            samples = sum(profiled["sequences"][load.sequence]["histogram"]["counts"])
-            within_reach([ranks], samples, load.batch_size, measured, refuse=True)
+            most = measured.ranks if measured else None
+            check_ranks(ranks, samples.histogram.rows, load.batch_size, measured=most)
         is_model = ":" in tables and not Path(tables).exists()
         given = torchrec.tables_of(torchrec.named_model(tables), name=tables) if is_model else read_tables(Path(tables))
         known = with_lengths(given, profiled, max_length=load.max_length)
         if rows:
             columns = [*profiled["sequences"], *profiled.get("candidates", {})]
             known = with_uses(known, profiled.get("paths", ()), columns)
-        load = at_ranks(load, profiled, [ranks])
+        method = (profiled.get("recommended") or {}).get("method", "fbs+swap")
+        load = at_ranks(load, samples, [ranks], method=method)
         # A calibration has the seconds of an event, of as many floats as its run exchanged, whatever the profile says.
         of_event = (measured.lookup_s, measured.update_s) if measured else (None, None)
         floats = measured.dim if measured and measured.dim else load.dim

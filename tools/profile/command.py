@@ -1,8 +1,9 @@
-"""The command `freescale profile`: reads its options, runs it, and shows the result."""
+"""The command `freescale profile`, and its old name `simulate`: reads options, runs it, and shows the result."""
 
 import contextlib
 import dataclasses
 import enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +11,13 @@ import typer
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import check_folder
 from freescale_tools.console.options import (
-    RANKS,
     CalibrationFile,
     Dim,
     EventTime,
+    HardwareName,
     Histories,
     On,
+    ProfileFile,
     ReportFolder,
     StoredHistories,
     floats,
@@ -25,8 +27,7 @@ from freescale_tools.console.options import (
 from freescale_tools.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from freescale_tools.profile.measure import Columns, Settings
-    from freescale_tools.scan.files import FileSet
+    from freescale_tools.profile.measure import Settings
 
 
 class EngineName(enum.StrEnum):
@@ -37,7 +38,9 @@ class EngineName(enum.StrEnum):
 
 
 def profile(
-    paths: Annotated[list[str], typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")],
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files, globs, folders (also hive partitions) or URLs.")
+    ] = None,
     sequence: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,6 +50,11 @@ def profile(
     ] = None,
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
     out: ReportFolder = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option("--from", help="profile.json of an earlier run, or its folder, in place of files: predict anew."),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--full", help="Print all tables of the page.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Read footers only: rows, events and means, by file.")] = False,
     time: Annotated[
         str | None,
@@ -65,107 +73,184 @@ def profile(
     engine: Annotated[
         EngineName, typer.Option(help="local: threads of this process. ray: a Ray cluster.")
     ] = EngineName.local,
-    batch_size: Annotated[int, typer.Option(help="Samples of a rank in a step.")] = 128,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks of the job. Default: the most, up to 1024, that the rows are enough for."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a rank in a step. Default: 128, or fewer where rows are few.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Most events of a history. Default: as recommended.")] = None,
+    hardware: HardwareName = "h100-ib",
     dim: Dim = None,
     calibration: CalibrationFile = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Numbers of parts that a step is computed in, such as 1,2,4,8: predict such steps, and which is best."
+        ),
+    ] = None,
     extrapolate: Annotated[
         bool,
-        typer.Option("--extrapolate", help="Simulate steps of more ranks than the rows are enough for, too."),
+        typer.Option("--extrapolate", help="Also more ranks than the rows are enough for, or than were calibrated."),
     ] = False,
-    ranks: Annotated[
-        list[str] | None,
-        typer.Option(help="Numbers of ranks, such as 8,64,512. Default: the powers of two from 8 to 1024."),
-    ] = None,
     gpu_hour_price: Annotated[
         float | None,
         typer.Option(help="What an hour of a GPU costs, in any currency: the trade-off table shows money."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print profile.json instead of tables.")] = False,
 ) -> None:
-    """Measure history lengths and predict what FreeScale brings: stragglers, settings, collisions, speed.
+    """Measure history lengths and say what FreeScale brings: one answer, code to paste, and a page with the rest.
 
     Reads the lengths of the named list columns once; with --quick, only footers. Damaged files and row groups
     are left out, counted and named. The exit status is then 1.
 
     With --histories, every row is a request that sees the events of its key before its time: lengths,
     collisions and predictions are those of these windows, which no file holds.
+
+    With --from nothing is read: the lengths and collisions of an earlier run are predicted from again, for other
+    ranks, batch sizes, lengths, hardware, or a calibration.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.calibrate.calibration import load_calibration
-        from freescale_tools.profile.measure import Columns, Settings
+        from freescale_tools.profile.measure import Settings
         from freescale_tools.profile.report import profile_report
-        from freescale_tools.scan.columns import only_list
-        from freescale_tools.scan.files import open_files
 
-        columns = Columns(sequences=tuple(sequence or ()), candidates=candidates, time=time)
         settings = Settings(
-            ranks=tuple(numbers(ranks, "--ranks") or RANKS),
+            ranks=ranks,
             batch_size=batch_size,
+            max_length=max_length,
+            hardware=hardware,
             ids=ids,
             share=share,
             dims=floats(dim),
             calibration=load_calibration(calibration) if calibration else None,
             extrapolate=extrapolate,
             gpu_hour_price=gpu_hour_price,
+            parts=tuple(numbers(parts, "--parts") or ()),
         )
         check_folder(out)
-        stored = stored_histories(histories, on=on, event_time=event_time, time=time)
+        if earlier is not None:
+            of_files = {
+                "PATHS": paths, "--sequence": sequence, "--candidates": candidates, "--quick": quick, "--time": time,
+                "--ids": ids, "--histories": histories, "--on": on, "--event-time": event_time, "--share": share,
+            }  # fmt: skip
+            if given := [name for name, value in of_files.items() if value]:
+                raise UsageError(f"--from {earlier} reads no files: leave out {', '.join(given)}")
+            document, notes = _predicted_anew(terminal, earlier, settings)
+        elif not paths:
+            raise UsageError("name the files to profile, or an earlier profile by --from")
+        else:
+            asked = Asked(
+                sequences=tuple(sequence or ()), candidates=candidates, time=time,
+                stored=stored_histories(histories, on=on, event_time=event_time, time=time), quick=quick,
+                ray=engine is EngineName.ray,
+            )  # fmt: skip
+            asked.check(settings)
+            document, notes = _profiled(terminal, paths, asked, settings)
+        terminal.finish(document, profile_report(document), out, "profile", notes=notes, whole=whole or quick)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What of the files is read, and how."""
+
+    sequences: tuple[str, ...]
+    candidates: str | None
+    time: str | None
+    stored: StoredHistories | None
+    quick: bool
+    ray: bool
+
+    def check(self, settings: "Settings") -> None:
+        """Raise UsageError for what does not go together."""
+        share, stored = settings.share, self.stored
         if share and stored is None:
             raise UsageError(f"--share {share} needs histories that are stored once: name them with --histories")
         if share and stored and share != stored.on:
             said = f"samples share the histories of the key of --on, and that is {stored.on}"
             raise UsageError(f"--share {share}: {said}")
-        if stored and quick:
+        if stored and self.quick:
             said = "windows of histories are found by the time of each row: leave out --quick"
             raise UsageError(f"--quick reads no rows, and {said}")
-        if stored and engine is EngineName.ray:
+        if stored and self.ray:
             said = "all of them are in the memory of this process. Leave out --engine"
             raise UsageError(f"--engine ray cannot read --histories: {said}")
-        if quick and (time or ids or calibration or gpu_hour_price):
+        if stored and not self.sequences:
+            raise UsageError("--histories needs --sequence, a list column of the table of histories")
+        if self.quick and (self.time or settings.ids or settings.calibration or settings.gpu_hour_price):
             raise UsageError(
                 "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration and "
                 "--gpu-hour-price, or --quick"
             )
-        files = open_files(paths)
-        if not columns.sequences:
-            if stored is not None:
-                raise UsageError("--histories needs --sequence, a list column of the table of histories")
-            columns = dataclasses.replace(columns, sequences=(only_list(files),))
-        document, notes = _profiled(terminal, paths, files, columns, settings, stored, None if quick else engine)
-        terminal.finish(document, profile_report(document), out, "profile", notes=notes)
+
+
+def _predicted_anew(terminal: Terminal, earlier: Path, settings: "Settings") -> tuple[dict[str, Any], list[str]]:
+    from freescale_tools.model.profiles import read_profile
+    from freescale_tools.profile.predict import predict
+
+    document = read_profile(earlier)
+    if document["mode"] != "full":
+        raise UsageError(f"{earlier} is of a quick profile, which has no lengths: profile the files without --quick")
+    return document, predict(document, settings, bar=terminal.progress)
 
 
 def _profiled(
-    terminal: Terminal,
-    paths: list[str],
-    files: "FileSet",
-    columns: "Columns",
-    settings: "Settings",
-    stored: StoredHistories | None,
-    engine: EngineName | None,
+    terminal: Terminal, paths: list[str], asked: Asked, settings: "Settings"
 ) -> tuple[dict[str, Any], list[str]]:
-    """(profile.json, why parts of it are null). Only footers are read if `engine` is None."""
+    """(profile.json, why parts of it are null)."""
     from freescale_tools.profile import measure
-    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.columns import bind, only_list
     from freescale_tools.scan.engines import REMOTE_THREADS, Threads, cluster
+    from freescale_tools.scan.files import open_files
     from freescale_tools.scan.histories import open_requests
 
+    # Refused before files are opened, if they can be.
+    columns = measure.Columns(sequences=asked.sequences, candidates=asked.candidates, time=asked.time)
+    files, stored = open_files(paths), asked.stored
+    if not columns.sequences:
+        columns = dataclasses.replace(columns, sequences=(only_list(files),))
     lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
     histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
     with histories as requests:
         if settings.ids is not None:
             bind(requests.table if requests else files, [settings.ids], "ids")  # before all lengths are read
-        if engine is None:
+        if asked.quick:
             document = measure.quick(files, columns, paths=paths)
             terminal.skipped(document["skipped"])
             return document, []
-        from freescale_tools.profile.predict import predict  # late: --quick needs nothing of it
+        from freescale_tools.profile.predict import Data, predict  # late: --quick needs nothing of it
 
         threads = Threads(None if files.footers[0].file.local else REMOTE_THREADS)
         with (
-            cluster() if engine is EngineName.ray else contextlib.nullcontext(threads) as where,
+            cluster() if asked.ray else contextlib.nullcontext(threads) as where,
             terminal.progress("reading lengths", rows=files.rows) as progress,
         ):
             document = measure.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
         terminal.skipped(document["skipped"])
-        return document, predict(document, files, columns, settings, bar=terminal.progress, requests=requests)
+        data = Data(files=files, time=columns.time, requests=requests)
+        return document, predict(document, settings, data, bar=terminal.progress)
+
+
+def simulate(
+    profile_: ProfileFile,
+    hardware: HardwareName = "h100-ib",
+    ranks: Annotated[list[str] | None, typer.Option(help="The largest of them is taken.")] = None,
+    dim: Dim = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    max_length: Annotated[int | None, typer.Option()] = None,
+    calibration: CalibrationFile = None,
+    extrapolate: Annotated[bool, typer.Option("--extrapolate")] = False,
+    parts: Annotated[list[str] | None, typer.Option()] = None,
+    out: ReportFolder = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """The old name of `freescale profile --from`, for one more version."""
+    typer.echo("simulate is now `freescale profile --from PROFILE`; this name goes with the next version", err=True)
+    with Terminal(json=json):
+        asked = numbers(ranks, "--ranks")
+    profile(
+        paths=None, earlier=profile_, hardware=hardware, ranks=asked[-1] if asked else None, dim=dim,
+        batch_size=batch_size, max_length=max_length, calibration=calibration, extrapolate=extrapolate, parts=parts,
+        out=out, json=json, whole=True,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sections of a profile about lengths of histories and candidates: distribution, drift, files, longest rows."""
+"""The sections of a profile about lengths of histories and candidates: distribution and drift."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -33,10 +33,6 @@ def length_sections(sequences: Document, candidates: Document, advice: Document 
         if found["histogram"] and found["events"]:
             blocks += _distribution(found, cut)
         blocks += _drift([step for step in found["drift"] or () if step["rows"]], on_terminal=first)
-        blocks += _files([one for one in found["per_file"] if one["rows"]])
-        if found["longest"]:
-            shown = (Column("file", n.TEXT, "file"), Column("row", n.COUNT, "row"), Column("events", n.COUNT, "length"))
-            blocks.append(Table(title="The longest rows", columns=shown, rows=found["longest"], on_terminal=first))
         if blocks:
             yield Section(id=f"lengths-{place}", title=f"Lengths of {n.short(name)}", blocks=blocks)
 
@@ -164,37 +160,6 @@ def _drift(steps: list[Document], *, on_terminal: bool) -> Iterator[Block]:
         figure=plots.lines(spans, table.columns, x=Axis(f"time of the rows ({unit})", "date"), y=Axis(_LENGTH, "log")),
         table=table,
         on_terminal=on_terminal,
-    )
-
-
-def _files(files: list[Document]) -> Iterator[Block]:
-    if len(files) < 2:
-        return
-    ordered = sorted(files, key=lambda one: one["mean"])
-    least, most = ordered[0], ordered[-1]
-    ratio = f", {n.times(most['mean'] / least['mean'])} as many" if most["mean"] > 1.1 * least["mean"] > 0 else ""
-    table = Table(
-        title="Files with the shortest and the longest rows",
-        columns=(
-            Column("file", n.TEXT, "file"),
-            Column("rows", n.COUNT, "rows"),
-            Column("events", n.COUNT, "events"),
-            Column("mean length", n.COUNT, "mean", look=Look(color=plots.BLUE, dash="", symbol="circle")),
-        ),
-        rows=ordered if len(ordered) <= 10 else [*ordered[:5], *ordered[-5:]],
-    )
-    # Drawn by their place, since names have no room below an axis; the pointer tells the name.
-    by_place = Column("file", n.Kind(lambda place: files[place - 1]["file"]), "place")
-    drawn = thinned([{**one, "place": place} for place, one in enumerate(files, start=1)])
-    x, y = Axis("file, in the order of the paths"), Axis("mean length (events)")
-    yield Plot(
-        title="Mean length by file (events)",
-        aid=f"The mean length of the {n.count(len(files))} files goes from {n.count(least['mean'])} events in "
-        f"{n.short(least['file'])} to {n.count(most['mean'])} in {n.short(most['file'])}{ratio}.",
-        figure=plots.lines(drawn, (by_place, *table.columns[1:]), x=x, y=y),
-        table=table,
-        height=280,
-        on_terminal=True,
     )
 
 

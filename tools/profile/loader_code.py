@@ -17,7 +17,6 @@ _CODE = """\
 
 schema = Schema(sequences=({sequence},){candidates})
 {histories}{comments}balance = Balance({balance})
-# The figures are those of shuffled batches.
 {several}with FreeScaleDataLoader({source}, schema, batch_size={batch_size}, shuffle=True, balance=balance) as loader:
     for batch in loader:
         ...  # your training step; loss = global_mean(per_sample_loss, batch)
@@ -27,16 +26,16 @@ _ALIKE = ("histogram", "per_file", "longest")  # what aligned lists have in comm
 _BUCKETS = "2**20"  # text has to become numbers; how many is for the user to say
 
 
-def loader_code(
-    files: FileSet, document: Mapping[str, Any], chosen: Setting, *, requests: Requests | None = None, share: bool
-) -> str:
-    """Code that trains with the `recommended` settings of a full profile; only the training step is missing.
+def loader_parts(
+    files: FileSet, document: Mapping[str, Any], *, requests: Requests | None = None, share: bool
+) -> dict[str, Any]:
+    """What the code says of the files, whatever the settings: the `loader` of a full profile.
 
     It reads the first sequence, the sequences whose rows have the same lengths as further fields of its events, and
-    the candidates, if a file has them beside its events. `chosen`: the settings that the recommendation is for.
-    `requests`: the files, if their histories are stored once; with `share`, samples of a batch share them.
+    the candidates, if a file has them beside its events. `requests`: the files, if their histories are stored once;
+    with `share`, samples of a batch share them.
     """
-    advice, stored = document["recommended"], requests.stored if requests else None
+    stored = requests.stored if requests else None
     lists = {**document["sequences"], **document["candidates"]}
     column, candidates = next(iter(document["sequences"])), next(iter(document["candidates"]), None)
     events = [column] + [
@@ -50,7 +49,7 @@ def loader_code(
     bound = bind(files, in_rows)
     usable = [footer for footer, leaves in zip(files.footers, bound.leaves, strict=True) if len(leaves) == len(in_rows)]
     if not usable:  # no file has both events and candidates: a loader can read the events alone
-        return loader_code(files, {**document, "candidates": {}}, chosen, requests=requests, share=share)
+        return loader_parts(files, {**document, "candidates": {}}, requests=requests, share=share)
     floats = {name for name in in_rows if any(holds(one, name, pa.types.is_floating) for one in usable)}
     floats |= {column} & requests.floats if requests else set()
 
@@ -63,21 +62,36 @@ def loader_code(
         return ", ".join(f"{kind}={found!r}" for kind, found in of.items() if found)
 
     sources = _sources(files, usable, document, {name: fields[name] for name in in_rows}, floats, join=bool(stored))
-    shared = f", share={stored.on!r}" if stored and share else ""
     histories = ""
     if stored:
         times = f"on={stored.on!r}, at={stored.time!r}, time={stored.event_time!r}"
         histories = f"histories = AsOf(ParquetSource({_paths(stored.paths)}), {times}, fields=({column!r},))\n"
-    names = ["Balance", "FreeScaleDataLoader", "ParquetSource", "Schema", "Sequence", type(chosen.cost).__name__]
-    names += ["AsOf"] if stored else []
+    return {
+        "name": fields[column],
+        "role": role(events),
+        "shared": f", share={stored.on!r}" if stored and share else "",
+        "candidates": f', candidates=Sequence("candidates", {role([candidates])})' if candidates else "",
+        "histories": histories,
+        "sources": sources,
+    }
+
+
+def loader_code(loader: Mapping[str, Any], advice: Mapping[str, Any], chosen: Setting) -> str:
+    """Code that trains with the recommended settings; only the training step is missing.
+
+    `loader`: of `loader_parts`. `advice`: what is `recommended`, for the settings `chosen`.
+    """
+    sources, cost = loader["sources"], chosen.cost
+    names = ["Balance", "FreeScaleDataLoader", "ParquetSource", "Schema", "Sequence", type(cost).__name__]
+    names += ["AsOf"] if loader["histories"] else []
     names += ["text_key"] if any("text_key(" in one for one in sources) else []
-    options = {**balance_options(advice["method"], chosen, advice["max_tokens"]), "cost": chosen.cost}
+    options = {**balance_options(advice["method"], chosen, advice["max_tokens"]), "cost": cost}
     listed = ",\n    ".join(sources)
     return _CODE.format(
         imports=f"from fsdata import {', '.join(sorted(names))}",
-        sequence=f"Sequence({fields[column]!r}, {role(events)}, max_length={advice['max_length']}{shared})",
-        histories=histories,
-        candidates=f', candidates=Sequence("candidates", {role([candidates])})' if candidates else "",
+        sequence=f"Sequence({loader['name']!r}, {loader['role']}, max_length={advice['max_length']}{loader['shared']})",
+        histories=loader["histories"],
+        candidates=loader["candidates"],
         comments="".join(f"# {line}\n" for line in cut_sentences(advice)),
         balance=", ".join(f"{name}={value!r}" for name, value in options.items()),
         several=f"sources = [\n    {listed},\n]\n" if len(sources) > 1 else "",

@@ -10,15 +10,17 @@ from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
+from freescale_tools.model.batches import MOST_RANKS, check_ranks, enough_for, supported
+from freescale_tools.model.profiles import VERSION
 from freescale_tools.scan.columns import Bound, bind
 from freescale_tools.scan.engines import Engine, Lost, Threads
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histories import Requests, scan_windows
-from freescale_tools.scan.lengths import LengthSums, Piece, Scanned, counts, pieces, scan
+from freescale_tools.scan.lengths import LengthSums, Piece, Scanned, counts, in_order, kept_runs, pieces, scan
 from freescale_tools.scan.times import Spans, time_spans
 from fsdata.catalog.footers import Skipped
 
-_USUAL_RANKS = 64  # the paper's
+_BATCH_SIZE = 128  # the paper's
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,39 +51,62 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The training jobs that predictions are made for.
+    """The training job that predictions are made for.
 
     Attributes:
-        ranks: numbers of ranks.
-        batch_size: samples of a rank.
+        ranks: of the job; None: the most that the rows are enough for.
+        batch_size: samples of a rank; None: 128, or fewer where the rows are few.
+        max_length: most events of a history; None: as recommended.
+        hardware: a bundled name, or the path of a TOML file.
         ids: the column whose collisions are counted; None takes the first sequence if it holds integers.
         dims: floats exchanged per event, or by list column; None: not known.
         share: the key whose samples share their history, or None.
         calibration: what a training run has shown of the costs of a step, or None.
-        extrapolate: simulate steps of more ranks than the rows are enough for, too.
+        extrapolate: also ranks that the rows are not enough for, or that are more than the calibration's.
         gpu_hour_price: what an hour of a GPU costs, in any currency, or None.
+        parts: numbers of parts that a step is computed in, for predictions; none by default.
     """
 
-    ranks: tuple[int, ...]
-    batch_size: int
+    ranks: int | None = None
+    batch_size: int | None = None
+    max_length: int | None = None
+    hardware: str = "h100-ib"
     ids: str | None = None
     dims: int | Mapping[str, int] | None = None
     share: str | None = None
     calibration: Calibration | None = None
     extrapolate: bool = False
     gpu_hour_price: float | None = None
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, values in (("--ranks", self.ranks), ("--batch-size", (self.batch_size,))):
-            if not values or min(values) < 1:
-                raise UsageError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
+        for name in ("ranks", "batch_size", "max_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.gpu_hour_price is not None and not 0 < self.gpu_hour_price < math.inf:
             raise UsageError(f"--gpu-hour-price must be above 0, got {self.gpu_hour_price}")
 
-    @property
-    def default_ranks(self) -> int:
-        """The number of ranks nearest to 64."""
-        return min(self.ranks, key=lambda ranks: (abs(ranks - _USUAL_RANKS), ranks))
+    def size(self, rows: int) -> tuple[int, int]:
+        """(ranks, batch size) of all predictions from so many rows.
+
+        Raises UsageError where `rows`, or the calibration, are not enough for what was asked for.
+        """
+        measured = self.calibration.ranks if self.calibration and self.calibration.ranks > 1 else None
+        batch_size = self.batch_size or _BATCH_SIZE
+        ranks = self.ranks or supported(rows, batch_size, most=min(measured or MOST_RANKS, MOST_RANKS))
+        if ranks == 1 and self.ranks is None and self.batch_size is None:
+            return fitting_size(rows)
+        if not self.extrapolate:
+            check_ranks(max(ranks, 2) if self.ranks is None else ranks, rows, batch_size, measured=measured)
+        return ranks, batch_size
+
+
+def fitting_size(rows: int) -> tuple[int, int]:
+    """(2 ranks, the largest power of two as batch size that the rows are enough for)."""
+    batch_size = _BATCH_SIZE
+    while batch_size > 1 and not enough_for(rows, 2, batch_size):
+        batch_size //= 2
+    return 2, batch_size
 
 
 def quick(files: FileSet, columns: Columns, *, paths: Sequence[str]) -> dict[str, Any]:
@@ -133,6 +158,11 @@ def full(
         lost += [one for one in (*more, *requests.skipped) if (one.file, one.row_group) not in known]
     found = {column: each.document(files, spans) for column, each in sums.items()}
     document = _document("full", files, columns, paths, found, [*files.skipped, *missing, *lost])
+    first, candidates = (sums.get(name or "") for name in (columns.sequences[0], columns.candidates))
+    assert first is not None
+    # Candidates of other files than the events' are drawn apart from them.
+    beside = {"candidates": candidates} if candidates and first.rows.keys() <= candidates.rows.keys() else {}
+    document["in_order"] = in_order(kept_runs(files), {"sequence": first, **beside}).to_dict()
     if requests is not None:
         document["histories"] = {
             **dataclasses.asdict(requests.stored),
@@ -159,6 +189,7 @@ def _scan(
         column: LengthSums(per_file={file: (0, 0) for file, leaves in enumerate(bound.leaves) if column in leaves})
         for column in columns
     }
+    kept = {one for run in kept_runs(files) for one in run}
     unreachable: dict[tuple[str, str], int] = {}
     damaged: list[Skipped] = []
     for piece, found in engine.run(work, pieces(files, bound, spans, workers=engine.workers)):
@@ -169,6 +200,7 @@ def _scan(
             more_sums, skipped = found
             damaged += skipped
             for column, more in more_sums.items():
+                more.rows = {one: of for one, of in more.rows.items() if one in kept}
                 sums[column].add(more)
         if progress is not None:
             progress.advance(rows=piece.rows, bytes=piece.bytes)
@@ -187,7 +219,7 @@ def _document(
     skipped: Sequence[Skipped],
 ) -> dict[str, Any]:
     return {
-        **header("profile"),
+        **header("profile", version=VERSION),
         "mode": mode,
         "paths": list(paths),
         "files": len(files.footers),
@@ -199,8 +231,12 @@ def _document(
         "skipped": [dataclasses.asdict(one) for one in skipped],
         "sequences": {column: found[column] for column in columns.sequences},
         "candidates": {columns.candidates: found[columns.candidates]} if columns.candidates else {},
+        "in_order": None,
+        "answer": None,
         "stragglers": None,
+        "balance": None,
         "recommended": None,
+        "loader": None,
         "tradeoff": None,
         "collisions": None,
         "simulation": None,

@@ -1,25 +1,46 @@
-"""The report of `freescale profile`: the verdict, what settings cost, lengths, and what the other commands add.
+"""The report of `freescale profile`: one answer, then what it rests on.
 
-`lengths` and `stragglers` make the sections of their own; collisions and steps come from their commands.
+The answer is what a terminal shows: a sentence for each remedy, what ranks wait in both orders, and code to paste. The
+other sections are for the page and `--full`.
 """
 
 from collections.abc import Iterator
 
 from freescale_tools.collisions import report as of_collisions
 from freescale_tools.model import report as of_steps
+from freescale_tools.model.batches import enough_for
 from freescale_tools.profile.length_report import length_sections
 from freescale_tools.profile.straggler_report import method_name, straggler_section
 from freescale_tools.profile.tradeoff import tradeoff_notes
 from freescale_tools.report import numbers as n
 from freescale_tools.report import plots
-from freescale_tools.report.blocks import Code, Column, Document, Look, Plot, Points, Report, Section, Table, Tile
+from freescale_tools.report.blocks import (
+    Code,
+    Column,
+    Document,
+    Look,
+    Plot,
+    Points,
+    Report,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
 from freescale_tools.report.closing import closed, in_short
 from freescale_tools.report.plots import Axis
 
-_STRAGGLERS = (
-    "Stragglers: global batches are drawn row by row from the histogram of lengths, as shuffle=True draws them; the "
-    "time of a rank is the cost of its samples by the named cost model. Order in the files, and data that comes in "
-    "similar stretches, is not in it."
+_DEALT = (
+    "Waiting: global batches are those that the loader deals of these rows, with shuffle=True unless file order is "
+    "named; the time of a rank is the cost of its samples by the named cost model."
+)
+_DRAWN = (
+    "Waiting: global batches are drawn row by row from the histogram of lengths, because the order of the rows is not "
+    "known or they are too few; the time of a rank is the cost of its samples by the named cost model."
+)
+DEFINITIONS = (
+    "straggler %: as the paper defines it, the mean over steps of 1 - mean / slowest rank.",
+    "time lost: 1 - sum of mean ranks / sum of slowest ranks; step time, QPS, gains and GPU-hours follow from it.",
 )
 _SHARING = (
     "Sharing: in sampled global batches, an event that several samples of a rank see counts once. Bytes saved leave "
@@ -27,6 +48,7 @@ _SHARING = (
     "(fscomm), rows are not saved. In a step, shared events are read, moved, looked up, sent and updated once; the "
     "model computes as before. Steps are those of TorchRec's pipeline, balanced ones those of all of FreeScale."
 )
+_ORDERS = {"file": "in file order", "shuffled": "shuffle=True"}
 _ORDER_COLORS = {"file": plots.BLUE, "shuffled": plots.RED, "time": plots.GREEN}
 
 
@@ -44,7 +66,8 @@ def profile_report(document: Document) -> Report:
     facts.append(("Read", "footers only (quick)" if document["mode"] == "quick" else "every length"))
     tiles = tuple(_tiles(document))
     sections = [
-        of_steps.verdict_section(simulation, tiles=tiles) if simulation else in_short(tiles),
+        _answer_section(document, tiles) if document.get("answer") else in_short(tiles),
+        *([of_steps.verdict_section(simulation)] if simulation else []),
         *([_tradeoff_section(costs)] if costs else []),
         *([_settings_section(advice, grid["default"])] if advice and grid else []),
         *length_sections(document["sequences"], document.get("candidates") or {}, advice),
@@ -53,8 +76,9 @@ def profile_report(document: Document) -> Report:
         *([_sharing_section(sharing)] if sharing else []),
         *([of_steps.step_section(simulation, brief=True)] if simulation else []),
     ]
+    dealt = _DEALT if (document.get("balance") or {}).get("in_order") else _DRAWN
     assumptions = {
-        _STRAGGLERS: grid, of_collisions.ASSUMPTION: collisions, _SHARING: sharing, of_steps.ASSUMPTION: simulation,
+        dealt: grid, of_collisions.ASSUMPTION: collisions, _SHARING: sharing, of_steps.ASSUMPTION: simulation,
     }  # fmt: skip
     return closed(
         document,
@@ -67,15 +91,65 @@ def profile_report(document: Document) -> Report:
     )
 
 
+def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
+    """What pays, how long ranks wait in both orders, and the code."""
+    found, advice = document["balance"], document["recommended"]
+    rows = [{"order": _ORDERS[order], **waits} for order, waits in found["orders"].items()]
+    columns = [
+        Column("order", n.TEXT, "order"),
+        Column("steps", n.COUNT, "steps"),
+        *(
+            Column(f"{name}, {way}", n.SHARE, f"{key}.{method}")
+            for name, key in (("straggler", "straggler"), ("time lost", "time_lost"))
+            for way, method in (("plain", "none"), ("balanced", "balanced"))
+        ),
+    ]
+    low, high = found["interval"]["time_lost"]["none"]
+    both = "" if found["in_order"] else " Their order is not known, or they are too few: batches are drawn."
+    sure = f"90 % of the draws of cost model, order and steps lose {n.percent(low)} to {n.percent(high)} unbalanced."
+    return Section(
+        id="answer",
+        title=f"What pays on {_where(found)}",
+        intro=f"{_enough(found)}{both}",
+        blocks=(
+            *([Tiles(tiles=tiles)] if tiles else []),
+            Points(title="", sentences=[one["said"] for one in document["answer"]]),
+            Table(
+                title="How long ranks wait for the slowest one (%)",
+                columns=columns,
+                rows=rows,
+                notes=[*DEFINITIONS, sure],
+            ),
+            *([Code(title="To paste", text=advice["code"])] if "code" in advice else []),
+        ),
+    )
+
+
+def _enough(found: Document) -> str:
+    """Why the answer is for so many ranks."""
+    ranks, size, rows = found["ranks"], found["batch_size"], found["rows"]
+    if not enough_for(rows, ranks, size):
+        return f"The {n.count(rows)} rows are too few for {_where(found)}: batches repeat them."
+    if enough_for(rows, 2 * ranks, size):
+        return f"The {n.count(rows)} rows are enough for more than {_where(found)}."
+    return f"The {n.count(rows)} rows are too few for {n.count(2 * ranks)} ranks of {n.count(size)} samples."
+
+
 def _tiles(document: Document) -> Iterator[Tile]:
-    advice = document.get("recommended")
-    if advice:
-        default = document["stragglers"]["default"]
-        unbalanced = n.percent(advice["straggler_none"], advice["straggler_none_error"])
+    advice, simulation = document.get("recommended"), document.get("simulation")
+    if simulation:
+        gain = simulation["verdict"]["gains"]["all"]
         yield Tile(
-            name="Straggler share, balanced",
-            value=n.percent(advice["straggler"], advice["straggler_error"]),
-            note=f"instead of {unbalanced}; {method_name(advice['method'])}, {_where(default)}",
+            name=f"QPS gain at {n.count(simulation['verdict']['ranks'])} ranks",
+            value=n.signed(gain["value"]),
+            note=f"{n.signed(gain['low'])} to {n.signed(gain['high'])}: all remedies over TrainPipelineSparseDist",
+        )
+    if advice:
+        unbalanced = n.percent(advice["time_lost_none"], advice["time_lost_none_error"])
+        yield Tile(
+            name="Time lost, balanced",
+            value=n.percent(advice["time_lost"], advice["time_lost_error"]),
+            note=f"instead of {unbalanced}; {method_name(advice['method'])}, {_where(document['balance'])}",
         )
     if document.get("collisions") and (tile := of_collisions.collision_tile(document["collisions"])):
         yield tile
@@ -104,8 +178,9 @@ def _tradeoff_section(found: Document) -> Section:
     columns = (
         Column("samples", n.COUNT, "batch_size"),
         Column("longest history", n.COUNT, "max_length"),
-        Column("straggler share", n.SHARE, "straggler", error="straggler_error"),
+        Column("time lost", n.SHARE, "time_lost", error="time_lost_error"),
         Column("events lost", n.SHARE, "events_lost"),
+        Column("rows touched", n.SHARE, "rows_touched"),
         *([] if found["collisions_max_length"] is None else [Column("collisions", n.SHARE, "collisions")]),
         Column("steps", n.COUNT, "steps"),
         Column("GPU-hours", n.NUMBER, "gpu_hours"),
@@ -123,16 +198,20 @@ def _tradeoff_section(found: Document) -> Section:
 
 
 def _settings_section(advice: Document, default: Document) -> Section:
-    """Code to paste, what the settings cost, and why they were chosen."""
+    """What the settings of the code cost, and why they were chosen."""
     rows = [
         ("max_length, longest history kept", f"{n.count(advice['max_length'])} events"),
         ("events cut off", n.percent(advice["events_cut"])),
         ("method", method_name(advice["method"])),
         ("cost of a sample of length L", n.cost(advice["cost_model"])),
         ("max_tokens, most tokens of a rank", n.count(advice["max_tokens"])),
-        ("straggler share with them", n.percent(advice["straggler"], advice["straggler_error"])),
-        ("straggler share without balancing", n.percent(advice["straggler_none"], advice["straggler_none_error"])),
-        ("lower bound of plans with equal counts", n.percent(advice["lower_bound"])),
+        ("rows that lose some", n.percent(advice["rows_cut"])),
+        *(
+            (f"{name}{way}", n.percent(advice[f"{key}{of}"], advice[f"{key}{of}_error"]))
+            for name, key in (("straggler %", "straggler"), ("time lost", "time_lost"))
+            for way, of in ((" with them", ""), (" without balancing", "_none"))
+        ),
+        ("straggler %, lower bound of plans with equal counts", n.percent(advice["lower_bound"])),
     ]
     columns = (Column("setting", n.TEXT, 0), Column("value", n.TEXT, 1))
     return Section(
@@ -140,7 +219,6 @@ def _settings_section(advice: Document, default: Document) -> Section:
         title="Recommended settings",
         intro=f"Settings to begin with for {_where(default)}.",
         blocks=(
-            Code(title="To paste", text=advice["code"]),
             Table(title="What they are and what they cost", columns=columns, rows=rows),
             Points(title="Why", sentences=advice["why"]),
         ),
@@ -182,7 +260,7 @@ def _sharing_section(found: Document) -> Section:
         Column("samples", n.COUNT, "batch_size"),
         Column("events", n.COUNT, lambda one: round(one["events"])),
         Column("held", n.SHARE, "ratio"),
-        Column("straggler", n.SHARE, "straggler_shared"),
+        Column("straggler %", n.SHARE, "straggler_shared"),
         Column("step", n.MS, "step_ms"),
         Column("step, shared", n.MS, "step_ms_shared"),
         *(Column(f"{kind} saved", n.BYTES, f"bytes_saved.{kind}") for kind in ("ids", "rows", "gradients")),

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.calibrate.calibration import Calibration
-from freescale_tools.collisions.batch_order import Batches, Orders
 from freescale_tools.collisions.held import Held
 from freescale_tools.console.terminal import Progress
-from freescale_tools.model.batches import enough_for, fitting, rank_share
+from freescale_tools.model.batches import PACKED, UNPACKED, Waits, enough_for, fitting, rank_share
 from freescale_tools.model.durations import FLOAT, ID, step
 from freescale_tools.model.hardware import Hardware, calibrated
 from freescale_tools.model.step import PIPELINED
 from freescale_tools.model.workload import Workload, cost_model, workload
+from freescale_tools.scan.batch_order import Batches, Orders
 from fsdata.balance.cost import CostModel
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import Balance, StepPlanner
@@ -101,7 +101,7 @@ def _point(
         return None
     chosen = [every[len(every) * n // min(_STEPS, len(every))] for n in range(min(_STEPS, len(every)))]
     events = shared = 0
-    stragglers = []
+    stragglers, means = [], []
     for run, number in chosen:
         rows = batches.rows(run, number)
         place, length = held.starts[rows], held.lengths[rows]
@@ -109,18 +109,23 @@ def _point(
         events += int(length.sum())
         shared += int(length.sum() - events_shared(place, length, rank, ranks).sum())
         stragglers.append(shares)
+        means.append(float(cost({_SEQUENCE: length}).sum()) / ranks)
     straggler, straggler_shared = np.mean(stragglers, axis=0).tolist()
+    mean, ones = np.array(means), np.ones(len(means))
+    lost, lost_shared = (
+        Waits(mean=mean, most=mean / (1 - share), stands_for=ones).time_lost()[0] for share in np.array(stragglers).T
+    )
     ratio = shared / events if events else 1.0
     each = len(chosen) * ranks
     saved = (events - shared) / each * (ranks - 1) / ranks
-    method, way = ("none", PIPELINED) if balance is None else ("fbs+swap", "all")
+    method, way = (UNPACKED, PIPELINED) if balance is None else (PACKED, "all")
 
-    def step_ms(share: float, straggler: float) -> float:
+    def step_ms(share: float, lost: float) -> float:
         """Of a step that reads, moves, looks up and updates this share of the events; the model computes as before."""
         held_events = load.events * share
         lookup, apply = (ms and ms * held_events / load.events for ms in (load.lookup_ms, load.apply_ms))
-        waits = {(ranks, method): straggler}
-        changed = replace(load, events=held_events, lookup_ms=lookup, apply_ms=apply, stragglers=waits)
+        waits = {(ranks, method): lost}
+        changed = replace(load, events=held_events, lookup_ms=lookup, apply_ms=apply, time_lost=waits)
         return float(step(hardware, changed, way, ranks=ranks)["step_ms"])
 
     return {
@@ -135,8 +140,10 @@ def _point(
         },
         "straggler": straggler,
         "straggler_shared": straggler_shared,
-        "step_ms": step_ms(1.0, straggler),
-        "step_ms_shared": step_ms(ratio, straggler_shared),
+        "time_lost": lost,
+        "time_lost_shared": lost_shared,
+        "step_ms": step_ms(1.0, lost),
+        "step_ms_shared": step_ms(ratio, lost_shared),
     }
 
 

@@ -1,6 +1,6 @@
-"""The section of a profile about stragglers: by longest history, ranks, batch size and cost model."""
+"""The section of a profile about waiting for the slowest rank: by longest history, ranks and batch size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from freescale_tools.report import numbers as n
 from freescale_tools.report import plots
@@ -23,7 +23,7 @@ _AXES = {
     "batch_size": ("batch size", "samples"),
 }
 """Axis -> its name, and the unit of its values."""
-_SHARE = Axis("straggler share of the step (%)", "log")
+_SHARE = Axis("time lost (%)", "log")
 
 
 def method_name(method: str) -> str:
@@ -31,20 +31,18 @@ def method_name(method: str) -> str:
 
 
 def straggler_section(grid: Document) -> Section:
-    """Plots along every axis, cost models, ranks against length, and tables of their points."""
-    by_axis = {axis: [one for one in grid["points"] if one["axis"] == axis] for axis in (*_AXES, "cost", "two-way")}
+    """Plots along every axis, and tables of their points."""
     return Section(
         id="stragglers",
-        title="Stragglers",
-        intro="The straggler share is the part of a step that the mean rank spends waiting for the slowest one. Where "
+        title="Waiting for the slowest rank",
+        intro="Time lost is the part of the computing time that the mean rank waits for the slowest one. Where "
         f"nothing else is said: {_where(grid['default'], '')}, a sample of length L costs "
-        f"{n.cost(grid['default']['cost'])}. No digit is shown that is smaller than the standard error of the drawn "
+        f"{n.cost(grid['default']['cost'])}. No digit is shown that is smaller than the standard error of the "
         f"steps; axes are logarithmic, and shares below {LEAST} % are drawn there. {_bound(grid)}",
-        blocks=(
-            *(_along(grid, axis, sorted(by_axis[axis], key=lambda point: point[axis])) for axis in _AXES),
-            _costs(grid, by_axis["cost"]),
-            *_maps(by_axis["two-way"]),
-        ),
+        blocks=[
+            _along(grid, axis, sorted((one for one in grid["points"] if one["axis"] == axis), key=lambda of: of[axis]))
+            for axis in _AXES
+        ],
     )
 
 
@@ -61,9 +59,9 @@ def _where(default: Document, axis: str) -> str:
 def _bound(grid: Document) -> str:
     """What the lower bound says about this data."""
     default = grid["default"]
-    usual = [point["lower_bound"] for point in grid["points"] if all(point[key] == default[key] for key in default)]
-    worst = max(grid["points"], key=lambda point: point["lower_bound"])
-    if 100 * worst["lower_bound"] < LEAST:
+    usual = [point["bound_time_lost"] for point in grid["points"] if all(point[key] == default[key] for key in default)]
+    worst = max(grid["points"], key=lambda point: point["bound_time_lost"])
+    if 100 * worst["bound_time_lost"] < LEAST:
         return "The lower bound of plans with equal counts is 0 at every point: no sample costs more than a mean rank."
     return (
         "Where one sample costs more than a mean rank, no plan with equal counts gets below the lower bound: "
@@ -74,19 +72,19 @@ def _bound(grid: Document) -> str:
 
 
 def best_method(points: Sequence[Document]) -> str | None:
-    """Of the methods that every point has, the one with the lowest mean share; None if there is none."""
-    known = [{method for method, share in point["straggler"].items() if share is not None} for point in points]
+    """Of the methods that every point has, the one that loses least time on average; None if there is none."""
+    known = [{method for method, share in point["time_lost"].items() if share is not None} for point in points]
     methods = sorted(set.intersection(*known) - {NONE}) if known else []
-    return min(methods, key=lambda method: sum(point["straggler"][method] for point in points), default=None)
+    return min(methods, key=lambda method: sum(point["time_lost"][method] for point in points), default=None)
 
 
 def _of_method(method: str, look: Look | None = None) -> Column:
-    return Column(method_name(method), n.PERCENTS, f"straggler.{method}", error=f"straggler_error.{method}", look=look)
+    return Column(method_name(method), n.PERCENTS, f"time_lost.{method}", error=f"time_lost_error.{method}", look=look)
 
 
 def _said(point: Document, method: str) -> str:
-    """The straggler share of a method, with as many digits as the drawn steps allow."""
-    return n.percent(point["straggler"].get(method), point.get("straggler_error", {}).get(method))
+    """The time lost of a method, with as many digits as the drawn steps allow."""
+    return n.percent(point["time_lost"].get(method), point.get("time_lost_error", {}).get(method))
 
 
 def _table(title: str, first: Column, points: Sequence[Document], grid: Document, *, lines: bool) -> Table:
@@ -103,7 +101,8 @@ def _table(title: str, first: Column, points: Sequence[Document], grid: Document
             first,
             Column("padding", n.PERCENTS, "sparsity", look=padding),
             *methods,
-            Column("lower bound", n.PERCENTS, "lower_bound", look=bound),
+            Column("lower bound", n.PERCENTS, "bound_time_lost", look=bound),
+            Column("straggler %, no balancing", n.PERCENTS, f"straggler.{NONE}", error=f"straggler_error.{NONE}"),
         ),
         rows=points,
         notes=["padding: share of a batch, if it were padded to its longest history."],
@@ -111,17 +110,17 @@ def _table(title: str, first: Column, points: Sequence[Document], grid: Document
 
 
 def _along(grid: Document, axis: str, points: Sequence[Document]) -> Block:
-    """Straggler share of every method along one axis, and the bound that no plan with equal counts can beat."""
+    """Time lost by every method along one axis, and the bound that no plan with equal counts can beat."""
     name, unit = _AXES[axis]
     first, last, best = points[0], points[-1], best_method(points)
-    aid = f"At {n.count(last[axis])} {unit}, ranks without balancing idle {_said(last, NONE)} of the time"
+    aid = f"At {n.count(last[axis])} {unit}, ranks without balancing lose {_said(last, NONE)} of the time"
     if len(points) > 1:
         aid += f" ({_said(first, NONE)} at {n.count(first[axis])})"
     if best is not None:
         aid += f"; {method_name(best)} leaves {_said(last, best)}"
-    if 100 * last["lower_bound"] >= LEAST:
+    if 100 * last["bound_time_lost"] >= LEAST:
         aid += f", where no equal counts get below {n.percent(last['lower_bound'])}"
-    table = _table(f"Straggler share (%) by {name}", Column(name, n.COUNT, axis), points, grid, lines=True)
+    table = _table(f"Time lost (%) by {name}", Column(name, n.COUNT, axis), points, grid, lines=True)
     across = Axis(name if name == unit else f"{name} ({unit})", "measured")
     whole = axis == "max_length"
     return Plot(
@@ -133,55 +132,3 @@ def _along(grid: Document, axis: str, points: Sequence[Document]) -> Block:
         half=not whole,
         on_terminal=whole,
     )
-
-
-def _costs(grid: Document, true: Sequence[Document]) -> Block:
-    """A row for each cost model, true or wrong, with a mark for each method."""
-    wrong, best = grid["wrong_model"], best_method(true)
-    unbalanced = [point["straggler"][NONE] for point in true]
-    aid = (
-        f"Ranks without balancing idle {n.percent(min(unbalanced))} to {n.percent(max(unbalanced))} of the time, the "
-        "more the steeper the cost grows with length."
-    )
-    if best and wrong:
-        worst = max(wrong, key=lambda point: point["straggler"][best])
-        share, none = worst["straggler"][best], worst["straggler"][NONE]
-        aid += (
-            f" {method_name(best)} leaves at most {n.percent(max(point['straggler'][best] for point in true))} of it. "
-            f"What a wrong model costs: a sample takes {n.cost(worst['cost'])}; planned by "
-            f"{n.cost(worst['planned_by'])}, {method_name(best)} leaves {n.percent(share)}, "
-            f"{'still' if share < none else 'no'} less than the {n.percent(none)} without balancing."
-        )
-
-    def name(point: Document) -> str:
-        believed = point.get("planned_by", point["cost"])
-        return n.cost(point["cost"]) + (f", planned by {n.cost(believed)}" if believed != point["cost"] else "")
-
-    title = "Straggler share (%) by what a sample costs, and by what the plan believes"
-    table = _table(title, Column("cost", n.TEXT, name), [*true, *wrong], grid, lines=False)
-    figure = plots.lines(table.rows, table.columns, x=_SHARE, y=Axis("", "names"), turned=True)
-    return Plot(title=title, aid=aid, figure=figure, table=table, height=420)
-
-
-def _maps(points: Sequence[Document]) -> Iterator[Block]:
-    """Straggler share by ranks and longest history, without balancing and by the best method."""
-    best = best_method(points)
-    if best is None:
-        return
-    columns = {method: _of_method(method) for method in (NONE, best)}
-    across, down = Column("longest history kept (events)", n.COUNT, "max_length"), Column("ranks", n.COUNT, "ranks")
-    for method, column in columns.items():
-        worst = max(points, key=column.value)
-        name = "without balancing" if method == NONE else f"with {method_name(method)}"
-        ratio = ""
-        if method != NONE and worst["straggler"][NONE] > 1.1 * worst["straggler"][method] > 0:
-            ratio = f", {n.times(worst['straggler'][NONE] / worst['straggler'][method])} less than unbalanced"
-        beside = list(columns.values())
-        yield Plot(
-            title=f"Straggler share (%) {name}, by ranks and longest history",
-            aid=f"Worst is {_said(worst, method)}{ratio}, on {n.count(worst['ranks'])} ranks with histories of up to "
-            f"{n.count(worst['max_length'])} events.",
-            figure=plots.heat_map(points, across, down, column, beside=beside, scale=method == best),
-            height=320,
-            half=True,
-        )

@@ -1,4 +1,4 @@
-"""The grid of a profile: straggler shares along every axis around its default, and length against ranks."""
+"""The grid of a profile: what ranks wait by method, along every axis around the settings of the page."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,66 +6,43 @@ from dataclasses import replace
 from typing import Any
 
 from freescale_tools.console.terminal import Progress
-from freescale_tools.model.batches import METHODS, UNPACKED, Samples, Setting, simulate_setting
+from freescale_tools.model.batches import METHODS, UNPACKED, Samples, Setting, enough_for, simulate_setting
 from freescale_tools.scan.histogram import LengthHistogram
-from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsranks.machine.cores import usable_cores
 
 MAX_LENGTHS = (1000, 2000, 4000, 8000, 12_000, 16_000, 21_000)
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)
-COSTS: tuple[CostModel, ...] = (Polynomial(), Power(alpha=1), Power(alpha=1.5), Power(alpha=2))
-_TWO_WAY_METHODS = ("fbs", "fbs+swap")
-_TWO_WAY_RANKS = (8, 64, 256, 1024)
 
 
 def straggler_grid(
-    samples: Samples,
-    default: Setting,
-    *,
-    ranks: Sequence[int],
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    progress: Progress | None = None,
+    samples: Samples, default: Setting, *, ranks: Sequence[int], progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The document of all simulated points: one axis at a time around the default, and length against ranks.
+    """The document of all simulated points: one axis at a time around the default, which every axis contains.
 
-    Each axis contains the default. On the axis `cost`, plans use the true cost model. Points of `wrong_model` are
-    planned by `planned_by` although `cost` is true. `lower_bound` holds for plans with equal counts; `vbs` may get
-    below it. `two-way` may lack methods. `progress` counts simulated samples. Takes some seconds on all cores.
+    `lower_bound` holds for plans with equal counts; `vbs` may get below it. Batch sizes are those that the rows are
+    enough for. `progress` counts simulated samples. Takes some seconds on all cores.
     """
-    cuts = max_lengths(samples.histogram)
-    ranks, batch_sizes = sorted({*ranks, default.ranks}), sorted({*batch_sizes, default.batch_size})
-    others = [cost for cost in COSTS if repr(cost) != repr(default.cost)]
+    cuts, rows = max_lengths(samples.histogram), samples.histogram.rows
+    ranks = sorted({*ranks, default.ranks})
+    sizes = [size for size in BATCH_SIZES if enough_for(rows, default.ranks, size)]
+    batch_sizes = sorted({*sizes, default.batch_size})
     axes: dict[str, list[Setting]] = {
         "max_length": [replace(default, max_length=length) for length in sorted({*cuts, default.max_length})],
         "ranks": [replace(default, ranks=number) for number in ranks],
         "batch_size": [replace(default, batch_size=size) for size in batch_sizes],
-        "cost": [replace(default, cost=cost) for cost in (default.cost, *others)],
-        "two-way": [
-            replace(default, max_length=length, ranks=number)
-            for length in cuts
-            for number in ranks
-            if number in _TWO_WAY_RANKS
-        ],
-        "wrong_model": [replace(default, planned_by=cost) for cost in others],
     }
-    # A setting that stands on several axes is simulated once, with the methods of the first of them.
-    methods: dict[Setting, tuple[str, ...]] = {}
-    for axis, settings in axes.items():
-        for setting in settings:
-            methods.setdefault(setting, _TWO_WAY_METHODS if axis == "two-way" else METHODS)
     # The largest first: a large setting that starts last would run alone at the end.
-    order = sorted(methods, key=lambda setting: -setting.samples * setting.steps * len(methods[setting]))
+    settings = {setting for of_axis in axes.values() for setting in of_axis}
+    order = sorted(settings, key=lambda setting: -setting.samples * setting.steps)
 
     def one(setting: Setting) -> dict[str, Any]:
-        point = simulate_setting(samples, setting, methods=methods[setting])
+        point = simulate_setting(samples, setting)
         if progress is not None:
-            progress.advance(rows=setting.samples * setting.steps)
+            progress.advance(rows=setting.samples * point["steps"])
         return point
 
     with ThreadPoolExecutor(usable_cores(), thread_name_prefix="freescale-straggler") as pool:
         found = dict(zip(order, pool.map(one, order), strict=True))
-    points = {axis: [{"axis": axis, **found[setting]} for setting in settings] for axis, settings in axes.items()}
-    wrong = points.pop("wrong_model")
     return {
         "default": {
             "ranks": default.ranks,
@@ -77,8 +54,7 @@ def straggler_grid(
         "ranks": ranks,
         "batch_sizes": batch_sizes,
         "methods": [UNPACKED, *METHODS],
-        "points": [point for of_axis in points.values() for point in of_axis],
-        "wrong_model": wrong,
+        "points": [{"axis": axis, **found[setting]} for axis, of_axis in axes.items() for setting in of_axis],
     }
 
 

@@ -1,6 +1,6 @@
 """The trade-off table: what batch size and longest history cost, in time, events, memory, collisions and GPU-hours.
 
-Batch sizes go from a quarter of the asked one to four times it, as far as a global batch needs no row twice. Lengths
+Batch sizes go from a quarter of the asked one to four times it, as far as the rows are enough for them. Lengths
 are the longest history, the cuts that lose about 5 and 20 % of the events, and the even cut (`cuts`).
 """
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from freescale_tools.calibrate.calibration import Calibration
-from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.model.batches import PACKED, Samples, Setting, enough_for, simulate_setting
 from freescale_tools.model.durations import FLOAT, ID, step
 from freescale_tools.model.hardware import Hardware, calibrated
 from freescale_tools.model.step import BALANCED
@@ -23,7 +23,6 @@ from fsranks.machine.cores import usable_cores
 
 _LOST = (0.05, 0.2)
 _HOUR_MS = 3_600_000
-_PLANNED = "fbs+swap"  # the name under which a workload keeps the shares of balanced ways
 
 
 def tradeoff(
@@ -37,10 +36,11 @@ def tradeoff(
 ) -> dict[str, Any]:
     """The `tradeoff` of a profile document that has stragglers, recommended settings and, if counted, collisions.
 
-    A point: `straggler` with `straggler_error` of the recommended method; `events_lost`, a share; `tokens` of the
-    fullest rank of a simulated step, and their `bytes`: an id, and an embedding row and its gradient of `dim` floats
-    each; `collisions`, the share of look-ups, None where they were not counted for this batch size; `steps`,
-    `gpu_hours` and, with a price, `money` of an epoch. A step is that of TorchRec's pipeline, balanced.
+    A point: `time_lost` with its error, balanced by the recommended method; `events_lost` and `rows_touched`, shares of
+    the events that are cut off and of the rows that lose some; `tokens` of the fullest rank of a simulated step, and
+    their `bytes`: an id, and an embedding row and its gradient of `dim` floats each; `collisions`, the share of
+    look-ups, None where they were not counted for this batch size; `steps`, `gpu_hours` and, with a price, `money` of
+    an epoch. A step is that of TorchRec's pipeline, balanced.
     """
     method = profile["recommended"]["method"]
     hardware = calibrated(hardware, calibration) if calibration else hardware
@@ -48,7 +48,7 @@ def tradeoff(
     settings = [
         dataclasses.replace(cut.uncut, batch_size=size, max_length=length)
         for size in batch_sizes(samples.histogram.rows, cut.uncut)
-        for length in lengths(samples.histogram, cut)
+        for length in sorted({*lengths(samples.histogram, cut), profile["recommended"]["max_length"]})
     ]
     # Share of the look-ups whose row the batch before used, too, for the batch sizes that it was counted for.
     collisions = profile["collisions"]
@@ -62,16 +62,17 @@ def tradeoff(
         found = simulate_setting(samples, setting, methods=(method,))
         steps = math.ceil(samples.histogram.rows / setting.samples)
         load = workload(profile, batch_size=setting.batch_size, max_length=setting.max_length, calibration=calibration)
-        at = setting.ranks, _PLANNED
-        load = dataclasses.replace(load, stragglers={at: found["straggler"][method]}, skews={at: found["skew"][method]})
+        at = setting.ranks, PACKED
+        load = dataclasses.replace(load, time_lost={at: found["time_lost"][method]}, skews={at: found["skew"][method]})
         step_ms = step(hardware, load, BALANCED, ranks=setting.ranks)["step_ms"]
         hours = steps * setting.ranks * step_ms / _HOUR_MS
         return {
             "batch_size": setting.batch_size,
             "max_length": setting.max_length,
-            "straggler": found["straggler"][method],
-            "straggler_error": found["straggler_error"][method],
+            "time_lost": found["time_lost"][method],
+            "time_lost_error": found["time_lost_error"][method],
             "events_lost": 1.0 - samples.histogram.kept_share(setting.max_length),
+            "rows_touched": samples.histogram.longer_share(setting.max_length),
             "tokens": found["fullest"][method],
             "bytes": found["fullest"][method] * (ID + 2 * FLOAT * dim),
             "collisions": counted.get(setting.batch_size),
@@ -98,7 +99,8 @@ def tradeoff(
 def tradeoff_notes(found: Mapping[str, Any]) -> list[str]:
     """What the columns of the table hold."""
     notes = [
-        "Steps, GPU-hours and money are those of an epoch. Lost: share of the events.",
+        "Steps, GPU-hours and money are those of an epoch. Lost: share of the events; touched: share of the rows that "
+        "lose some.",
         f"Memory: of the fullest rank of the simulated steps. An event or candidate has {ID} bytes of id, "
         f"{FLOAT * found['dim']:,.0f} of its embedding row and as many of its gradient; activations of the model come "
         "on top.",
@@ -111,10 +113,10 @@ def tradeoff_notes(found: Mapping[str, Any]) -> list[str]:
 
 
 def batch_sizes(rows: int, uncut: Setting) -> list[int]:
-    """The asked batch size, and those around it that the rows make one global batch for."""
+    """The asked batch size, and those around it that the rows are enough for."""
     asked = uncut.batch_size
     sizes = {asked // 4, asked // 2, 2 * asked, 4 * asked} - {0}
-    return sorted({asked, *(size for size in sizes if size * uncut.ranks <= rows)})
+    return sorted({asked, *(size for size in sizes if enough_for(rows, uncut.ranks, size))})
 
 
 def lengths(histogram: LengthHistogram, cut: EvenCut) -> list[int]:

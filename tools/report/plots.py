@@ -179,51 +179,6 @@ def _with_unit(row: Any, column: Column) -> str:
     return f"{column.cell(row)} {'%' if column.kind.share else column.kind.unit}".strip()
 
 
-def heat_map(
-    rows: Sequence[Any], across: Column, down: Column, column: Column, *, beside: Sequence[Column], scale: bool
-) -> go.Figure:
-    """Shares of a column by the values of two others, as colours with figures in the cells.
-
-    beside: the columns of all maps that are to have the same colours for the same shares, this one among them.
-    scale: the colours are explained beside the map.
-    """
-
-    def log(share: float | None) -> float | None:
-        return None if share is None else math.log10(max(100 * share, LEAST))
-
-    at = {(across.value(row), down.value(row)): row for row in rows}
-    right, up = (sorted({place[axis] for place in at}) for axis in (0, 1))
-    cells = [[at.get((one, other)) for one in right] for other in up]
-    known = [colour for one in beside for row in rows if (colour := log(one.value(row))) is not None]
-    decades = [0.001, 0.01, 0.1, 1, 10, 100]
-    trace = go.Heatmap(
-        x=[f"{value:,}" for value in right],
-        y=[f"{value:,}" for value in up],
-        z=[[row and log(column.value(row)) for row in line] for line in cells],
-        text=[[column.cell(row) if row else "–" for row in line] for line in cells],
-        texttemplate="%{text}",
-        textfont={"size": 11, "color": INK},
-        colorscale=[[0, AREA], [1, DEEP]],
-        zmin=min(known),
-        zmax=max(known),
-        showscale=scale,
-        colorbar={
-            "thickness": 10,
-            "outlinewidth": 0,
-            "tickvals": [math.log10(decade) for decade in decades],
-            "ticktext": [f"{decade:g} %" for decade in decades],
-            "tickfont": {"color": MUTED, "size": 11},
-        },
-        xgap=2,
-        ygap=2,
-        hovertemplate=f"%{{x}} {across.name}, %{{y}} {down.name}: %{{text}} %<extra></extra>",
-    )
-    drawn = _figure([trace], Axis(across.name, "names"), Axis(down.name, "names"))
-    drawn.update_xaxes(showgrid=False)
-    drawn.update_yaxes(showgrid=False)
-    return drawn
-
-
 def timeline(
     tasks: Sequence[Document], *, lanes: Sequence[str], classes: Mapping[str, str], until_ms: float
 ) -> go.Figure:

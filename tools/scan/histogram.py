@@ -114,6 +114,10 @@ class LengthHistogram:
         """Share of the events that is left when histories are cut to `longest`."""
         return self.clipped(longest).events / self.events if self.events else 1.0
 
+    def longer_share(self, longest: int) -> float:
+        """Share of the rows that have more than `longest` events."""
+        return float(self.counts[self.lengths > longest].sum()) / max(self.rows, 1)
+
     def distance(self, other: "LengthHistogram") -> float:
         """The largest difference of the two cumulative distributions (Kolmogorov and Smirnov), 0 to 1."""
         at = np.union1d(self.lengths, other.lengths)

@@ -4,13 +4,14 @@ What was counted of some rows is a `LengthSums`; sums of other rows are added to
 machines count apart.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from freescale_tools.console.errors import first_line
+from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.columns import Bound, Leaf
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.histogram import LengthHistogram
@@ -25,6 +26,8 @@ _UNMERGED = 128  # histograms kept before they are merged: a merge costs time in
 _QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
 }  # fmt: skip
+MOST_ROWS = 1 << 22  # whose lengths are kept in order: 64 steps of 512 ranks of 128 samples, 16 MB a column
+_RUNS = 8
 _PIECES = 8  # per worker, so that all workers end at about the same time
 
 
@@ -84,6 +87,7 @@ class LengthSums:
         longest: (length, file, row in the file) of the `_LONGEST` longest rows, longest first, equal lengths in the
             order of files and rows.
         per_file: file -> (rows, events).
+        rows: (file, first row) -> uint32 [N], of every row group.
     """
 
     null_rows: int = 0
@@ -91,6 +95,7 @@ class LengthSums:
     spans: dict[int, list[LengthHistogram]] = field(default_factory=dict)
     longest: list[tuple[int, int, int]] = field(default_factory=list)
     per_file: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def count(self, found: Lengths, file: int, first_row: int, span: np.ndarray | None = None) -> None:
         """Add the rows from `first_row` of a file on. span: int64 [N], that of every row, -1 without a time."""
@@ -107,6 +112,7 @@ class LengthSums:
             spans={one: [LengthHistogram.of(lengths)] for one, lengths in by_span.items()},
             longest=[(int(of_row[row]), file, first_row + int(row)) for row in rows],
             per_file={file: (len(of_row), int(of_row.sum()))},
+            rows={(file, first_row): of_row.astype(np.uint32)} if len(of_row) else {},
         )
         self.add(more)
 
@@ -121,6 +127,7 @@ class LengthSums:
         for file, (rows, events) in other.per_file.items():
             before = self.per_file.get(file, (0, 0))
             self.per_file[file] = before[0] + rows, before[1] + events
+        self.rows |= other.rows
 
     @property
     def lengths(self) -> LengthHistogram:
@@ -160,6 +167,34 @@ class LengthSums:
             "per_file": _per_file((names[file], *counted) for file, counted in sorted(self.per_file.items())),
             "drift": None if spans is None else drift,
         }
+
+
+def kept_runs(files: FileSet, *, most: int = MOST_ROWS) -> list[list[tuple[int, int]]]:
+    """The row groups, as (file, first row), whose rows are kept in order: all, or `_RUNS` runs of about `most` rows."""
+    runs: list[list[tuple[int, int]]] = [[] for _ in range(_RUNS if files.rows > most else 1)]
+    begin = 0
+    for number, footer in enumerate(files.footers):
+        first = 0
+        for rows in footer.row_groups:
+            run, within = divmod(begin * len(runs), files.rows)
+            if rows and (within < most or len(runs) == 1):  # of the row groups that begin in this eighth, the first
+                runs[run].append((number, first))
+            first, begin = first + rows, begin + rows
+    return [run for run in runs if run]
+
+
+def in_order(runs: Sequence[Sequence[tuple[int, int]]], sums: Mapping[str, LengthSums]) -> RowsInOrder:
+    """The rows that all columns of `sums` have, in the order of the files; row groups that one of them lacks are out."""
+    read = [[one for one in run if all(one in of.rows for of in sums.values())] for run in runs]
+    first = next(iter(sums.values()))
+    nothing = [np.empty(0, np.uint32)]
+    return RowsInOrder(
+        units=tuple(tuple(len(first.rows[one]) for one in run) for run in read),
+        lengths={
+            column: np.concatenate(nothing + [of.rows[one] for run in read for one in run])
+            for column, of in sums.items()
+        },
+    )
 
 
 Scanned = tuple[dict[str, LengthSums], list[Skipped]]

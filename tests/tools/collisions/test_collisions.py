@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from freescale_tools.collisions.batch_order import Orders, streaks
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.kernels import MARKS
 from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.batch_order import Orders, streaks
 from freescale_tools.scan.files import open_files
 
 SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}

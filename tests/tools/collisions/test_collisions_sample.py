@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale_tools.collisions import held as holding
-from freescale_tools.collisions.batch_order import WINDOW, Batches, Orders, by_time, streaks
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.held import Unit, hold, plan_runs
 from freescale_tools.console.errors import UsageError
+from freescale_tools.scan.batch_order import WINDOW, Batches, Orders, by_time, streaks
 from freescale_tools.scan.files import open_files
 from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import open_source

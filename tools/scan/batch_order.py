@@ -4,20 +4,57 @@ Letters: N rows in memory, W ranks, B samples of a rank, G = W * B. A run is a s
 groups. Both batches of a pair come from one run.
 """
 
+import base64
 import functools
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fsdata.order.deal import epoch_streams, window_order
 
-ORDERS = ("file", "shuffled", "time")
+DEALT = ("file", "shuffled")  # that a loader has
+ORDERS = (*DEALT, "time")
 WINDOW = 4  # row groups that the loader shuffles together, if it is not told otherwise
 _STREAK = 4  # consecutive pairs; they need one batch more than that
 _LONGEST = 64  # pairs of a streak if all pairs are counted
 _KEPT = 4  # numbers of ranks whose rows are kept in order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowsInOrder:
+    """How long the rows of a data set are, as they lie in its files: what lengths of batches are dealt from.
+
+    Attributes:
+        units: rows of every row group, by run, N in all.
+        lengths: list column -> uint32 [N].
+    """
+
+    units: tuple[tuple[int, ...], ...]
+    lengths: Mapping[str, np.ndarray]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON document: one to two bytes a row."""
+        packed = {name: zlib.compress(of.astype("<u4").tobytes()) for name, of in self.lengths.items()}
+        text = {name: base64.b64encode(of).decode() for name, of in packed.items()}
+        return {"units": [list(run) for run in self.units], "lengths": text}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "RowsInOrder":
+        """What `to_dict` made. Raises ValueError where it is damaged."""
+        units = tuple(tuple(run) for run in document["units"])
+        rows = sum(map(sum, units))
+        found = {}
+        for name, text in document["lengths"].items():
+            try:
+                found[name] = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<u4")
+            except (ValueError, zlib.error) as error:
+                raise ValueError(f"the lengths of {name} are damaged: {error}") from error
+            if len(found[name]) != rows:
+                raise ValueError(f"the lengths of {name} are damaged: {len(found[name]):,} rows instead of {rows:,}")
+        return cls(units=units, lengths=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
