@@ -62,11 +62,10 @@ def _call(*arguments: Any) -> dict[str, Any]:
 
 
 def _line(of: str, document: dict[str, Any]) -> Iterator[Any]:
-    verdict, carried = document["simulation"]["verdict"], document["simulation"]["carried"]
-    advice, collisions = document["recommended"], document["collisions"]
+    verdict, advice, collisions = document["simulation"]["verdict"], document["recommended"], document["collisions"]
     cut = f", cut to {advice['max_length']:,} events" if advice["events_cut"] else ""
     yield f"{of}{cut}"
-    yield f"{verdict['ranks']}" if carried["ranks"] else f"{verdict['ranks']}, too few rows"
+    yield f"{verdict['ranks']}"
     for name in ("balance", "prioritized", "sm_free"):
         gain = verdict["gains"][name]
         said = "" if verdict["pays"][name] == "yes" else f": {verdict['pays'][name]}"

@@ -22,7 +22,7 @@ from common.table import emit
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.profile.measure import Columns, Settings, full, quick
-from freescale_tools.profile.predict import predict
+from freescale_tools.profile.predict import Data, predict
 from freescale_tools.profile.report import profile_report
 from freescale_tools.report.page import page
 from freescale_tools.scan.files import FileSet, open_files
@@ -136,8 +136,7 @@ def opened(paths: Sequence[Path]) -> FileSet:
 def whole(files: FileSet) -> dict[str, Any]:
     """The document of `freescale profile`."""
     document = full(files, COLUMNS, paths=["data"])
-    settings = Settings(ranks=(8, 16, 32, 64, 128, 256, 512, 1024), batch_size=128)
-    predict(document, files, COLUMNS, settings, bar=Terminal(json=True).progress)
+    predict(document, Settings(batch_size=128), Data(files=files, time=None), bar=Terminal(json=True).progress)
     return document
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.model import durations
-from freescale_tools.model.batches import UNPACKED, rank_share
+from freescale_tools.model.batches import PACKED, UNPACKED, Waits, rank_share
 from freescale_tools.model.hardware import Hardware
-from freescale_tools.model.workload import DENSE_PARAMETERS, METHODS, PAPER_COLLISION, Workload, flops
+from freescale_tools.model.workload import DENSE_PARAMETERS, PAPER_COLLISION, Workload, flops
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
@@ -18,6 +18,7 @@ from fsdata.balance.packing import pack
 RANKS, BATCH_SIZE, MEDIAN, LONGEST = 64, 128, 4000, 21_000
 SIGMA = 0.55
 """Width of the lengths of the paper-like set."""
+_PACKED = {UNPACKED: UNPACKED, PACKED: "fbs+swap"}
 _SAMPLED = 400
 _PAPER_STEPS = 50
 _SPREAD = 0.1
@@ -41,6 +42,14 @@ def straggler(lengths: Iterable[np.ndarray], method: str, *, ranks: int = RANKS)
     """Mean straggler share of global batches under cost L^2 + 2000 L."""
     cost = Polynomial()
     return float(np.mean([_packed(cost({"sequence": step}), ranks, method) for step in lengths]))
+
+
+def time_lost(lengths: Iterable[np.ndarray], method: str, *, ranks: int = RANKS) -> float:
+    """Time lost in the same global batches."""
+    costs = [Polynomial()({"sequence": step}) for step in lengths]
+    mean = np.array([float(cost.sum()) / ranks for cost in costs])
+    even = np.array([1 - _packed(cost, ranks, method) for cost in costs])
+    return Waits(mean=mean, most=mean / even, stands_for=np.ones(len(costs))).time_lost()[0]
 
 
 def _packed(costs: np.ndarray, ranks: int, method: Any) -> float:
@@ -99,7 +108,7 @@ def _secant(function: Callable[[float], float], near: tuple[float, float], *, ro
 
 
 def paper_workload(sigma: float, *, longest: int, dim: float, ranks: int) -> Workload:
-    """The paper-like set as a workload, its straggler shares under none and fbs+swap."""
+    """The paper-like set as a workload, with the time that it loses without balancing and by fbs+swap."""
     lengths = list(paper_like(sigma, longest=longest, ranks=ranks, steps=_PAPER_STEPS))
     histogram = LengthHistogram.of(np.concatenate(lengths))
     return Workload(
@@ -108,7 +117,7 @@ def paper_workload(sigma: float, *, longest: int, dim: float, ranks: int) -> Wor
         flops=BATCH_SIZE * flops(histogram.lengths, histogram.counts),
         dim=dim,
         dense_parameters=DENSE_PARAMETERS,
-        stragglers={(ranks, method): straggler(lengths, method, ranks=ranks) for method in METHODS},
+        time_lost={(ranks, name): time_lost(lengths, method, ranks=ranks) for name, method in _PACKED.items()},
         collisions={ranks: PAPER_COLLISION},
     )
 

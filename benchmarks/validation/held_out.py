@@ -200,7 +200,7 @@ def read_sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float
             flops=1.0,
             dim=shape["width"],
             dense_parameters=0,
-            stragglers={(ranks, method): 0.0 for method in METHODS},
+            time_lost={(ranks, method): 0.0 for method in METHODS},
             compute_ms=statistics.median(alone.values()),
             collisions={ranks: rate},
             distinct=data["distinct"],

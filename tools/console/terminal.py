@@ -123,7 +123,8 @@ class Terminal:
                     if block.table:
                         self._table(block.table)
                 case Points():
-                    self.say(block.title)
+                    if block.title:
+                        self.say(block.title)
                     for sentence in block.sentences:
                         self.say(f"- {sentence.translate(_ASCII)}")
                 case Code():

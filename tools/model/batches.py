@@ -219,11 +219,12 @@ def deal_out(
     methods: Sequence[str] = METHODS,
     max_tokens: Mapping[str, int] | None = None,
     costs: Sequence[CostModel] = (),
+    most: int | None = None,
 ) -> Simulated:
     """Simulate the steps of a setting. Plans are made by its cost model, whatever samples really cost.
 
     costs: what samples cost; the model of the setting by default. max_tokens: method -> the cap of its plans; without a
-    cap by default. Raises OverCapError where no plan keeps it.
+    cap by default. most: steps, as of `Samples.steps`. Raises OverCapError where no plan keeps a cap.
     """
     home = np.repeat(np.arange(setting.ranks), setting.batch_size)
     options = {method: balance_options(method, setting, (max_tokens or {}).get(method)) for method in methods}
@@ -234,7 +235,7 @@ def deal_out(
     skews: dict[str, list[float]] = {method: [] for method in (UNPACKED, *methods)}
     fullest = dict.fromkeys(skews, 0)
     bounds, padding = [], []
-    steps, stands_for = samples.steps(setting)
+    steps, stands_for = samples.steps(setting, most=most)
     for run, step in steps:
         lengths = samples.lengths(setting, run, step)
         tokens = np.sum(list(lengths.values()), axis=0)

@@ -188,8 +188,9 @@ def verdict(
 
     `gains`: balance, prioritized and sm_free over the rung below, communication (both of them) over the balanced
     pipeline, and `all` over TorchRec's: {value, low, high}, shares of samples per second. `pays`: remedy -> "yes",
-    "no", "little" below 5 %, "unsure" where the interval holds 0. `why`: sentences about what decides. `touched`:
-    shares of a balanced step, {exposed, hidden}: communication that compute waits for, and what of it fscomm hides.
+    "no", "little" below 5 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what
+    decides. `touched`: shares of a balanced step, {exposed, hidden}: communication that compute waits for, and what of
+    it fscomm hides.
     """
     generator = np.random.default_rng(0)
     drawn = []
@@ -204,15 +205,18 @@ def verdict(
         low, high = np.percentile([one[name] for one in drawn], _WITHIN).tolist()
         low, high = min(low, value), max(high, value)
         gains[name] = {"value": value, "low": low, "high": high}
-        if high < _WORTH:
-            pays[name] = "no"
-        elif _WORTH < value < _LITTLE:
-            pays[name] = "little"
-        else:
-            pays[name] = "yes" if low > _WORTH else "unsure"
+        pays[name] = _pays(value, low, high)
     touched = _touched(hardware, load, ranks)
     why = list(_why(hardware, load, ranks, touched))
     return {"ranks": ranks, "gains": gains, "pays": pays, "why": why, "touched": touched}
+
+
+def _pays(value: float, low: float, high: float) -> str:
+    if high < _WORTH or (value < -_WORTH and high < _LITTLE):
+        return "no"
+    if high < _LITTLE or _WORTH < value < _LITTLE:
+        return "little"
+    return "yes" if low > _WORTH else "unsure"
 
 
 def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float]) -> dict[str, float]:

@@ -2,88 +2,90 @@
 
 A plan is made by the cost model that the pasted code names, and ranks take what samples really cost. Without a
 calibration that may be anything from L (tokens) to L^2 (pure attention); with one it is the fitted model, within its
-error. The loader deals rows in file order or shuffled. And an epoch is one draw of its steps: they are drawn again,
-with replacement (bootstrap).
+error. The loader deals rows in file order, or shuffled by any seed. And an epoch is one draw of its steps: they are
+drawn again, with replacement (bootstrap).
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from freescale_tools.model.batches import PACKED, UNPACKED, Samples, Setting, Waits, deal_out
+from freescale_tools.model.batches import PACKED, UNPACKED, Samples, Setting, Simulated, Waits, deal_out
 from freescale_tools.scan.batch_order import DEALT
 from fsdata.balance.cost import Power
 
 _ALPHAS = (1.0, 1.25, 1.5, 1.75, 2.0)
+_SEEDS = 4  # of the shuffled order
+_MOST = 128  # steps of all seeds but the first
 _DRAWS = 400
 _WITHIN = (5, 95)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waiting:
-    """The loads of ranks in the steps of an epoch, in every order and by every cost model that they may have.
+    """The steps of epochs, plain and balanced, by every cost model that samples may have.
 
     Attributes:
-        loads: by order and place of the cost model (0: that of the plan), method -> [S, W]. S differs by order.
-        stands_for: order -> float64 [S], steps of the epoch that each one stands for.
+        epochs: simulated ones by order, of several seeds where it is shuffled.
+        method: that balances.
+        costs: how many cost models there are; the first is that of the plan.
         error: what a rank takes differs so much from the cost of its samples, as a share; its standard deviation.
     """
 
-    loads: Mapping[tuple[str, int], Mapping[str, np.ndarray]]
-    stands_for: Mapping[str, np.ndarray]
+    epochs: Mapping[str, Sequence[Simulated]]
+    method: str
+    costs: int
     error: float
 
     def draw(self, generator: np.random.Generator) -> dict[str, float]:
-        """Method -> time lost, of one draw of cost model, order and steps. Both methods have the same steps."""
-        choices = list(self.loads)
-        order, place = choices[int(generator.integers(len(choices)))]
-        stands_for = self.stands_for[order]
-        steps = len(stands_for)
-        drawn = stands_for * generator.multinomial(steps, np.full(steps, 1 / steps))
+        """Time lost, `none` and `balanced`, of one draw of order, seed, cost model and steps; both of the same ones."""
+        of_order = self.epochs[list(self.epochs)[int(generator.integers(len(self.epochs)))]]
+        epoch = of_order[int(generator.integers(len(of_order)))]
+        place, steps = int(generator.integers(self.costs)), len(epoch.stands_for)
+        drawn = epoch.stands_for * generator.multinomial(steps, np.full(steps, 1 / steps))
         found = {}
-        for method, load in self.loads[order, place].items():
+        for name, method in ((UNPACKED, UNPACKED), (PACKED, self.method)):
+            load = epoch.loads[method, place]
             off = np.maximum(1 + self.error * generator.standard_normal(load.shape), 0.0) if self.error else 1.0
-            found[method] = Waits.of(load * off, drawn).time_lost()[0]
+            found[name] = Waits.of(load * off, drawn).time_lost()[0]
         return found
 
     def interval(self) -> dict[str, list[float]]:
-        """Method -> the two shares of time lost between which 90 % of the draws are."""
+        """Time lost, `none` and `balanced`: the two shares between which 90 % of the draws are."""
         generator = np.random.default_rng(0)
         drawn = [self.draw(generator) for _ in range(_DRAWS)]
-        return {
-            method: np.percentile([one[method] for one in drawn], _WITHIN).tolist() for method in (UNPACKED, PACKED)
-        }
+        return {name: np.percentile([one[name] for one in drawn], _WITHIN).tolist() for name in (UNPACKED, PACKED)}
 
     def in_orders(self) -> dict[str, dict[str, Any]]:
-        """Order -> {steps, straggler, time_lost}, shares by method, with the cost model of the plan."""
-        return {
-            order: {
-                "steps": round(float(stands_for.sum())),
-                "straggler": {name: Waits.of(load, stands_for).straggler()[0] for name, load in loads.items()},
-                "time_lost": {name: Waits.of(load, stands_for).time_lost()[0] for name, load in loads.items()},
+        """Order -> {steps, straggler, time_lost}: shares, `none` and `balanced`, with the cost model of the plan."""
+        found = {}
+        for order, (epoch, *_) in self.epochs.items():
+            waits = {UNPACKED: epoch.waits(UNPACKED), PACKED: epoch.waits(self.method)}
+            found[order] = {
+                "steps": round(float(epoch.stands_for.sum())),
+                "straggler": {name: of.straggler()[0] for name, of in waits.items()},
+                "time_lost": {name: of.time_lost()[0] for name, of in waits.items()},
             }
-            for order, stands_for in self.stands_for.items()
-            for loads in [self.loads[order, 0]]
-        }
+        return found
 
 
-def waiting(
-    samples: Samples, setting: Setting, method: str, max_tokens: int | None = None, *, error: float | None = None
-) -> Waiting:
-    """Of the batches of `setting` in both orders, plain and balanced by `method`.
+def waiting(samples: Samples, setting: Setting, method: str, *, error: float | None = None) -> Waiting:
+    """Of the batches of `setting` in both orders, plain and balanced by `method` without a cap on tokens.
 
     error: of the cost model of the setting, if it was measured; None varies the model.
     """
     costs = (setting.cost, *(() if error is not None else (Power(alpha=alpha) for alpha in _ALPHAS)))
-    caps = {} if max_tokens is None else {method: max_tokens}
-    loads, stands_for = {}, {}
-    for order in DEALT:
-        found = deal_out(
-            samples, dataclasses.replace(setting, order=order), methods=(method,), max_tokens=caps, costs=costs
+
+    def epoch(order: str, seed: int) -> Simulated:
+        return deal_out(
+            samples if seed == 0 else dataclasses.replace(samples, seed=samples.seed + seed),
+            dataclasses.replace(setting, order=order),
+            methods=(method,),
+            costs=costs,
+            most=None if seed == 0 else _MOST,
         )
-        stands_for[order] = found.stands_for
-        for place in range(len(costs)):
-            loads[order, place] = {UNPACKED: found.loads[UNPACKED, place], PACKED: found.loads[method, place]}
-    return Waiting(loads=loads, stands_for=stands_for, error=error or 0.0)
+
+    epochs = {order: [epoch(order, seed) for seed in range(_SEEDS if order == "shuffled" else 1)] for order in DEALT}
+    return Waiting(epochs=epochs, method=method, costs=len(costs), error=error or 0.0)

@@ -1,6 +1,6 @@
 """`freescale profile`: the lengths of a data set, and what FreeScale would bring for it.
 
 `command` calls `measure`, then `predict`: simulated `stragglers`, what to `recommend` with `loader_code` to paste,
-a `tradeoff` table, collisions, steps, and what `sharing` of histories saves. `report` says what is shown, with
-`length_report` and `straggler_report`. `diff` is `freescale diff`, which compares two documents.
+a `tradeoff` table, collisions, steps, what `sharing` of histories saves, and one `answer` from all of it. `report` says
+what is shown, with `length_report` and `straggler_report`.
 """

@@ -53,11 +53,8 @@ def predict(document: dict[str, Any], settings: Settings, data: Data | None = No
     Returns why some parts are null. `bar` shows the progress. Raises UsageError where the rows are not enough for the
     settings, and if collisions cannot be counted in the column `settings.ids`.
     """
-    name, calibration, hardware = (
-        next(iter(document["sequences"])),
-        settings.calibration,
-        load_hardware(settings.hardware),
-    )
+    calibration, hardware = settings.calibration, load_hardware(settings.hardware)
+    name = next(iter(document["sequences"]))
     document["dims"] = settings.dims or document["dims"]
     if not document["sequences"][name]["events"]:
         return [f"{name} has no events: there is nothing to predict from"]
@@ -73,7 +70,7 @@ def predict(document: dict[str, Any], settings: Settings, data: Data | None = No
     with bar("simulating batches") as progress:
         document["stragglers"] = straggler_grid(samples, chosen, ranks=by_ranks, progress=progress)
     error = calibration.error if calibration else None
-    sure = waiting(samples, chosen, advice["method"], advice["max_tokens"], error=error)
+    sure = waiting(samples, chosen, advice["method"], error=error)
     document["balance"] = {
         **{key: getattr(chosen, key) for key in ("ranks", "batch_size", "max_length")},
         "method": advice["method"],

@@ -18,6 +18,7 @@ import numpy as np
 
 from freescale_tools.model.batches import UNPACKED, Samples, Setting, Waits, balance_options, simulate_setting
 from freescale_tools.report.numbers import percent
+from freescale_tools.scan.batch_order import DEALT
 from fsdata.balance.cost import CANDIDATES
 from fsdata.balance.packing import pack
 
@@ -96,7 +97,9 @@ def recommend(samples: Samples, cut: EvenCut, *, max_length: int | None = None) 
     # A loader refuses a sample with more tokens than max_tokens, and no simulated step may have drawn the longest.
     longest = min(samples.histogram.longest, chosen.max_length)
     longest += samples.candidates.longest if samples.candidates else 0
-    fullest = simulate_setting(samples, chosen, methods=_METHODS)["fullest"]
+    # Rows in file order may be long together, which shuffling spreads: the code has room for both orders.
+    dealt = [simulate_setting(samples, dataclasses.replace(chosen, order=order), methods=_METHODS) for order in DEALT]
+    fullest = {method: max(one["fullest"][method] for one in dealt) for method in _METHODS}
     caps = {method: max(_three_digits(fullest[method] * _HEADROOM), longest) for method in _METHODS}
     found = simulate_setting(samples, chosen, methods=_METHODS, max_tokens=caps)
     # Equal counts, unless variable counts gain enough: they change the weight of a sample in means.
@@ -144,7 +147,7 @@ def recommend(samples: Samples, cut: EvenCut, *, max_length: int | None = None) 
         *(cut_sentences(advice) or [uncut]),
         *_why_method(chosen, lost, errors, method),
         f"max_tokens: {caps[method]:,} is room for the longest sample, and for a quarter more than the "
-        f"{found['fullest'][method]:,} events of the fullest rank in {found['steps']} simulated steps. Rows of a "
+        f"{fullest[method]:,} events of the fullest rank in the simulated steps, shuffled or in file order. Rows of a "
         "step that needs more come in the next step.",
     ]
     return advice

@@ -99,8 +99,8 @@ def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
         Column("order", n.TEXT, "order"),
         Column("steps", n.COUNT, "steps"),
         *(
-            Column(f"{name}, {way}", n.SHARE, f"{key}.{method}")
-            for name, key in (("straggler", "straggler"), ("time lost", "time_lost"))
+            Column(f"{name}, {way}", n.PERCENTS, f"{key}.{method}")
+            for name, key in (("straggler %", "straggler"), ("time lost %", "time_lost"))
             for way, method in (("plain", "none"), ("balanced", "balanced"))
         ),
     ]
@@ -115,7 +115,7 @@ def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
             *([Tiles(tiles=tiles)] if tiles else []),
             Points(title="", sentences=[one["said"] for one in document["answer"]]),
             Table(
-                title="How long ranks wait for the slowest one (%)",
+                title="How long ranks wait for the slowest one",
                 columns=columns,
                 rows=rows,
                 notes=[*DEFINITIONS, sure],

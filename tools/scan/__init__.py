@@ -2,5 +2,6 @@
 
 `files` finds them, `columns` finds columns in them, `rows` reads them: whole rows, or the lengths of lists from the
 `levels` of their pages (by `level_kernels`). `lengths` counts rows into a `histogram`, also by span of `times`, and
-`histories` finds lengths where histories are stored once. `engines` run the work, here or on a Ray cluster.
+`histories` finds lengths where histories are stored once. `batch_order` says which rows make a global batch. `engines`
+run the work, here or on a Ray cluster.
 """

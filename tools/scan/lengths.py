@@ -176,7 +176,7 @@ def kept_runs(files: FileSet, *, most: int = MOST_ROWS) -> list[list[tuple[int, 
     for number, footer in enumerate(files.footers):
         first = 0
         for rows in footer.row_groups:
-            run, within = divmod(begin * len(runs), files.rows)
+            run, within = divmod(begin * len(runs), max(files.rows, 1))
             if rows and (within < most or len(runs) == 1):  # of the row groups that begin in this eighth, the first
                 runs[run].append((number, first))
             first, begin = first + rows, begin + rows
@@ -184,7 +184,7 @@ def kept_runs(files: FileSet, *, most: int = MOST_ROWS) -> list[list[tuple[int, 
 
 
 def in_order(runs: Sequence[Sequence[tuple[int, int]]], sums: Mapping[str, LengthSums]) -> RowsInOrder:
-    """The rows that all columns of `sums` have, in the order of the files; row groups that one of them lacks are out."""
+    """The rows of `runs` in the order of the files, but for row groups that a column of `sums` lacks."""
     read = [[one for one in run if all(one in of.rows for of in sums.values())] for run in runs]
     first = next(iter(sums.values()))
     nothing = [np.empty(0, np.uint32)]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from profile_documents import profile_of
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
 
 from freescale_tools.calibrate.calibration import Calibration, load_calibration
@@ -14,24 +15,26 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import exchange
 from freescale_tools.model.hardware import calibrated, load_hardware, parameters
 from freescale_tools.model.simulation import simulate
-from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.model.workload import samples_of
+from freescale_tools.profile.measure import Settings
 from fsdata.balance.cost import Polynomial
 
-COMMAND = "simulate"
+COMMAND = "profile"
 LENGTHS = np.random.default_rng(0).lognormal(7, 0.6, 4000).astype(np.int64)
-PROFILE = {
-    "version": 1, "kind": "profile", "sequences": {"item": {"histogram": LengthHistogram.of(LENGTHS).to_dict()}},
-    "stragglers": None, "recommended": None, "collisions": None,
-}  # fmt: skip
+PROFILE = profile_of(LENGTHS)
 
 
 def made(**changes):
     given = {
         "source": "calibration: run.json, 120 rows", "ranks": 8, "cost": Polynomial(), "seconds_per_cost": SECONDS,
-        "constant_s": CONSTANT, "forward": 0.25, "lookup_s": LOOKUP,
-        "update_s": UPDATE, "dim": 96.0, "latency_s": LATENCY, "bytes_per_s": BANDWIDTH,
+        "error": 0.0, "constant_s": CONSTANT, "forward": 0.25, "lookup_s": LOOKUP, "update_s": UPDATE,
+        "dim": 96.0, "latency_s": LATENCY, "bytes_per_s": BANDWIDTH,
     }  # fmt: skip
     return Calibration(**(given | changes))
+
+
+def simulated(**options):
+    return simulate(PROFILE, load_hardware("h100-ib"), samples_of(PROFILE), **{"ranks": [8], **options})
 
 
 def parameter(document, name):
@@ -54,7 +57,7 @@ def test_a_run_and_what_calibrate_wrote_of_it_are_the_same(tmp_path):
     assert (first.lookup_s, first.update_s) == (pytest.approx(LOOKUP), pytest.approx(UPDATE))
     assert (first.latency_s, first.bytes_per_s) == (pytest.approx(LATENCY), pytest.approx(BANDWIDTH))
     assert (first.dim, first.forward) == (None, None), "the run sent no embeddings, and has no times of passes"
-    told = simulate(PROFILE, load_hardware("h100-ib"), ranks=(4,), calibration=second)
+    told = simulated(ranks=(4,), calibration=second)
     assert parameter(told, "own_cost")["value"] == pytest.approx(4)
     assert "run with fscomm" in parameter(told, "own_cost")["source"]
 
@@ -93,7 +96,9 @@ def test_an_exchange_of_the_run_takes_as_long_as_it_took(ranks, link):
 
 
 def test_steps_take_what_the_run_took():
-    found = simulate(PROFILE, load_hardware("h100-ib"), ranks=[8], batch_size=128, calibration=made())
+    found = simulate(
+        PROFILE, load_hardware("h100-ib"), samples_of(PROFILE), ranks=[8], batch_size=128, calibration=made()
+    )
     cost = 128 * float(Polynomial()({"sequence": LENGTHS}).mean())
     events = 128 * LENGTHS.mean()
     expected = {
@@ -117,29 +122,34 @@ def test_steps_take_what_the_run_took():
 def test_given_numbers_win_and_what_the_run_lacks_stays_as_it_was():
     hardware = load_hardware("h100-ib")
     none = made(forward=None, lookup_s=None, update_s=None, dim=None, latency_s=None, bytes_per_s=None)
-    found = simulate(PROFILE, hardware, ranks=[8], calibration=none)
+    found = simulated(calibration=none)
     assert (parameter(found, "dim")["value"], parameter(found, "dim")["source"]) == (128, "assumed")
     assert parameter(found, "lookup")["source"].startswith("assumed")
     assert parameter(found, "nvlink")["value"] == hardware.nvlink
-    assert parameter(simulate(PROFILE, hardware, ranks=[8], dim=32, calibration=made()), "dim")["value"] == 32
+    assert (
+        parameter(simulate(PROFILE, hardware, samples_of(PROFILE), ranks=[8], dim=32, calibration=made()), "dim")[
+            "value"
+        ]
+        == 32
+    )
 
 
 def test_the_command_takes_a_run(tmp_path, call):
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
     path = run(tmp_path / "run.json", steps=12)
-    done = call("--profile", tmp_path / "profile.json", "--ranks", 4, "--calibration", path, "--out", tmp_path / "out")
+    done = call("--from", tmp_path / "profile.json", "--ranks", 4, "--calibration", path, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    written = json.loads((tmp_path / "out" / "simulation.json").read_text())["simulation"]
+    written = json.loads((tmp_path / "out" / "profile.json").read_text())["simulation"]
     assert parameter(written, "cost")["source"] == "calibration: run.json, 48 rows"
-    refused = call("--profile", tmp_path / "profile.json", "--calibration", tmp_path / "none.json")
+    refused = call("--from", tmp_path / "profile.json", "--calibration", tmp_path / "none.json")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "no calibration" in refused.stderr
 
 
-@pytest.mark.parametrize(("asked", "shown"), [([2, 4, 8], [2, 4]), ([8, 16], [4])])
-def test_a_calibration_speaks_for_as_many_ranks_as_it_had(asked, shown):
-    hardware, four = load_hardware("h100-ib"), made(ranks=4)
-    found = simulate(PROFILE, hardware, ranks=asked, calibration=four, beyond="leave out")
-    assert sorted({point["ranks"] for point in found["points"]}) == shown
-    with pytest.raises(UsageError, match=r"--ranks .*8.*: .*the calibration is of 4 ranks"):
-        simulate(PROFILE, hardware, ranks=asked, calibration=four, beyond="refuse")
+def test_a_calibration_speaks_for_as_many_ranks_as_it_had():
+    four = made(ranks=4)
+    assert Settings(calibration=four).size(100_000) == (4, 128)
+    assert Settings(ranks=2, calibration=four).size(100_000) == (2, 128)
+    with pytest.raises(UsageError, match=r"--ranks 8: the calibration is of 4 ranks. --extrapolate"):
+        Settings(ranks=8, calibration=four).size(100_000)
+    assert Settings(ranks=8, calibration=four, extrapolate=True).size(100_000) == (8, 128)

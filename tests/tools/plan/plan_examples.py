@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from profile_documents import profile_of
 
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.plan.costs import Placed, Setting, Shard
 from freescale_tools.plan.tables import Table
-from freescale_tools.scan.histogram import LengthHistogram
 
 # 1 GB/s to other ranks of the host, so that 1e6 bytes take a millisecond; memory at 2 GB/s; nothing else costs time.
 IDEAL = dataclasses.replace(
@@ -58,10 +58,7 @@ def write_profile(folder, *, columns=("items",), rows=20_000, highest=1000, batc
     lists = {name: pa.ListArray.from_arrays(offsets, of) for name, of in zip(columns, ids, strict=True)}
     pq.write_table(pa.table(lists), folder / "data.parquet", row_group_size=4096)
     grid = {"default": {"batch_size": batch_size, "max_length": 8, "cost": "Polynomial()"}, "points": []}
-    document = {
-        "version": 1, "kind": "profile", "paths": [str(folder / "data.parquet")],
-        "sequences": {name: {"histogram": LengthHistogram.of(lengths).to_dict()} for name in columns},
-        "stragglers": grid, "recommended": None, "collisions": None,
-    }  # fmt: skip
+    of_name = {name: profile_of(lengths, name=name)["sequences"][name] for name in columns}
+    document = profile_of(lengths, paths=[str(folder / "data.parquet")], sequences=of_name, stragglers=grid)
     (folder / "profile.json").write_text(json.dumps(document))
     return ids

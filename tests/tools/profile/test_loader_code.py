@@ -6,29 +6,25 @@ import pyarrow.parquet as pq
 import pytest
 from worlds import shared_world
 
-from freescale_tools.model.batches import Samples, Setting, rank_share, simulate_setting
-from freescale_tools.profile.loader_code import loader_code
+from freescale_tools.model.batches import Setting, Waits, simulate_setting
+from freescale_tools.model.workload import samples_of
+from freescale_tools.profile.loader_code import loader_code, loader_parts
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.profile.recommend import cut_sentences, even_cut, recommend
 from freescale_tools.scan.files import open_files
-from freescale_tools.scan.histogram import LengthHistogram
+from fsdata.balance.cost import Polynomial
 
-pytestmark = pytest.mark.usefixtures("few_samples")
-RANKS, ROWS = 4, 24_000
+RANKS, ROWS = 4, 3_200
 
 
 def advised(paths, columns, batch_size=16):
     """What is recommended for a profile of the paths."""
     files = open_files(paths)
     document = full(files, columns, paths=paths)
-    histogram, *candidates = (
-        LengthHistogram.from_dict(one["histogram"])
-        for one in (document["sequences"][columns.sequences[0]], *document["candidates"].values())
-    )
-    samples = Samples(histogram=histogram, candidates=candidates[0] if candidates else None)
-    uncut = Setting(max_length=histogram.longest, ranks=RANKS, batch_size=batch_size)
-    advice = document["recommended"] = recommend(samples, even_cut(samples, uncut))
-    return {**advice, "code": loader_code(files, document, uncut, share=False)}
+    samples = samples_of(document)
+    uncut = Setting(max_length=samples.histogram.longest, ranks=RANKS, batch_size=batch_size)
+    advice = recommend(samples, even_cut(samples, uncut))
+    return {**advice, "code": loader_code(loader_parts(files, document, share=False), advice, uncut)}
 
 
 def run(found, check=""):
@@ -165,15 +161,15 @@ def pasted_costs(rank, world_size, text):
     """What the samples of this rank cost, by step."""
     scope = run({"code": text})
     (name,) = (sequence.name for sequence in scope["schema"].sequences)
-    cost = scope["balance"].cost
+    cost = Polynomial()
     return [int(cost({name: batch.features[name].lengths().numpy()}).sum()) for batch in scope["steps"]]
 
 
-def measured(text):
-    """(mean straggler share, its standard error) of the whole steps of the pasted code on ranks that really talk."""
-    costs = np.array(shared_world(RANKS).run(pasted_costs, text)).T[:-1]
-    shares = [rank_share(step, np.arange(RANKS), RANKS) for step in costs]
-    return float(np.mean(shares)), float(np.std(shares, ddof=1) / len(shares) ** 0.5)
+def measured(text, steps):
+    """(straggler %, time lost) of the whole steps of the pasted code on ranks that really talk."""
+    costs = np.array(shared_world(RANKS).run(pasted_costs, text)).T[:steps]
+    waits = Waits.of(costs, np.ones(steps))
+    return waits.straggler()[0], waits.time_lost()[0]
 
 
 def long_tail(generator, rows):
@@ -187,12 +183,8 @@ def even(generator, rows):
 
 def written(tmp_path, lengths):
     items = pa.ListArray.from_arrays(np.concatenate([[0], lengths.cumsum()]), np.arange(lengths.sum()) % 99)
-    pq.write_table(pa.table({"items": items}), tmp_path / "a.parquet", row_group_size=1000)
+    pq.write_table(pa.table({"items": items}), tmp_path / "a.parquet", row_group_size=100)
     return [str(tmp_path / "a.parquet")]
-
-
-def agrees(quoted, error, found, own_error):
-    assert abs(found - quoted) <= 3 * np.hypot(error, own_error) + 1e-4, (quoted, error, found, own_error)
 
 
 def test_what_a_cut_loses_and_brings_stands_in_the_code(tmp_path):
@@ -201,26 +193,37 @@ def test_what_a_cut_loses_and_brings_stands_in_the_code(tmp_path):
     assert f"# {lost}\n# {where}\nbalance = Balance(" in found["code"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("lengths", "method"), [(even, "fbs+swap"), (long_tail, "vbs")])
-def test_what_is_quoted_is_what_the_pasted_code_does(tmp_path, lengths, method):
+def grown(generator, rows):
+    """Histories are longer in later files, as if they had grown."""
+    return np.rint(generator.lognormal(3, 0.5, rows) * np.linspace(1, 20, rows)).astype(int)
+
+
+@pytest.mark.parametrize(("lengths", "method"), [(even, "fbs+swap"), (long_tail, "vbs"), (grown, "fbs+swap")])
+def test_what_is_quoted_is_to_the_digit_what_the_pasted_code_does(tmp_path, lengths, method):
     paths = written(tmp_path, lengths(np.random.default_rng(2), ROWS))
     found = advised(paths, Columns(sequences=("items",)))
     assert found["method"] == method
-    agrees(found["straggler"], found["straggler_error"], *measured(found["code"]))
+    steps = ROWS // RANKS // 16
+    assert measured(found["code"], steps) == pytest.approx((found["straggler"], found["time_lost"]), abs=1e-12)
+    plain = found["code"].replace(", balance=balance", "")
+    none = found["straggler_none"], found["time_lost_none"]
+    assert measured(plain, steps) == pytest.approx(none, rel=1e-12)
+    in_order = plain.replace("shuffle=True", "shuffle=False")
+    apart = abs(measured(in_order, steps)[1] - none[1])
+    assert (apart > 0.05) == (lengths is grown), "where rows differ by their place, the order decides"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fbs+swap", "vbs", "hierarchical"])
 def test_every_method_is_simulated_with_the_options_that_its_code_has(tmp_path, method):
-    lengths = long_tail(np.random.default_rng(4), ROWS)
-    paths = written(tmp_path, lengths)
+    paths = written(tmp_path, long_tail(np.random.default_rng(4), ROWS))
     setting = Setting(max_length=130, ranks=RANKS, batch_size=16)
-    samples = Samples(histogram=LengthHistogram.of(lengths))
-    cap = simulate_setting(samples, setting, methods=(method,))["fullest"][method] * 11 // 10
-    point = simulate_setting(samples, setting, methods=(method,), max_tokens={method: cap})
-    shares = point["straggler"][method], point["straggler_error"][method]
     files = open_files(paths)
     document = full(files, Columns(sequences=("items",)), paths=paths)
-    document["recommended"] = {"max_length": 130, "method": method, "max_tokens": cap, "even_cut": None}
-    agrees(*shares, *measured(loader_code(files, document, setting, share=False)))
+    samples = samples_of(document)
+    cap = simulate_setting(samples, setting, methods=(method,))["fullest"][method] * 11 // 10
+    point = simulate_setting(samples, setting, methods=(method,), max_tokens={method: cap})
+    advice = {"max_length": 130, "method": method, "max_tokens": cap, "even_cut": None}
+    code = loader_code(loader_parts(files, document, share=False), advice, setting)
+    quoted = point["straggler"][method], point["time_lost"][method]
+    assert measured(code, ROWS // RANKS // 16) == pytest.approx(quoted, abs=1e-12)

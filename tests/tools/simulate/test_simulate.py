@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from profile_documents import profile_of
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.batches import Samples, Setting, simulate_setting
+from freescale_tools.model.batches import Samples, Setting, deal_out, simulate_setting
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import gains, predict, simulate
 from freescale_tools.model.step import WAYS
-from freescale_tools.model.workload import cost_model, workload
+from freescale_tools.model.workload import cost_model, samples_of, workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial, Power
 
@@ -30,11 +31,11 @@ NAMES = [way.name for way in WAYS]
 
 
 def profile(histogram=HISTOGRAM, **parts):
-    document = {
-        "version": 1, "kind": "profile", "sequences": {"uih": {"histogram": histogram.to_dict()}},
-        "stragglers": None, "recommended": None, "collisions": None,
-    }  # fmt: skip
-    return document | parts
+    return profile_of(histogram, name="uih", **parts)
+
+
+def run_simulation(document, hardware=H100, **options):
+    return simulate(document, hardware, samples_of(document), **{"ranks": [8], **options})
 
 
 def parameter(simulation, name):
@@ -43,7 +44,7 @@ def parameter(simulation, name):
 
 @pytest.fixture(scope="module")
 def simulated():
-    return simulate(profile(), H100, ranks=(8, 64), dim=256)
+    return run_simulation(profile(), ranks=(8, 64), dim=256)
 
 
 def test_the_document_has_every_way_at_every_number_of_ranks(simulated):
@@ -86,7 +87,7 @@ def colliding(rate):
 
 
 def test_steps_in_parts_stand_beside_the_others_if_they_are_asked_for(simulated):
-    found = simulate(profile(), H100, ranks=(8, 64), dim=256, parts=(4, 2))
+    found = run_simulation(profile(), ranks=(8, 64), dim=256, parts=(4, 2))
     at = {point["ranks"]: point for point in found["points"] if point["way"] == "all"}
     assert [one["ranks"] for one in found["parts"]] == [8, 64]
     for one in found["parts"]:
@@ -102,7 +103,7 @@ def test_steps_in_parts_stand_beside_the_others_if_they_are_asked_for(simulated)
 
 def test_the_fewest_parts_within_a_percent_are_best_and_the_verdict_says_so():
     def answer(rate, parts=(1, 2, 4)):
-        found = simulate(colliding(rate), H100, ranks=(64,), parts=parts)
+        found = run_simulation(colliding(rate), ranks=(64,), parts=parts)
         ((one,), said) = found["parts"], [text for text in found["verdict"]["why"] if "each further part" in text]
         return one, said
 
@@ -120,8 +121,8 @@ def test_the_fewest_parts_within_a_percent_are_best_and_the_verdict_says_so():
 def test_the_gain_grows_with_the_cluster():
     found = []
     for ranks in (8, 64, 512):
-        shares = {(ranks, "none"): expected_straggler(0.55, ranks=ranks), (ranks, "fbs+swap"): 0.0}
-        load = dataclasses.replace(PAPER_LIKE, stragglers=shares)
+        shares = {(ranks, "none"): expected_straggler(0.55, ranks=ranks), (ranks, "balanced"): 0.0}
+        load = dataclasses.replace(PAPER_LIKE, time_lost=shares)
         found += gains(predict(H100, load, ranks=[ranks]))
     values = [one["qps_gain"] for one in found]
     assert values == sorted(values)
@@ -129,7 +130,7 @@ def test_the_gain_grows_with_the_cluster():
 
 
 def test_one_rank_neither_waits_nor_talks():
-    for point in simulate(profile(), H100, ranks=[1])["points"]:
+    for point in run_simulation(profile(), ranks=[1])["points"]:
         assert sum(point["bubbles"].values()) == pytest.approx(0, abs=0.5)
 
 
@@ -142,12 +143,11 @@ def test_the_papers_shares_and_what_a_wrong_model_costs():
     assert point["straggler"]["fbs"] == pytest.approx(0.024, abs=0.004)
     assert point["straggler"]["fbs+swap"] < 0.0005
     assert point["sparsity"] == pytest.approx(0.71, abs=0.02)
-    wrong = dataclasses.replace(setting, planned_by=Power(alpha=1))
-    point = simulate_setting(samples, wrong, methods=("fbs+swap", "repair"))
-    assert (point["cost"], point["planned_by"]) == (repr(Polynomial()), "Power(alpha=1)")
-    assert point["straggler"]["fbs+swap"] == pytest.approx(0.021, abs=0.006)
-    assert point["straggler"]["repair"] > 0.05
-    assert point["lower_bound"] < 1e-6
+    wrong = dataclasses.replace(setting, cost=Power(alpha=1))
+    found = deal_out(samples, wrong, methods=("fbs+swap", "repair"), costs=(Polynomial(),))
+    assert found.waits("fbs+swap").straggler()[0] == pytest.approx(0.021, abs=0.006)
+    assert found.waits("repair").straggler()[0] > 0.05
+    assert found.lower_bound.straggler()[0] < 1e-6
 
 
 def test_floats_and_ids_of_several_columns_add_up_per_event_of_the_history():
@@ -156,36 +156,14 @@ def test_floats_and_ids_of_several_columns_add_up_per_event_of_the_history():
     of = {name: {"histogram": LengthHistogram.of(np.array(each)).to_dict()} for name, each in columns.items()}
     document = profile(candidates={"candidate": of.pop("candidate")}, sequences=of)
     dims = {"uih": 100, "query": 40, "candidate": 8}
-    found = simulate(document, H100, dim=dims, ranks=(8,), max_length=10)
+    found = run_simulation(document, dim=dims, ranks=(8,), max_length=10)
     assert parameter(found, "dim")["value"] == pytest.approx(100 + 40 / 2 + 8 * 2)
     assert parameter(found, "ids")["value"] == pytest.approx(1 + 1 / 2 + 2)
-    assert simulate(document | {"dims": dims}, H100, ranks=(8,), max_length=10)["points"] == found["points"]
-    cut = simulate(document, H100, dim=dims, ranks=(8,), max_length=5)
+    assert run_simulation(document | {"dims": dims}, ranks=(8,), max_length=10)["points"] == found["points"]
+    cut = run_simulation(document, dim=dims, ranks=(8,), max_length=5)
     assert parameter(cut, "dim")["value"] == pytest.approx(100 + 40 * 4.5 / 5 + 8 * 4)
     with pytest.raises(UsageError, match="no lengths of other, but of uih, query, candidate"):
-        simulate(document, H100, dim={"other": 8}, ranks=(8,))
-
-
-def test_points_of_the_grid_are_taken_where_they_fit():
-    straggler = {"none": 0.5, "fbs+swap": 0.1}
-    default = {"ranks": 64, "batch_size": 32, "max_length": 4096, "cost": "Power(alpha=1)"}
-    point = default | {
-        "axis": "ranks", "ranks": 8, "planned_by": "Power(alpha=1)", "straggler": straggler,
-        "skew": dict.fromkeys(straggler, 1.0),
-    }  # fmt: skip
-    given = profile(stragglers={"default": default, "points": [point]})
-    found = simulate(given, H100, ranks=[8, 16])
-    share = {
-        (one["ranks"], one["way"]): one["bubbles"]["straggler_ms"]
-        / (one["compute_ms"] + one["bubbles"]["straggler_ms"])
-        for one in found["points"]
-    }
-    assert (share[8, "plain"], share[8, "balanced"]) == pytest.approx((0.5, 0.1), abs=0.004)
-    assert share[16, "plain"] < 0.4
-    assert found["points"][0]["qps"] == pytest.approx(1e3 * 8 * 32 / found["points"][0]["step_ms"])
-    assert parameter(found, "batch_size")["source"] == "profile: its grid"
-    other = simulate(given, H100, ranks=[8], batch_size=16)["points"][0]
-    assert other["bubbles"]["straggler_ms"] < other["compute_ms"]
+        run_simulation(document, dim={"other": 8}, ranks=(8,))
 
 
 def test_the_recommendation_and_the_collisions_of_the_profile_are_taken():
@@ -195,7 +173,7 @@ def test_the_recommendation_and_the_collisions_of_the_profile_are_taken():
     points.append({"axis": "order", "ranks": 256, "by_occurrence": {**rate, "mean": 0.9}})
     advice = {"max_length": 2048, "cost_model": "Polynomial(linear=2000, quadratic=1)"}
     given = profile(recommended=advice, collisions={"dim": 64, "points": points})
-    found = simulate(given, H100, ranks=[64])
+    found = run_simulation(given, ranks=[64])
     values = {name: parameter(found, name)["value"] for name in ("max_length", "dim", "collision")}
     assert values == {"max_length": 2048, "dim": 64, "collision": 0.4}
     assert parameter(found, "events")["value"] == pytest.approx(128 * HISTOGRAM.clipped(2048).mean)
@@ -236,7 +214,7 @@ def without(**histogram):
 )
 def test_what_cannot_be_simulated_is_refused(document, options, message):
     with pytest.raises(UsageError, match=message):
-        simulate(profile() | document, H100, **options)
+        run_simulation(profile() | document, **options)
 
 
 @pytest.fixture
@@ -245,47 +223,65 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")  # else names are folded
     lengths = np.random.default_rng(0).lognormal(5, 1, 20_000).astype(np.int64)
-    (tmp_path / "profile.json").write_text(json.dumps(profile(LengthHistogram.of(lengths))))
+    (tmp_path / "profile.json").write_text(json.dumps(profile_of(lengths, row_groups=[1000] * 20)))
     return tmp_path
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["simulate", "--profile", *map(str, arguments)])
+def run(*arguments, command="profile"):
+    return CliRunner().invoke(app, [command, "--from", *map(str, arguments)])
 
 
-def test_the_command_writes_document_and_page_and_shows_tables_or_the_document(folder):
-    done = run(folder, "--ranks", "8", "--out", "there")
+def test_an_earlier_profile_is_predicted_from_anew_without_its_files(folder):
+    done = run(folder, "--full", "--out", "there")
     assert (done.exit_code, done.stderr) == (0, "")
-    for text in ("Verdict for 8 ranks", "over TrainPipelineSparseDist", "sm-free", "exchange_efficiency", "assumed"):
+    for text in ("What pays on 16 ranks", "What FreeScale would bring over TrainPipelineSparseDist", "Trade-off table"):
         assert text in done.stdout
-    assert sorted(path.name for path in (folder / "there").iterdir()) == ["simulation.html", "simulation.json"]
+    assert sorted(path.name for path in (folder / "there").iterdir()) == ["profile.html", "profile.json"]
     assert "computed in parts" not in done.stdout
-    done = run(folder, "--ranks", "8", "--parts", "1,2", "--parts", "4", "--out", "parts")
-    for text in ("Steps that are computed in parts", "exposed,", "best", "part_cost", "each further part costs"):
+    assert "FreeScaleDataLoader(" not in done.stdout, "this profile knows no files to read"
+    done = run(folder, "--ranks", "8", "--parts", "1,2", "--parts", "4", "--out", "parts", "--full")
+    for text in ("Steps that are computed in parts", "exposed,", "best", "each further part costs"):
         assert text in done.stdout
     done = run(folder / "profile.json", "--ranks", "8", "--hardware", "h200-nvl", "--dim", "64", "--json")
     assert done.exit_code == 0
     document = json.loads(done.stdout)
     assert document.pop("findings") == []
-    assert document == json.loads((folder / "freescale-report" / "simulation.json").read_text())
-    assert (document["version"], document["kind"], document["profile"]) == (1, "simulate", f"{folder}/profile.json")
+    assert document == json.loads((folder / "freescale-report" / "profile.json").read_text())
     assert document["simulation"]["hardware"]["name"] == "h200-nvl"
+    assert {point["ranks"] for point in document["simulation"]["points"]} == {2, 4, 8}
+    again = run(folder / "there", "--ranks", "8", "--hardware", "h200-nvl", "--dim", "64", "--json")
+    assert json.loads(again.stdout)["simulation"] == document["simulation"]
+
+
+def test_simulate_is_its_old_name(folder):
+    done = CliRunner().invoke(app, ["simulate", "--profile", str(folder), "--ranks", "4,8", "--json"])
+    assert done.exit_code == 0, done.output
+    assert "simulate is now `freescale profile --from" in done.stderr
+    assert json.loads(done.stdout)["simulation"]["verdict"]["ranks"] == 8
 
 
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        ({"version": 2}, (), "has version 2, this program reads 1"),
+        ({"version": 1}, (), "has version 1, this program reads 2"),
         ({"kind": "collisions"}, (), "is no profile"),
+        ({"mode": "quick"}, (), "is of a quick profile, which has no lengths"),
+        (
+            {"in_order": {"units": [[20_000]], "lengths": {"sequence": "AAAA"}}},
+            (),
+            "the lengths of sequence are damaged",
+        ),
         ("{", (), "profile.json"),
         ("[]", (), "profile.json"),
         (None, (), "no profile at"),
         ({}, ("--hardware", "b300"), "no hardware 'b300': give b200-ib, h100-ib, h200-nvl, mi350x-roce"),
-        ({}, ("--ranks", "8;16"), "numbers joined by commas"),
         ({}, ("--ranks", "0"), "at least 1"),
+        ({}, ("--ranks", "64"), "--ranks 64: the 20,000 rows make less than 5 global batches of 64 x 128 samples"),
+        ({}, ("--ranks", "64"), "they are enough for --ranks 16. --extrapolate"),
         ({}, ("--parts", "two"), "--parts two: numbers joined by commas"),
         ({}, ("--parts", "0"), "--parts must be at least 1"),
         ({}, ("--parts", "1,999"), "--parts 1,999: numbers of 1 to 64 are needed"),
+        ({}, ("--sequence", "uih", "--quick"), "reads no files: leave out --sequence, --quick"),
     ],
 )
 def test_unusable_profiles_and_arguments_end_with_status_2_and_write_nothing(folder, change, arguments, message):
@@ -300,19 +296,17 @@ def test_unusable_profiles_and_arguments_end_with_status_2_and_write_nothing(fol
     assert not (folder / "there").exists()
 
 
-def test_more_ranks_than_the_rows_are_enough_for_are_refused_unless_asked_for(folder):
-    done = run(folder, "--ranks", "8,64,128")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "--ranks 64, 128: the 20,000 rows make less than 5 global batches of 64 x 128 samples" in done.stderr
-    assert "--extrapolate shows such ranks all the same" in done.stderr
+def test_ranks_are_the_most_that_the_rows_are_enough_for(folder):
+    def answer(*arguments):
+        done = run(folder, "--json", *arguments)
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert found["simulation"]["verdict"]["ranks"] == found["balance"]["ranks"] == found["tradeoff"]["ranks"]
+        return found["balance"]["ranks"], found["balance"]["batch_size"], found["balance"]["in_order"]
 
-    def ranks(*arguments):
-        answer = run(folder, "--json", *arguments)
-        assert answer.exit_code == 0, answer.output
-        simulation = json.loads(answer.stdout)["simulation"]
-        return sorted({point["ranks"] for point in simulation["points"]}), simulation["carried"]
-
-    carried = {"rows": 20_000, "batch_size": 128}
-    assert ranks("--ranks", "8,64,128", "--extrapolate") == ([8, 64, 128], carried | {"ranks": 8})
-    assert ranks() == ([8, 16], carried | {"ranks": 16}), "of 8 to 1024, those that the rows are enough for"
-    assert ranks("--batch-size", "4096") == ([8], {"rows": 20_000, "batch_size": 4096, "ranks": None}), "never none"
+    assert answer() == (16, 128, True)
+    assert answer("--batch-size", "512") == (4, 512, True)
+    assert answer("--ranks", "512", "--extrapolate") == (512, 128, False), "drawn: there is no whole step"
+    refused = run(folder, "--batch-size", "4096")
+    assert refused.exit_code == 2
+    assert "they are enough for --batch-size 2000" in refused.stderr

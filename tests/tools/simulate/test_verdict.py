@@ -4,33 +4,27 @@ import dataclasses
 
 import numpy as np
 import pytest
+from profile_documents import profile_of
 
 from freescale_tools.model.hardware import load_hardware
-from freescale_tools.model.simulation import simulate, verdict
-from freescale_tools.model.workload import at_ranks, workload
-from freescale_tools.scan.histogram import LengthHistogram
+from freescale_tools.model.simulation import _pays, simulate, verdict
+from freescale_tools.model.workload import at_ranks, samples_of, workload
 
 HARDWARE = load_hardware("h100-ib")
 RANKS = 16
 
 
-def profile(lengths):
-    histogram = LengthHistogram.of(np.asarray(lengths)).to_dict()
-    parts = {"stragglers": None, "recommended": None, "collisions": None}
-    return {"version": 1, "kind": "profile", "sequences": {"uih": {"histogram": histogram}}, **parts}
-
-
-UNEVEN = profile(np.random.default_rng(0).lognormal(7, 0.7, 20_000).astype(np.int64))
-EVEN = profile(np.full(20_000, 1000))
+UNEVEN = profile_of(np.random.default_rng(0).lognormal(7, 0.7, 20_000).astype(np.int64))
+EVEN = profile_of(np.full(20_000, 1000))
 
 
 def found(data=UNEVEN, hardware=HARDWARE, **changes):
-    load = dataclasses.replace(at_ranks(workload(data), data, [RANKS]), **changes)
+    load = dataclasses.replace(at_ranks(workload(data), samples_of(data), [RANKS]), **changes)
     return verdict(hardware, load, ranks=RANKS, collisions=True)
 
 
 def test_gains_are_of_one_rung_over_the_one_below():
-    simulated = simulate(UNEVEN, HARDWARE, ranks=[RANKS])
+    simulated = simulate(UNEVEN, HARDWARE, samples_of(UNEVEN), ranks=[RANKS])
     gains = {name: one["value"] for name, one in simulated["verdict"]["gains"].items()}
     (whole,) = simulated["gain"]
     assert gains["balance"] == pytest.approx(whole["balance"])
@@ -85,8 +79,13 @@ DEAR = {"own_cost": 20.0, "sources": {**HARDWARE.sources, "own_cost": "measured:
     ("data", "hardware", "load", "said"),
     [
         (EVEN, {}, {}, "Ranks are even already"),
-        (UNEVEN, {}, {"stragglers": {(RANKS, "none"): 0.6, (RANKS, "fbs+swap"): 0.3}}, "Balancing leaves 30.0%"),
-        (UNEVEN, FAST | {"id_metadata": 0}, {}, "Skip fscomm"),
+        (
+            UNEVEN,
+            {},
+            {"time_lost": {(RANKS, "none"): 0.6, (RANKS, "balanced"): 0.3}},
+            "Balanced ranks still lose 30.0%",
+        ),
+        (UNEVEN, FAST | {"id_metadata": 0}, {}, "Links are fast for these steps"),
         (UNEVEN, {}, {"collisions": {RANKS: 0.97}}, "97% of the events"),
         (UNEVEN, DEAR, {}, "Steps are short: prioritized communication itself takes 20 ms"),
     ],
@@ -96,7 +95,7 @@ def test_what_decides_is_named_where_it_decides(data, hardware, load, said):
     answer = found(data, dataclasses.replace(HARDWARE, **hardware), **load)
     (sentence,) = (one for one in answer["why"] if said in one)
     assert "(measured)" in sentence or "Steps" not in said
-    assert "--max-length" in sentence or "Balancing" not in said
+    assert "--max-length" in sentence or "Balanced" not in said
     assert not any(said in one for one in found()["why"])
 
 
@@ -104,22 +103,28 @@ def test_what_is_there_already_or_cannot_win_does_not_pay():
     assert found(EVEN)["pays"]["balance"] == "no"
     assert found()["pays"]["balance"] == "yes"
     fast = dataclasses.replace(HARDWARE, network=100.0, pcie=100.0, id_metadata=0, own_cost=0.0)
-    answer = found(EVEN, fast)
-    assert answer["pays"]["prioritized"] == "little"
-    assert any(said.startswith("Little to win here: ") and "Skip fscomm" in said for said in answer["why"])
+    assert found(EVEN, fast)["pays"]["prioritized"] == "little"
     assert found(hardware=dataclasses.replace(HARDWARE, **FAST, id_metadata=0))["pays"]["prioritized"] == "no"
     few, many = (found(collisions={RANKS: rate})["gains"]["prioritized"]["value"] for rate in (0.1, 0.97))
     assert many < few
 
 
-def test_the_verdict_is_for_ranks_that_the_rows_are_enough_for():
-    """20,000 rows make 20 global batches of 8 times 64 samples, and 5 of 32 times 64."""
-    for ranks, batch_size, chosen in (([8, 16, 512], 128, 16), ([512, 1024], 128, 512), ([8, 32], 64, 8)):
-        assert simulate(UNEVEN, HARDWARE, ranks=ranks, batch_size=batch_size)["verdict"]["ranks"] == chosen
+@pytest.mark.parametrize(
+    ("gain", "pays"),
+    [
+        ((0.2, 0.1, 0.3), "yes"), ((0.2, -0.1, 0.3), "unsure"), ((0.03, 0.02, 0.04), "little"),
+        ((0.03, 0.02, 0.1), "little"), ((0.0, -0.1, 0.02), "little"), ((-0.03, -0.1, 0.02), "no"),
+        ((0.0, 0.0, 0.004), "no"), ((-0.03, -0.1, 0.1), "unsure"),
+    ],
+)  # fmt: skip
+def test_all_remedies_have_one_scale(gain, pays):
+    assert _pays(*gain) == pays
 
 
-def test_events_that_are_cut_off_are_the_price_and_are_named():
-    cut = simulate(UNEVEN, HARDWARE, ranks=[RANKS], max_length=500)["verdict"]["why"]
-    assert any(said.startswith("Histories are cut to 500 events: 6") for said in cut), cut
-    whole = simulate(UNEVEN, HARDWARE, ranks=[RANKS])["verdict"]["why"]
-    assert not any("are cut to" in said for said in whole)
+def test_what_fscomm_can_hide_is_less_than_what_is_exposed_and_next_to_nothing_where_all_collides():
+    few, many = (found(collisions={RANKS: rate})["touched"] for rate in (0.05, 1.0))
+    assert few["exposed"] == many["exposed"] > 0.1
+    assert 0.5 * few["exposed"] < few["hidden"] < few["exposed"]
+    assert many["hidden"] < 0.2 * few["hidden"]
+    (said,) = (one for one in found(collisions={RANKS: 1.0})["why"] if "waits for communication" in one)
+    assert f"fscomm can hide {many['hidden']:.1%} of the step" in said
