@@ -148,7 +148,10 @@ def profile(
             )  # fmt: skip
             asked.check(settings)
             document, notes = _profiled(terminal, paths, asked, settings)
-        terminal.finish(document, profile_report(document), out, "profile", notes=notes, whole=whole or quick)
+        if document["answer"] and not whole:
+            notes = [*notes, "--full prints the tables of the page, too."]
+        whole = whole or not document["answer"]
+        terminal.finish(document, profile_report(document), out, "profile", notes=notes, whole=whole)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ def _bound(grid: Document) -> str:
         return "The lower bound of plans with equal counts is 0 at every point: no sample costs more than a mean rank."
     return (
         "Where one sample costs more than a mean rank, no plan with equal counts gets below the lower bound: "
-        f"{n.percent(max(usual, default=None))} at these settings, {n.percent(worst['lower_bound'])} at most, with "
+        f"{n.percent(max(usual, default=None))} at these settings, {n.percent(worst['bound_time_lost'])} at most, with "
         f"{n.count(worst['ranks'])} ranks of {n.count(worst['batch_size'])} samples and histories of at most "
         f"{n.count(worst['max_length'])} events."
     )
@@ -119,7 +119,7 @@ def _along(grid: Document, axis: str, points: Sequence[Document]) -> Block:
     if best is not None:
         aid += f"; {method_name(best)} leaves {_said(last, best)}"
     if 100 * last["bound_time_lost"] >= LEAST:
-        aid += f", where no equal counts get below {n.percent(last['lower_bound'])}"
+        aid += f", where no equal counts get below {n.percent(last['bound_time_lost'])}"
     table = _table(f"Time lost (%) by {name}", Column(name, n.COUNT, axis), points, grid, lines=True)
     across = Axis(name if name == unit else f"{name} ({unit})", "measured")
     whole = axis == "max_length"

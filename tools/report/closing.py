@@ -39,7 +39,12 @@ _TERMS = {
     "SM-free": ("sm-free", "Transfers that take no compute units (SMs) of the GPU."),
     "SparseDist": ("sparse ?dist|TrainPipelineSparseDist", "TorchRec's pipeline that sends ids one batch ahead."),
     "Step": ("steps?", "One batch on every rank: forward, backward, update."),
-    "Straggler share": ("stragglers?", "The part of a step that the mean rank waits for the slowest rank."),
+    "Straggler %": ("stragglers?", "The mean over steps of 1 - mean / slowest rank, as the paper defines it."),
+    "Time lost": (
+        "time lost",
+        "The share of the computing time that the mean rank waits for the slowest one: of long steps more counts than "
+        "of short ones.",
+    ),
     "Tokens": ("tokens?|max_tokens", "Events and candidates together, where memory is counted."),
     "VBS": ("vbs", "Balancing with a variable batch size: ranks get equal work, not equally many samples."),
 }

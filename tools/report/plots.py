@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from freescale_tools.report.blocks import Column, Document
+from freescale_tools.report.blocks import Column, Document, Look
 from freescale_tools.report.numbers import label, milliseconds
 
 INK, MUTED, GRID, AXIS, PAPER = "#1c232b", "#55606d", "#e4e8ed", "#b4bdc7", "#ffffff"
@@ -94,21 +94,20 @@ def lines(
 ) -> go.Figure:
     """A line, or marks, for each of `columns` that has a look, over the values of the first one.
 
-    turned: the values of the first go down, not to the right. steps: a value holds up to the next one. cut: where
-    histories are cut, a line upright.
+    Lines that lie on each other are one, with the names of all. turned: the values of the first go down, not to the
+    right. steps: a value holds up to the next one. cut: where histories are cut, a line upright.
     """
     by = columns[0]
     along, over = (y, x) if turned else (x, y)
     traces = []
-    for column in columns:
-        if (look := column.look) is None:
-            continue
-        places, values = along.places(by, rows), over.places(column, rows)
+    shown = [(column, column.look, over.places(column, rows)) for column in columns if column.look]
+    for names, (column, look, values) in _apart(shown, over):
+        places = along.places(by, rows)
         traces.append(
             go.Scatter(
                 x=values if turned else places,
                 y=places if turned else values,
-                name=label(column.name),
+                name=", ".join(label(name) for name in names),
                 mode="+".join([*(["lines"] if look.dash else []), *(["markers"] if look.symbol else [])]),
                 line={"color": look.color, "width": 2, "dash": look.dash or None, "shape": "hv" if steps else None},
                 marker={"color": look.color, "symbol": look.symbol or None, "size": 7 if look.dash else 9},
@@ -130,6 +129,33 @@ def lines(
     if turned:
         drawn.update_yaxes(autorange="reversed")
     return drawn
+
+
+_Drawn = tuple[Column, Look, list[Any]]
+
+
+def _apart(shown: Sequence[_Drawn], axis: Axis) -> list[tuple[list[str], _Drawn]]:
+    """Lines that a reader can tell apart, each with the names of all that lie on it. Marks stay as they are."""
+    found: list[tuple[list[str], _Drawn]] = []
+    for one in shown:
+        column, look, values = one
+        same = (names for names, (_, other, there) in found if look.dash and other.dash and _alike(values, there, axis))
+        if (names := next(same, None)) is not None:
+            names.append(column.name)
+        else:
+            found.append(([column.name], one))
+    return found
+
+
+def _alike(values: Sequence[Any], others: Sequence[Any], axis: Axis) -> bool:
+    """Whether two lines are less than a hundredth of a decade apart, or of their largest value."""
+    both = list(zip(values, others, strict=True))
+    if any(not isinstance(one, int | float) for pair in both for one in pair):
+        return values == others
+    if axis.scale in ("log", "measured"):
+        return all(one == other or (min(one, other) > 0 and abs(math.log10(one / other)) < 0.01) for one, other in both)
+    most = max((abs(one) for pair in both for one in pair), default=0.0)
+    return all(abs(one - other) <= 0.01 * most for one, other in both)
 
 
 def bars(rows: Sequence[Any], by: Column, columns: Sequence[Column], *, x: Axis, stacked: bool = False) -> go.Figure:

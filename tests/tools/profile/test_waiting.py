@@ -16,7 +16,7 @@ from fsdata.balance.cost import Polynomial, Power
 
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 ROWS, BATCH = 4_000, 16
-TRUTHS = 8  # of each set and number of ranks
+TRUTHS = 6  # of each set and number of ranks
 
 
 def lognormal(median, p95, rows=ROWS, longest=8_000):
@@ -71,17 +71,17 @@ def test_the_truth_lies_in_the_interval(record_property):
     inside, widths = [], []
     for number, (_, lengths) in enumerate([*synthetic(), *real()]):
         samples = of(lengths)
-        for ranks in (2, 8, 32):
+        for ranks in (2, 16):
             setting = Setting(max_length=samples.histogram.longest, ranks=ranks, batch_size=BATCH)
             interval = waiting(samples, setting, "fbs+swap").interval()
             for truth in truths(samples, setting, "fbs+swap", (number, ranks)):
                 for share, (low, high) in zip(truth, interval.values(), strict=True):
                     inside.append(low - 1e-3 <= share <= high + 1e-3)
             widths += [high - low for low, high in interval.values()]
-    record_property(
-        "summary", f"intervals of time lost: {np.mean(inside):.0%} hold, median width {np.median(widths):.1%}"
-    )
-    assert len(inside) >= 10 * 3 * TRUTHS * 2
+    hold, width = np.mean(inside), np.median(widths)
+    said = f"intervals of time lost: {hold:.0%} hold the truth, median width {100 * width:.0f} points"
+    record_property("summary", said)
+    assert len(inside) >= 10 * 2 * TRUTHS * 2
     assert hold >= 0.85
     assert width < 0.35, "an interval from nothing to all would hold every truth"
 

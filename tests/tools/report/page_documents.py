@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from freescale_tools.cli import app
 from freescale_tools.collisions.report import collisions_report
 from freescale_tools.model import batches
-from freescale_tools.model.report import simulation_report
 from freescale_tools.profile.measure import Columns, full
 from freescale_tools.profile.measure import quick as quick_profile
 from freescale_tools.profile.report import profile_report
@@ -23,7 +22,7 @@ from freescale_tools.scan.files import open_files
 
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"
 OPTIONS = (
-    "--sequence", "item_ids", "--candidates", "shown", "--time", "at", "--ranks", "8,16,64", "--batch-size", "16",
+    "--sequence", "item_ids", "--candidates", "shown", "--time", "at", "--ranks", "64", "--batch-size", "16",
 )  # fmt: skip
 HOUR_US = 3_600_000_000
 
@@ -80,10 +79,6 @@ def collisions_result():
     return {**tiny(), "kind": "collisions", "collisions": profile()["collisions"]}
 
 
-def simulate_result():
-    return {"version": 1, "kind": "simulate", "profile": "freescale-report", "simulation": profile()["simulation"]}
-
-
 def hostile():
     """Names and reasons that would be markup, or fields of a plot's template, if they were not escaped."""
     document = profile(paths=[HOSTILE])
@@ -98,7 +93,7 @@ def hostile():
 
 def report(document):
     """The report of a document, made by its command."""
-    made = {"profile": profile_report, "collisions": collisions_report, "simulate": simulation_report}
+    made = {"profile": profile_report, "collisions": collisions_report}
     return made[document["kind"]](document)
 
 

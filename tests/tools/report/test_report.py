@@ -1,6 +1,5 @@
 """What a report holds, without a browser: figures, sentences, sizes, and how numbers are written."""
 
-import copy
 import gzip
 import json
 import re
@@ -18,7 +17,7 @@ from freescale_tools.profile.length_report import MOST_POINTS, log_bins, thinned
 from freescale_tools.profile.straggler_report import best_method, method_name, straggler_section
 from freescale_tools.report import numbers, plots
 from freescale_tools.report import page as pages
-from freescale_tools.report.blocks import Column, Plot, Table
+from freescale_tools.report.blocks import Column, Look, Plot, Table
 from freescale_tools.report.closing import MOST_SKIPPED
 from freescale_tools.report.page import embedded, page
 
@@ -72,41 +71,12 @@ def test_sentences_tell_the_figures_of_the_data():
     points = [one for one in grid["points"] if one["axis"] == "ranks"]
     best = best_method(points)
     none, least = (
-        plain(numbers.percent(points[-1]["straggler"][method], points[-1]["straggler_error"][method]))
+        plain(numbers.percent(points[-1]["time_lost"][method], points[-1]["time_lost_error"][method]))
         for method in ("none", best)
     )
-    aid = plain(found["stragglers", "Straggler share (%) by ranks"].aid)
-    assert f"At 64 ranks, ranks without balancing idle {none} of the time" in aid
+    aid = plain(found["stragglers", "Time lost (%) by ranks"].aid)
+    assert f"At 64 ranks, ranks without balancing lose {none} of the time" in aid
     assert f"{method_name(best)} leaves {least}" in aid
-    aid = plain(found["stragglers", "Straggler share (%) by what a sample costs, and by what the plan believes"].aid)
-    assert re.search(r"planned by L\S*, .* leaves [\d.]+ %, still less than the", aid)
-
-
-def test_maps_are_of_a_method_that_all_of_their_points_have():
-    """The point that is the usual one, too, has methods that were not simulated at the others."""
-    grid = copy.deepcopy(documents.profile()["stragglers"])
-    two_way = [point["straggler"] for point in grid["points"] if point["axis"] == "two-way"]
-    for point in two_way:
-        point |= {"vbs": 0.0} if "vbs" in point else {}
-    assert {"vbs" in point for point in two_way} == {True, False}
-    titles = [block.title for block in straggler_section(grid).blocks if "by ranks and longest history" in block.title]
-    assert titles[1].startswith("Straggler share (%) with FBS")
-
-
-def test_maps_of_one_quantity_share_their_colours():
-    points = documents.profile()["stragglers"]["points"]
-    found = blocks(documents.usual().sections)
-    maps = [block.figure.data[0] for (_, title), block in found.items() if "by ranks and longest history" in title]
-    assert len(maps) == 2
-    (low,), (high,) = ({getattr(one, end) for one in maps} for end in ("zmin", "zmax"))
-    two_way = [point["straggler"] for point in points if point["axis"] == "two-way"]
-    shares = [np.log10(max(100 * of[method], 0.001)) for of in two_way for method in ("none", "fbs+swap")]
-    assert (low, high) == (pytest.approx(min(shares)), pytest.approx(max(shares)))
-    cells = [cell for one in maps for row in one.z for cell in row]
-    assert (min(cells), max(cells)) == (low, high)
-    assert [one.showscale for one in maps] == [False, True]
-    layouts = [block.figure.layout for (_, title), block in found.items() if "by ranks and longest history" in title]
-    assert {axis.type for layout in layouts for axis in (layout.xaxis, layout.yaxis)} == {"category"}, "equal cells"
 
 
 @pytest.mark.parametrize(
@@ -118,15 +88,13 @@ def test_no_digit_is_smaller_than_the_error(share, error, said):
     assert plain(numbers.percent(share, error)) == said
 
 
-def test_maps_tables_and_sentences_know_the_error():
+def test_tables_and_sentences_know_the_error():
     grid = documents.profile()["stragglers"]
-    for point in grid["points"] + grid["wrong_model"]:
-        point["straggler_error"] = dict.fromkeys(point["straggler"], 0.014)
+    for point in grid["points"]:
+        point["time_lost_error"] = dict.fromkeys(point["time_lost"], 0.014)
     section = straggler_section(grid)
-    aid = plain(blocks([section])["stragglers", "Straggler share (%) by longest history kept"].aid)
-    assert re.search(r"ranks without balancing idle \d+ % of the time", aid)
-    (unbalanced,) = (one for (_, title), one in blocks([section]).items() if "without balancing, by ranks" in title)
-    assert not any("." in cell for row in unbalanced.figure.data[0].text for cell in row)
+    aid = plain(blocks([section])["stragglers", "Time lost (%) by longest history kept"].aid)
+    assert re.search(r"ranks without balancing lose \d+ % of the time", aid)
     for table in blocks([section], Table).values():
         names = [column.name for column in table.columns]
         for row in table.cells:
@@ -137,7 +105,7 @@ def test_maps_tables_and_sentences_know_the_error():
     ("bounds", "said"),
     [
         ((0.0, 0.0), "is 0 at every point: no sample costs more than a mean rank."),
-        ((0.0, 0.385), "bound: 0 % at these settings, 38.5 % at most, with 64 ranks of 32 samples and histories of at"),
+        ((0.0, 0.385), "bound: 0 % at these settings, 38.5 % at most, with 8 ranks of 16 samples and histories of at"),
         ((0.02, 0.385), "bound: 2.00 % at these settings, 38.5 % at most"),
     ],
 )
@@ -145,9 +113,9 @@ def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
     grid = documents.profile()["stragglers"]
     for point in grid["points"]:
         usual = all(point[key] == value for key, value in grid["default"].items())
-        point["lower_bound"] = bounds[0] if usual else 0.0
-        if point["axis"] == "batch_size" and point["batch_size"] == 32:
-            point["lower_bound"] = bounds[1]
+        point["bound_time_lost"] = bounds[0] if usual else 0.0
+        if point["axis"] == "ranks" and point["ranks"] == 8:
+            point["bound_time_lost"] = bounds[1]
     assert said in plain(straggler_section(grid).intro)
 
 
@@ -162,7 +130,7 @@ def test_the_introduction_tells_the_bound_of_the_data(bounds, said):
     ],
 )
 def test_lengths_over_time_say_their_unit_and_stand_under_their_names(first, step, shown, unit):
-    document = documents.profile(recommended=None)
+    document = documents.profile(recommended=None, answer=None)
     drift = document["sequences"]["item_ids"]["drift"]
     for place, span in enumerate(drift):
         span["from"], span["to"] = (first if step is None else first + at * step for at in (place, place + 1))
@@ -186,7 +154,6 @@ def test_the_gain_is_that_of_the_verdict_over_torchrecs_pipeline():
     found = tiles(document)
     assert found[f"QPS gain at {ranks} ranks"].value == numbers.signed(verdict["gains"]["all"]["value"])
     assert "over TrainPipelineSparseDist" in found[f"QPS gain at {ranks} ranks"].note
-    simulation["carried"]["ranks"] = 16
     table = blocks(documents.report(document).sections, Table)[
         "steps", "What FreeScale would bring over TrainPipelineSparseDist"
     ]
@@ -195,28 +162,34 @@ def test_the_gain_is_that_of_the_verdict_over_torchrecs_pipeline():
         cells = dict(zip((column.name for column in table.columns), row, strict=True))
         assert cells["step, sparse dist"] == numbers.number(points[gain["ranks"], "sparse dist"]["step_ms"])
         assert cells["both"] == numbers.signed(gain["qps_gain"])
-        assert cells["enough rows"] == ("yes" if gain["ranks"] <= 16 else "no")
-    simulation["carried"]["ranks"] = None
-    rows = f"{simulation['carried']['rows']:,} rows"
-    found = tiles(document)["QPS gain"]
-    assert found.value == "not known"
-    assert found.note.startswith(f"The {rows} are too few for 8 ranks of 16")
 
 
 def test_every_method_and_the_bound_are_drawn_over_every_axis_and_nothing_has_a_place_on_it():
     grid = documents.profile()["stragglers"]
     for point in grid["points"]:
-        point["lower_bound"] = 0.0
+        point["bound_time_lost"] = 0.0
+        for place, method in enumerate(grid["methods"]):
+            point["time_lost"][method] = 0.1 + 0.1 * place
     found = blocks([straggler_section(grid)])
     for axis, name in (("max_length", "longest history kept"), ("ranks", "ranks"), ("batch_size", "batch size")):
         points = sorted((point for point in grid["points"] if point["axis"] == axis), key=lambda point: point[axis])
-        drawn = {trace.name: trace for trace in found["stragglers", f"Straggler share (%) by {name}"].figure.data}
+        drawn = {trace.name: trace for trace in found["stragglers", f"Time lost (%) by {name}"].figure.data}
         assert {method_name(method) for method in grid["methods"]} | {"lower bound"} <= drawn.keys()
         assert all(len(trace.x) == len(trace.y) == len(points) for trace in drawn.values())
-        unbalanced = [100 * point["straggler"]["none"] for point in points]
+        unbalanced = [100 * point["time_lost"]["none"] for point in points]
         assert drawn["no balancing"].y == pytest.approx(unbalanced, rel=1e-3)
         assert set(drawn["lower bound"].y) == {plots.LEAST}
         assert all(text.endswith("lower bound 0 %") for text in drawn["lower bound"].text)
+
+
+def test_lines_that_lie_on_each_other_are_one_with_all_names():
+    rows = [(1, 0.1, 0.1005, 0.2, None), (2, 0.3, 0.3, 0.3, None)]
+    columns = [Column("x", numbers.COUNT, 0)]
+    for place, (name, dash) in enumerate((("a", "solid"), ("b", "dot"), ("c", "solid"), ("d", "dash")), start=1):
+        columns.append(Column(name, numbers.SHARE, place, look=Look(color=plots.BLUE, dash=dash)))
+    drawn = plots.lines(rows, columns, x=plots.Axis("x"), y=plots.Axis("y", "log")).data
+    assert [trace.name for trace in drawn] == ["a, b", "c", "d"]
+    assert list(drawn[0].y) == [10, 30]
 
 
 def test_a_timeline_draws_every_bar_on_its_lane():
@@ -283,12 +256,6 @@ def test_parts_that_are_absent_leave_no_section_and_long_lists_are_cut():
         "assumptions",
         "terms",
     ]
-    assert [section.id for section in documents.report(documents.simulate_result()).sections] == [
-        "verdict",
-        "steps",
-        "assumptions",
-        "terms",
-    ]
     lost = [{"file": f"{place}", "row_group": 1, "rows": 5, "reason": "r" * 5000} for place in range(MOST_SKIPPED + 7)]
     found = documents.report(documents.tiny() | {"skipped": lost})
     (table,) = (block for (section, _), block in blocks(found.sections, Table).items() if section == "skipped")
@@ -327,14 +294,12 @@ def test_a_page_explains_the_terms_that_it_uses_and_no_others():
         return {term for term, _ in section.blocks[0].rows}
 
     found = terms(documents.usual().sections)
-    assert {"Straggler share", "FBS + swap", "VBS", "Lower bound", "Collision", "Exposed communication"} <= found
+    assert {"Straggler %", "Time lost", "FBS + swap", "VBS", "Lower bound", "Exposed communication"} <= found
     found = terms(documents.report(documents.collisions_result()).sections)
     assert {"Collision", "Exclusive rows"} <= found
     assert not {"VBS", "Lower bound", "SM-free"} & found
-    found = terms(documents.report(documents.simulate_result()).sections)
-    assert {"SM-free", "Exposed communication", "SparseDist"} <= found
-    assert "VBS" not in found
-    assert not {"Collision", "Straggler share", "SM-free"} & terms(documents.report(documents.tiny()).sections)
+    assert {"SM-free", "SparseDist"} <= terms(documents.usual().sections)
+    assert not {"Collision", "Straggler %", "SM-free"} & terms(documents.report(documents.tiny()).sections)
 
 
 def test_pages_are_small_enough_to_mail_and_the_bundle_draws_what_the_installed_plotly_makes():
