@@ -40,8 +40,9 @@ def straggler_section(grid: Document) -> Section:
         f"{n.cost(grid['default']['cost'])}. No digit is shown that is smaller than the standard error of the "
         f"steps; axes are logarithmic, and shares below {LEAST} % are drawn there. {_bound(grid)}",
         blocks=[
-            _along(grid, axis, sorted((one for one in grid["points"] if one["axis"] == axis), key=lambda of: of[axis]))
+            _along(grid, axis, points)
             for axis in _AXES
+            if len(points := sorted((one for one in grid["points"] if one["axis"] == axis), key=lambda of: of[axis])) > 1
         ],
     )
 
