@@ -1,4 +1,4 @@
-"""How well `freescale simulate` predicts: its errors on measurements that it was not fitted to.
+"""How well `freescale profile` predicts: its errors on measurements that it was not fitted to.
 
     python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE] [--parts FILE]
 

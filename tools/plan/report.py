@@ -1,7 +1,7 @@
 """What `freescale plan` says of plans: the document with tables, ranks and steps, and what is shown of it. Pure.
 
 The model's compute, the share of collisions and of rows that a rank uses twice come from the profile and the
-calibration, as `freescale simulate` reads them.
+calibration, as `freescale profile` reads them.
 """
 
 import dataclasses

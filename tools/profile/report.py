@@ -99,9 +99,9 @@ def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
         Column("order", n.TEXT, "order"),
         Column("steps", n.COUNT, "steps"),
         *(
-            Column(f"{name}, {way}", n.PERCENTS, f"{key}.{method}")
+            Column(name if method == "none" else "balanced", n.PERCENTS, f"{key}.{method}")
             for name, key in (("straggler %", "straggler"), ("time lost %", "time_lost"))
-            for way, method in (("plain", "none"), ("balanced", "balanced"))
+            for method in ("none", "balanced")
         ),
     ]
     low, high = found["interval"]["time_lost"]["none"]

@@ -25,7 +25,7 @@ _SIZES = [str(4**power) for power in range(6, 13)]  # 4 KiB to 16 MiB
 
 
 def measure_links(
-    out: Annotated[Path, typer.Option(help="The TOML file that `freescale simulate --hardware` reads.")] = Path(
+    out: Annotated[Path, typer.Option(help="The TOML file that `freescale profile --hardware` reads.")] = Path(
         "links.toml"
     ),
     like: Annotated[
