@@ -15,7 +15,6 @@ from freescale_tools.demo.command import demo
 from freescale_tools.model.command import simulate
 from freescale_tools.plan.command import plan
 from freescale_tools.profile.command import profile
-from freescale_tools.profile.diff import diff
 from freescale_tools.write.catalog import catalog
 from freescale_tools.write.histories.command import histories
 from freescale_tools.write.init import init
@@ -46,7 +45,7 @@ def freescale(
 
 
 for command in (
-    profile, collisions, simulate, plan, calibrate, measure_links, diff, optimize, histories, catalog, init, check,
+    profile, collisions, simulate, plan, calibrate, measure_links, optimize, histories, catalog, init, check,
     synth, warm, demo,
 ):  # fmt: skip
     app.command()(command)

@@ -2,5 +2,5 @@
 
 `command` calls `measure`, then `predict`: simulated `stragglers`, what to `recommend` with `loader_code` to paste,
 a `tradeoff` table, collisions, steps, and what `sharing` of histories saves. `report` says what is shown, with
-`length_report` and `straggler_report`. `diff` is `freescale diff`, which compares two documents.
+`length_report` and `straggler_report`.
 """

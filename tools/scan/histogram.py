@@ -114,16 +114,6 @@ class LengthHistogram:
         """Share of the events that is left when histories are cut to `longest`."""
         return self.clipped(longest).events / self.events if self.events else 1.0
 
-    def distance(self, other: "LengthHistogram") -> float:
-        """The largest difference of the two cumulative distributions (Kolmogorov and Smirnov), 0 to 1."""
-        at = np.union1d(self.lengths, other.lengths)
-
-        def below(of: LengthHistogram) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(of.counts)]) / max(of.rows, 1)
-            return total[np.searchsorted(of.lengths, at, side="right")]
-
-        return float(np.abs(below(self) - below(other)).max(initial=0.0))
-
     def draw(self, generator: np.random.Generator, samples: int) -> np.ndarray:
         """int64[samples] lengths of rows drawn with replacement."""
         if not self.lengths.size:

@@ -15,7 +15,6 @@ from freescale_tools.calibrate.calibration import load_calibration
 from freescale_tools.model.batches import Samples, Setting, fitting
 from freescale_tools.model.step import BALANCED
 from freescale_tools.profile import predict as profile_predictions
-from freescale_tools.profile.diff import differences
 from freescale_tools.profile.measure import Columns, Settings, full, quick
 from freescale_tools.profile.recommend import even_cut
 from freescale_tools.profile.tradeoff import batch_sizes, lengths
@@ -117,7 +116,6 @@ def test_every_cell_of_the_trade_off_table_agrees_with_the_rest_of_the_profile(p
         assert point["bytes"] == point["tokens"] * (8 + 8 * found["dim"])
         assert point["gpu_hours"] == pytest.approx(point["steps"] * RANKS * point["step_ms"] / 3.6e6)
         assert point["money"] == pytest.approx(2.5 * point["gpu_hours"])
-    assert not any(one.change for one in differences(document, {**document, "tradeoff": None}))
 
 
 def test_a_calibration_gives_the_cost_model_and_the_seconds(call, long_tail, tmp_path):
