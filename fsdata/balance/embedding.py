@@ -29,9 +29,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fsdata.balance.exchange.messages import StatusWord
-from fsdata.balance.exchange.step_exchange import GlobalBatch, Planner
 from fsdata.balance.options import AUTO, Balance, StepPlanner
+from fsdata.balance.step_plan import GlobalBatch, Planner, StatusWord
 from fsdata.errors import MismatchError
 from fsdata.kernels.jagged import ranges
 from fsdata.kernels.jagged.jagged_ops import Ranges, ranged_combine, ranged_dispatch

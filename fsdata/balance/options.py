@@ -13,11 +13,11 @@ import numpy as np
 
 from fsdata.balance.autotune import AutoTune
 from fsdata.balance.cost import CostModel, Polynomial
-from fsdata.balance.exchange.step_exchange import Assignment, GlobalBatch
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
 from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
+from fsdata.balance.step_plan import Assignment, GlobalBatch
 from fsdata.kernels import load_numba
 from fsdata.options import boolean, integer, one_of
 

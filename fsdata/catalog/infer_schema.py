@@ -56,6 +56,7 @@ class Guess:
         buckets: how many ids a text is hashed to; 0 where it is no text, or stays one.
         text: it is a text and stays one.
         gaps: where a row or an element has no value, why: it is null or not finite, or files lack the column.
+        instead: the column that has the role which this one could have, too; None where there is none.
     """
 
     column: str
@@ -65,6 +66,7 @@ class Guess:
     buckets: int = 0
     text: bool = False
     gaps: Literal["", "some are null", "some files lack it"] = ""
+    instead: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,14 @@ def infer_schema(path: str | Path, filesystem: Any) -> Schema:
 
 
 def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> Guesses:
+    """`guess_columns_of` the files that the paths stand for."""
+    return guess_columns_of(discover(paths, filesystem, label=str(paths[0])), where=str(paths[0]), hash_text=hash_text)
+
+
+def guess_columns_of(files: Sequence[FileRef], *, where: str, hash_text: bool) -> Guesses:
     """Look at the first rows of some of the files. Blocks for reading them.
 
+    where: the files are, for messages.
     hash_text: text of which many rows have the same becomes ids by a hash, and so do lists of text. Otherwise text is
         passed through, and lists of it are left out.
 
@@ -129,8 +137,7 @@ def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> 
         FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: a file that is no Parquet, or damaged;
         SchemaError: no rows, files whose columns do not fit together, or no column that can be a field.
     """
-    files = discover(paths, filesystem, label=str(paths[0]))
-    some, rows = _some_rows(files, f"{paths[0]}")
+    some, rows = _some_rows(files, where)
     lacking = {name for each in some for name in set(rows.schema.names) - set(each.schema.names)}
     found: dict[str, Guess] = {}
     lists: dict[bytes, list[str]] = {}  # by the lengths of all rows
@@ -269,7 +276,7 @@ def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text:
     role = next((role for role in ("context", "dense") if objection(Field(name, role), kind) is None), None)
     if role is None:
         return Guess(column=name, role=None, why=str(objection(Field(name, "context"), kind)))
-    different, words = _different(column), _words(name)
+    different, words = _different(column), words_of(name)
     if words & _LABEL and not words & {"id", "ids"} and (role == "dense" or different <= _MOST_LABELS):
         return Guess(column=name, role="labels", why="its name says so")
     if role == "dense" or words & _AMOUNT:
@@ -302,7 +309,7 @@ def _groups(
 ) -> Iterator[tuple[str | None, str, list[Guess]]]:
     """Name, what its lists have in common, and the guesses of every group; the longest lists first. None: left out."""
     ordered = sorted(lists.values(), key=lambda names: -_lengths(rows.column(names[0])).mean())
-    scored = next((names for names in ordered if any(_words(name) & _CANDIDATE for name in names)), None)
+    scored = next((names for names in ordered if any(words_of(name) & _CANDIDATE for name in names)), None)
     group: str | None = "uih"
     for names in ordered:
         guesses = [_list(name, rows.column(name), names is scored, hash_text=hash_text) for name in names]
@@ -343,7 +350,7 @@ def _list(name: str, column: pa.ChunkedArray, scored: bool, *, hash_text: bool) 
         return Guess(column=name, role=None, why=str(objection(Field(name, "ids"), kind)))
     if role == "nested":
         return Guess(column=name, role=role, why="lists of ids")
-    words, different = _words(name), _different(values)
+    words, different = words_of(name), _different(values)
     named = words & (_LABEL if scored else _EVENT_LABEL) and not words & {"id", "ids"}
     if named and (role == "floats" or different <= _MOST_LABELS):
         return Guess(column=name, role="labels", why="its name says so")
@@ -358,7 +365,7 @@ def _keep_one_time(found: dict[str, Guess]) -> None:
     times = [name for name, guess in found.items() if guess.role == "time"]
     for name in times[1:]:
         why = f"{found[name].why}: a time, and the time of a sample is {times[0]}. As an id it is context"
-        found[name] = replace(found[name], role=None, why=why)
+        found[name] = replace(found[name], role=None, why=why, instead=times[0])
 
 
 def _with_gaps(guess: Guess, column: pa.ChunkedArray, *, missing: bool) -> Guess:
@@ -390,7 +397,7 @@ def _times(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str | None:
         spread = pc.min_max(column.cast(kind if pa.types.is_date(kind) else pa.timestamp("s"), safe=False))
         least, most = (spread[name].cast(pa.string()).as_py() for name in ("min", "max"))
         return f"times from {least} to {most}"
-    if not pa.types.is_integer(kind) or not _words(name) & _TIME:
+    if not pa.types.is_integer(kind) or not words_of(name) & _TIME:
         return None
     least, most = pc.quantile(column, [0.02, 0.98], interpolation="nearest").to_pylist()
     for unit, per_second in {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items():
@@ -414,6 +421,6 @@ def _lengths(column: pa.ChunkedArray) -> np.ndarray:
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _words(name: str) -> set[str]:
+def words_of(name: str) -> set[str]:
     """`requestTs` and `request_ts` have the same."""
     return set(re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))

@@ -340,7 +340,11 @@ class Spans:
 
     def gather(self, itemsize: np.ndarray, target: np.ndarray) -> None:
         """Copy the rows of every field one after another. itemsize: int64 [F]; target: int64 [F], addresses, or 0."""
-        scalars.gather_flat(self.columns, self.flat, self.block, self.row, itemsize, target)
+        # Kernels are called where they have work: what is never called is never compiled.
+        if self.flat.any():
+            scalars.gather_flat(self.columns, self.flat, self.block, self.row, itemsize, target)
+        if self.columns[:, :, [columns.MERGED, columns.LOOKUP]].any():
+            columns.gather_joined(self.columns, self.block, self.start, self.length, itemsize, target)
         columns.gather_fields(self.columns, self.flat, self.block, self.start, self.length, itemsize, target)
 
     def gather_each(self, itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:

@@ -293,8 +293,8 @@ def _is_plain(columns, f):
     return others == 0
 
 
-@kernel
-def _gather_others(columns, block, start, length, itemsize, target):
+@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
+def gather_joined(columns, block, start, length, itemsize, target):
     """`gather_fields` of the fields that some block merges or looks up: row after row, so that fields of one sequence
     share what merging has found, and find the ids that they look up in the cache."""
     fields = np.empty(len(target), np.int64)
@@ -305,10 +305,9 @@ def _gather_others(columns, block, start, length, itemsize, target):
             number += 1
             for n in range(len(block)):
                 longest = max(longest, length[f, n])
-    if number == 0:
-        return
     to, near = target.copy(), np.zeros(len(target), np.int64)
     seen, ids = np.empty(longest, np.uint32), np.empty(longest, np.int64)
+    ids_at, id_bytes = np.int64(ids.ctypes.data), np.int64(8)  # of other types, `fetch` and `_pick` are compiled twice
     end, left = np.empty(64, np.int64), np.empty(64, np.int64)
     for n in range(len(block)):
         # Found last for this row: events by these pools, the rows of this table for the ids of these runs.
@@ -326,9 +325,10 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 merged = column[MERGED]
                 pools = carray(pointer(merged), (1 << 10,), np.int64)
                 of_key = histories.merge_pools(pools, begin, seen[:count], end, left)
-            if column[LOOKUP] == 0:
+            looked_up = column[LOOKUP] != 0
+            if not looked_up:
                 if column[MERGED]:
-                    _pick(to[f], column, of_key, seen[:some], size, False)
+                    _pick(to[f], column, of_key, seen[:some], size, looked_up)
                 else:
                     near[f] = fetch(to[f], column, begin, some, size, near[f])
             else:
@@ -336,9 +336,9 @@ def _gather_others(columns, block, start, length, itemsize, target):
                 if (column[RUNS], lookup[lookups.TABLE]) != (runs, table):
                     runs, table = column[RUNS], lookup[lookups.TABLE]
                     if column[MERGED]:
-                        _pick(ids.ctypes.data, column, of_key, seen[:some], 8, True)
+                        _pick(ids_at, column, of_key, seen[:some], id_bytes, looked_up)
                     else:
-                        near[f] = fetch(ids.ctypes.data, column, begin, some, 8, near[f])
+                        near[f] = fetch(ids_at, column, begin, some, id_bytes, near[f])
                     lookups.find_rows(ids[:some], lookup)
                 lookups.take(to[f], ids[:some], lookup, size)
             to[f] += some * size
@@ -375,13 +375,12 @@ def gather_fields(
     itemsize: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """Copy every field's rows one after another to the field's target.
+    """Copy every field's rows one after another to the field's target, but for those of `gather_joined`.
 
     columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that `fsdata.kernels.scalars` copies; block: int32 [N];
     start, length: int64 [F, N]; itemsize: int64 [F], bytes of a value; target: int64 [F], addresses, 0 leaves a field
     out.
     """
-    _gather_others(columns, block, start, length, itemsize, target)
     at = np.empty(len(columns), np.int64)
     for f in range(len(target)):
         to, size = target[f], itemsize[f]
@@ -440,7 +439,7 @@ def gather_samples(
                 looked_up = column[LOOKUP] != 0
                 if looked_up and len(ids) < some:
                     ids = np.empty(2 * some, np.int64)
-                at, width = (ids.ctypes.data, np.int64(8)) if looked_up else (target[f, m], size)
+                at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (target[f, m], size)
                 if column[MERGED]:
                     if len(seen) < some:
                         seen = np.empty(2 * some, np.uint32)

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
-from fsdata.kernels.warm import HISTORIES, RARE, READING, make_ready
+from fsdata.kernels.warm import HISTORIES, JOINS, RARE, READING, make_ready
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.follow.followed_data import FollowedData
 from fsdata.nodes.loader_options import check_sources, checked_order
@@ -165,8 +165,10 @@ class Units(First[Window]):
 
 def _kernels(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
     """Those that may be called. Other ranks would wait where one is compiled later, so rare ones count, too."""
-    histories = any(isinstance(join, AsOf) for source in sources for join in source.join)
-    return [*READING, *(HISTORIES if histories else ()), *(RARE if world_size > 1 else ())]
+    joins = [join for source in sources for join in source.join]
+    histories = any(isinstance(join, AsOf) for join in joins)
+    joined = [*(JOINS if joins else ()), *(HISTORIES if histories else ())]
+    return [*joined, *READING, *(RARE if world_size > 1 else ())]
 
 
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:

@@ -15,7 +15,7 @@ from pages import PAGES, ROOT, blocks, commands, name, prose
 from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
 
-from freescale_tools.cli import app
+from freescale_tools.cli import EXAMPLES, app
 from freescale_tools.model import batches, simulation
 from fsdata import Schema
 
@@ -36,14 +36,13 @@ def test_commands_of_freescale_run(tmp_path, monkeypatch):
     for block in blocks("docs/command-line.md", "toml"):
         (tmp_path / block.title).write_text(block.text)
     done = set()
-    for page in PAGES:
-        for command in commands(page):
-            program, *arguments = shlex.split(command)
-            if program != "freescale" or command in done:
-                continue
-            done.add(command)
-            result = CliRunner().invoke(app, [*arguments, *_SMALLER.get(arguments[0], [])])
-            assert result.exit_code == 0, f"{command}: {result.output}"
+    for command in [*(command for page in PAGES for command in commands(page)), *EXAMPLES.values()]:
+        program, *arguments = shlex.split(command)
+        if program != "freescale" or arguments[0] == "demo" or command in done:
+            continue
+        done.add(command)
+        result = CliRunner().invoke(app, [*arguments, *_SMALLER.get(arguments[0], [])])
+        assert result.exit_code == 0, f"{command}: {result.output}"
     offered = {command.callback.__name__ for command in app.registered_commands}
     assert {command.split()[1] for command in done} == offered - {"demo", "measure_links", "simulate"}
     written = tmp_path / "data" / "schema.toml"

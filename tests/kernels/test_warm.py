@@ -22,7 +22,8 @@ from worlds import shared_world
 
 from freescale_tools.cli import app
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
-from fsdata.kernels import warm
+from fsdata.kernels import columns, warm
+from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
 from fsranks.libraries import compile_kernel, is_there
 
@@ -84,7 +85,8 @@ def python(*arguments: str, cache: Path | None = None) -> str:
 
 
 LACKING = """
-from fsdata.kernels import warm
+from fsdata.kernels import columns, warm
+from fsdata.nodes import units
 from fsdata.kernels import packing
 print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
 """
@@ -99,7 +101,8 @@ def test_what_lacks_is_compiled_and_kept(tmp_path):
 
 BESIDE = """
 import os, subprocess, sys
-from fsdata.kernels import warm
+from fsdata.kernels import columns, warm
+from fsdata.nodes import units
 from fsdata.kernels import packing
 from fsranks.libraries import is_there
 
@@ -178,6 +181,22 @@ def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(loader, t
     said = python(*command, sys.executable, str(tmp_path / "rank.py"), paths, cache=tmp_path / "cache")
     assert said.count("batches") == 2
     assert "late" not in said
+
+
+def test_kernels_of_joins_are_compiled_and_called_for_joins_alone(tmp_path, monkeypatch):
+    """They take as long to compile as all others that read."""
+    wanted = []
+    monkeypatch.setattr(units, "make_ready", wanted.extend)
+    as_of_data.Data.drawn(0).write(tmp_path)
+    as_of_data.read(tmp_path, **ALONE)
+    assert set(warm.JOINS) < set(wanted)
+    wanted.clear()
+    histories.write(tmp_path / "rows")
+    monkeypatch.setattr(columns, "gather_joined", None)
+    with histories.loader_on(tmp_path / "rows", **ALONE) as loader:
+        assert list(loader)
+    assert set(warm.READING) <= set(wanted)
+    assert not set(warm.JOINS) & set(wanted)
 
 
 COMMANDS = """

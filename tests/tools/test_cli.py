@@ -1,12 +1,14 @@
 """What the command line accepts and refuses, and with which exit status."""
 
+import shlex
 from importlib.metadata import version
 
 import fsspec
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from freescale_tools.cli import app
+from freescale_tools.cli import EXAMPLES, app
 from fsdata.catalog import retry
 
 
@@ -22,6 +24,25 @@ def test_version_completion_and_help_are_there():
         name = command.name or command.callback.__name__.replace("_", "-")
         done = call(name, "--help")
         assert (done.exit_code, f"{name} [OPTIONS]" in done.stdout) == (0, True), done.output
+
+
+def test_help_lists_whole_descriptions():
+    shown = " ".join(call("--help").stdout.split())
+    for command in EXAMPLES:
+        about = " ".join(command.__doc__.partition("\n\n")[0].split())
+        assert f"{command.__name__.replace('_', '-')} {about}" in shown
+
+
+@pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: command.__name__)
+def test_help_has_an_example_with_options_that_are_there(command):
+    """That examples run is tested with those of docs/."""
+    name = command.__name__.replace("_", "-")
+    example = call(name, "--help").stdout.partition("\n  Example:\n    ")[2].strip()
+    before, _, after = example.partition(f"freescale {name} ")
+    assert after, f"{name} has no example"
+    assert before == "" or before.startswith("torchrun ")
+    options = {option for each in get_command(app).commands[name].params for option in each.opts}
+    assert {word for word in shlex.split(after) if word.startswith("--")} <= options
 
 
 @pytest.mark.parametrize(

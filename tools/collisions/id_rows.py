@@ -24,6 +24,7 @@ from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 
 NO_ID = -(2**63)
+_FEW = 1 << 24  # values: pyarrow decodes them in less time than it takes to compile the kernels that read pages
 _IDS, _TIME = "ids", "time"
 PER_DAY = {"s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
@@ -119,7 +120,8 @@ class IdRows:
         with contextlib.ExitStack() as opened:
             for (_, stored), numbers in alike.items():
                 some = [files.footers[number] for number in numbers]
-                source = _opened(some, dict(zip(wanted, stored, strict=True)), max_length, self.per_day, hashed)
+                kinds = dict(zip(wanted, stored, strict=True))
+                source = _opened(some, kinds, max_length, self.per_day, hashed, few=self._values() <= _FEW)
                 opened.callback(source.opened.close)
                 self._place |= {number: (source, place) for place, number in enumerate(numbers)}
             self._close = opened.pop_all().close
@@ -166,6 +168,15 @@ class IdRows:
         time[some == 1] = times
         return IdPart(ids, lengths, time * source.parts, time != NO_ID)
 
+    def _values(self) -> int:
+        """How many the column has in all files that are read, as their footers say."""
+        metadata = {number: self.files.footers[number].metadata for number in self.leaves}
+        return sum(
+            metadata[number].row_group(group).column(leaf.index).num_values
+            for number, leaf in self.leaves.items()
+            for group in range(metadata[number].num_row_groups)
+        )
+
     def leave_out(self, file: int, group: int, reason: str) -> None:
         """Note a row group that is of no use."""
         footer = self.files.footers[file]
@@ -174,7 +185,7 @@ class IdRows:
 
 
 def _opened(
-    footers: list[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int, hashed: bool
+    footers: list[Footer], stored: dict[str, _Stored], max_length: int | None, finest: int, hashed: bool, *, few: bool
 ) -> _Source:
     """finest: of all files, see `_Stored.per_day`."""
     most = {_IDS: max_length, _TIME: 1}
@@ -193,6 +204,7 @@ def _opened(
             filesystem=None if file.local else file.filesystem,
             columns=taken,
             defaults=dict.fromkeys(stored, NO_ID),
+            decoder="pyarrow" if few else None,
         )
         opened = open_source(source, schema)
     except FreeScaleError as error:

@@ -1,8 +1,8 @@
 """Finds the histories in a folder of Parquet files that nobody has described.
 
-`Schema.infer` says which lists are aligned. The table with the most values in lists of integers has the histories. If
-another table holds times at which the keys of these histories come back, its rows are the samples, with what was
-before them.
+`freescale_tools.scan.discover` says which lists are aligned. The table with the most values in lists of integers has
+the histories. If another table holds times at which the keys of these histories come back, its rows are the samples,
+with what was before them.
 """
 
 import hashlib
@@ -18,7 +18,10 @@ import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import DemoData, Feature, some_lengths
-from fsdata import AsOf, ParquetSource, Schema
+from freescale_tools.scan.discover import discover as discover_columns
+from freescale_tools.scan.discover import item_of
+from freescale_tools.scan.files import open_files
+from fsdata import AsOf, ParquetSource
 from fsdata.catalog.binding.arrow_types import is_list
 
 MAX_LENGTH = 4_096
@@ -160,10 +163,8 @@ def _histories(files: list[_File], sequence: tuple[str, ...], folder: Path) -> l
 
 def _aligned(file: _File, item: str | None) -> tuple[str, ...]:
     """The lists of integers whose lengths are those of the item's in every row, the item first."""
-    item = item or next((name for name in file.lists if "item" in name.lower()), next(iter(file.lists)))
-    groups = (sequence.fields for sequence in Schema.infer(file.path).sequences)
-    fields = next((fields for fields in groups if item in fields), (item,))
-    return (item, *(name for name in fields if name != item))
+    columns = discover_columns(open_files([str(file.path)]), item or item_of(list(file.lists)))
+    return tuple(name for name in columns.sequences if name in file.lists)
 
 
 def _feature(column: pl.Series, *, item: bool) -> Feature:

@@ -38,6 +38,7 @@ def document(plans: Mapping[str, Sequence[Placed]], setting: Setting, workload: 
                 "module": table.module,
                 "sharding": one.sharding,
                 "ranks": sorted({shard.rank for shard in one.shards}),
+                "optimizer": table.optimizer,
                 "bytes": table.rows * table.dim * table.value_bytes,
                 "ids_per_sample": table.ids,
                 "lookup_ms": alone.lookup + alone.apply,
@@ -129,7 +130,10 @@ def plan_blocks(document: Document) -> Iterator[Block]:
             "behind enough compute."
         ],
     )
-    chosen, notes = balance["chosen"], []
+    used = sorted({one["optimizer"] for one in document["placed"]})
+    of_which = [", ".join(one["table"] for one in document["placed"] if one["optimizer"] == each) for each in used]
+    optimizers = "; ".join(f"{each} of {names}" for each, names in zip(used, of_which, strict=True))
+    chosen, notes = balance["chosen"], [f"held: rows, states of their optimizer ({optimizers}) and buffers."]
     if ranks > _SHOWN_RANKS:
         notes.append(f"Ranks {_SHOWN_RANKS} to {ranks - 1} are in the document (--json).")
     for name, of in balance.items():

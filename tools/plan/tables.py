@@ -23,6 +23,10 @@ from freescale_tools.scan.files import FileSet, open_files
 
 KINDS = ("sequence", "pooled")
 DTYPES = {"fp32": 4, "fp16": 2}
+OPTIMIZERS = (  # that TorchRec fuses with the backward pass, by fbgemm's names (EmbOptimType); the first is the default
+    *("exact_sgd", "sgd", "lars_sgd", "exact_adagrad", "exact_row_wise_adagrad", "row_wise_adagrad"),
+    *("adam", "partial_row_wise_adam", "lamb", "partial_row_wise_lamb"),
+)
 SLICES = 1 << 16  # of the rows of a table: of smaller tables, each row
 MOST_IDS = 1 << 22  # of a feature that are read
 _FILE = "a file with [tables.NAME] of rows, dim and features"
@@ -40,6 +44,7 @@ class Table:
     module: str = "embeddings"  # path of the collection in the model, as `named_modules` has it
     ids_per_sample: tuple[float, ...] | None = None  # [F] means; None: not known yet
     dtype: str = "fp32"
+    optimizer: str = OPTIMIZERS[0]  # its states lie beside the rows
     uses: np.ndarray | None = None  # float64 [S]: look-ups by equal slices of the rows, in order; None: all rows alike
 
     def __post_init__(self) -> None:
@@ -51,9 +56,10 @@ class Table:
             raise ValueError(f"features = {list(self.features)}: a list of names is needed")
         if not self.features or len(set(self.features)) < len(self.features):
             raise ValueError(f"features = {list(self.features)}: one or more different names are needed")
-        for name, known in (("kind", KINDS), ("dtype", tuple(DTYPES))):
+        for name, known in (("kind", KINDS), ("dtype", tuple(DTYPES)), ("optimizer", OPTIMIZERS)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: {' or '.join(known)} is needed")
+                needed = f"{', '.join(known[:-1])} or {known[-1]}"
+                raise ValueError(f"{name} = {getattr(self, name)!r}: {needed} is needed")
         if not isinstance(self.module, str) or (self.module and not all(self.module.split("."))):
             raise ValueError(
                 f"module = {self.module!r}: the path of the collection in the model is needed, as in dlrm.bags"
@@ -99,7 +105,8 @@ def read_tables(path: Path) -> tuple[Table, ...]:
     """The tables of a TOML file with one [tables.NAME] each.
 
     Keys: rows, dim, features; kind ("sequence" or "pooled", default "sequence"), module (default "embeddings"),
-    ids_per_sample (a number, or one per feature; default: from the profile), dtype ("fp32" or "fp16").
+    ids_per_sample (a number, or one per feature; default: from the profile), dtype ("fp32" or "fp16"), optimizer (one
+    of OPTIMIZERS; beside the tables, it is that of all which name none).
     Raises UsageError with all faults of the file in one message.
     """
     try:
@@ -111,13 +118,14 @@ def read_tables(path: Path) -> tuple[Table, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
     given = document.pop("tables", None)
-    faults = [f"{name!r} is not known: only tables is" for name in document]
+    of_all = {"optimizer": document.pop("optimizer")} if "optimizer" in document else {}
+    faults = [f"{name!r} is not known: only tables and optimizer are" for name in document]
     if not isinstance(given, dict) or not given:
         raise UsageError(f"{path}: {'; '.join([*faults, f'no tables: {_FILE} is needed'])}")
     tables = []
     for name, values in given.items():
         try:
-            tables.append(_table(name, values))
+            tables.append(_table(name, values, of_all))
         except ValueError as error:
             faults.append(f"[tables.{name}] {error}")
     if faults:
@@ -126,7 +134,7 @@ def read_tables(path: Path) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _table(name: str, values: Any) -> Table:
+def _table(name: str, values: Any, of_all: Mapping[str, Any]) -> Table:
     known = [field.name for field in dataclasses.fields(Table) if field.name not in ("name", "uses")]
     if not isinstance(values, Mapping):
         raise ValueError("must be a table of rows, dim and features")
@@ -140,7 +148,7 @@ def _table(name: str, values: Any) -> Table:
         raise ValueError(f"features = {features!r}: a list of names is needed")
     each = ids if isinstance(ids, list) or ids is None else [ids] * len(features)
     in_tuples = {"features": tuple(features), "ids_per_sample": None if each is None else tuple(each)}
-    return Table(name=name, **{**values, **in_tuples})
+    return Table(name=name, **{**of_all, **values, **in_tuples})
 
 
 def check_tables(tables: Sequence[Table], where: str) -> None:

@@ -25,15 +25,24 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 from freescale_tools.console.errors import UsageError, first_line
 from freescale_tools.console.files import read_document
 from freescale_tools.plan.costs import RESERVED, SHARDINGS, Placed, Setting, Shard, parts
 from freescale_tools.plan.search import Rate, searched
-from freescale_tools.plan.tables import DTYPES, Table, check_tables
+from freescale_tools.plan.tables import DTYPES, OPTIMIZERS, Table, check_tables
 
+_COUNTED_AS = {
+    "exact_sgd": SGD, "sgd": SGD, "lars_sgd": LarsSGD, "exact_adagrad": Adagrad,
+    "exact_row_wise_adagrad": RowWiseAdagrad, "row_wise_adagrad": RowWiseAdagrad,
+    "adam": Adam, "partial_row_wise_adam": PartialRowWiseAdam,
+    "lamb": LAMB, "partial_row_wise_lamb": PartialRowWiseLAMB,
+}  # fmt: skip
+"""Of each of OPTIMIZERS: the class by which TorchRec counts its states."""
 LEAST_COLUMNS = 32  # of a column-wise part; narrower ones read less than a cache line per row and rank
 MARGIN = 0.05  # of the rate: smaller differences are within the error of the model
 
@@ -74,19 +83,38 @@ def tables_of(model: nn.Module, *, name: str) -> tuple[Table, ...]:
         else:
             continue
         for config in configs:
-            dtype = config.data_type.name.lower()
+            dtype, weight = config.data_type.name.lower(), _weights(module)[config.name].weight
             if dtype not in DTYPES:
                 raise UsageError(f"{name}: table {config.name} is {config.data_type}: {' or '.join(DTYPES)} is needed")
             found.append(
                 Table(
                     name=config.name, rows=config.num_embeddings, dim=config.embedding_dim,
                     features=tuple(config.feature_names), kind=kind, module=path, dtype=dtype,
+                    optimizer=_optimizer_of(weight, f"{name}: table {config.name}"),
                 )
             )  # fmt: skip
     if not found:
         raise UsageError(f"{name} has no EmbeddingCollection and no EmbeddingBagCollection: nothing can be sharded")
     check_tables(found, name)
     return tuple(found)
+
+
+def _weights(module: EmbeddingCollection | EmbeddingBagCollection) -> Any:
+    """Name of a table -> the module that has its weight."""
+    return module.embeddings if isinstance(module, EmbeddingCollection) else module.embedding_bags
+
+
+def _optimizer_of(weight: torch.Tensor, table: str) -> str:
+    """What `apply_optimizer_in_backward` has put there; without it TorchRec fuses SGD with the update."""
+    found: Any = getattr(weight, "_optimizer_classes", None)
+    if not found:
+        return OPTIMIZERS[0]
+    try:
+        return str(optimizer_type_to_emb_opt_type(found[0]))
+    except ValueError as error:
+        raise UsageError(
+            f"{table} has the optimizer {found[0].__name__}, which TorchRec cannot fuse: give one of torchrec.optim"
+        ) from error
 
 
 def _collections(tables: Sequence[Table]) -> nn.Module:
@@ -107,9 +135,12 @@ def _collections(tables: Sequence[Table]) -> nn.Module:
             for table in inside
         ]  # fmt: skip
         try:
-            found.append(kind(tables=configs, device=torch.device("meta")))
+            collection = kind(tables=configs, device=torch.device("meta"))
         except KeyError as error:  # names of attributes, and names with dots
             raise UsageError(f"TorchRec takes no such table into module {path!r}: {error.args[0]}") from error
+        for table in inside:  # where TorchRec's estimate of memory looks for it
+            _weights(collection)[table.name].weight._optimizer_classes = [_COUNTED_AS[table.optimizer]]
+        found.append(collection)
     return found
 
 

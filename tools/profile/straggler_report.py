@@ -42,7 +42,8 @@ def straggler_section(grid: Document) -> Section:
         blocks=[
             _along(grid, axis, points)
             for axis in _AXES
-            if len(points := sorted((one for one in grid["points"] if one["axis"] == axis), key=lambda of: of[axis])) > 1
+            if len(points := sorted((one for one in grid["points"] if one["axis"] == axis), key=lambda of: of[axis]))
+            > 1
         ],
     )
 

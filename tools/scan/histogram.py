@@ -118,16 +118,6 @@ class LengthHistogram:
         """Share of the rows that have more than `longest` events."""
         return float(self.counts[self.lengths > longest].sum()) / max(self.rows, 1)
 
-    def distance(self, other: "LengthHistogram") -> float:
-        """The largest difference of the two cumulative distributions (Kolmogorov and Smirnov), 0 to 1."""
-        at = np.union1d(self.lengths, other.lengths)
-
-        def below(of: LengthHistogram) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(of.counts)]) / max(of.rows, 1)
-            return total[np.searchsorted(of.lengths, at, side="right")]
-
-        return float(np.abs(below(self) - below(other)).max(initial=0.0))
-
     def draw(self, generator: np.random.Generator, samples: int) -> np.ndarray:
         """int64[samples] lengths of rows drawn with replacement."""
         if not self.lengths.size:

@@ -45,8 +45,6 @@ def measure_links(
 ) -> None:
     """Measure how fast ranks exchange, and how much a matrix product slows down beside it. Run it under torchrun.
 
-    torchrun --nproc-per-node 8 --no-python freescale measure-links --out links.toml
-
     Rank 0 writes the file; what was measured names its source, other parameters are those of --like.
     """
     with Terminal(json=json) as terminal:

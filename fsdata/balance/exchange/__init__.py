@@ -4,18 +4,9 @@
 `transfer` of samples by a `route`.
 """
 
-from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.route import RecordSpec
-from fsdata.balance.exchange.step_exchange import (
-    CLOSED,
-    RESTARTED,
-    Assignment,
-    GlobalBatch,
-    Planner,
-    StepExchange,
-    StepResult,
-    told,
-)
+from fsdata.balance.exchange.step_exchange import CLOSED, RESTARTED, StepExchange, StepResult, told
+from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner, StatusWord
 
 __all__ = [
     "CLOSED",

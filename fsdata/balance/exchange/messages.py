@@ -8,10 +8,10 @@ Letters: W ranks, k numbers.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
+from fsdata.balance.step_plan import StatusWord
 from fsdata.errors import MismatchError
 from fsranks.control_group import AnyGroup
 
@@ -19,37 +19,6 @@ PROTOCOL = 4
 SIZE = 12
 _FLAGS = 6  # the column of these bits
 _ENDED, _LEFT, _FAILED = 1, 2, 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusWord:
-    """What one rank says about its part of a step.
-
-    The caller fills in the first four fields; the exchange adds the others.
-
-    Attributes:
-        epoch, step: position of the step; all ranks must agree on them.
-        position: a number of the caller's (where its reading stands); the exchange only passes it on.
-        ended: nothing follows the rows that this rank contributes to this step.
-        rows: samples this rank contributes.
-        longest: elements of the longest field of any of them.
-        left: the rank left the loop here.
-        failed: the rank's reading failed here; it sends the message next.
-        compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
-        moving_ns: how long stage III of the step before took here.
-    """
-
-    epoch: int
-    step: int
-    position: int = 0
-    ended: bool = False
-    rows: int = 0
-    longest: int = 0
-    left: bool = False
-    failed: bool = False
-    compute_ns: int = 0
-    compute_step: int = -1
-    moving_ns: int = 0
 
 
 def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:

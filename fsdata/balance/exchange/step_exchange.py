@@ -12,15 +12,16 @@ import contextlib
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fsdata.balance.exchange import messages
-from fsdata.balance.exchange.messages import FittedGather, StatusWord
+from fsdata.balance.exchange.messages import FittedGather
 from fsdata.balance.exchange.route import RecordSpec
 from fsdata.balance.exchange.transfer import RowsOf, Transfer, check_lengths
+from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner, StatusWord
 from fsdata.decode.block import RowRefs, Spans, no_rows
 from fsdata.errors import MismatchError, PeerError
 from fsranks.control_group import control_group
@@ -30,47 +31,6 @@ from fsranks.rank_context import RankContext
 _MESSAGE_BYTES = 2048
 CLOSED = "closed its loader"
 RESTARTED = "began another loop over its loader"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlobalBatch:
-    """What every rank knows of a step before planning it, the same on all.
-
-    Attributes:
-        number: counts the exchanges.
-        lengths: group -> int64 [N], samples in order of (home rank, row).
-        home: int64 [N], the rank that read each sample.
-        statuses: W of them.
-        places: sequence that samples share -> int64 [N], the number of the first event that each sees, among those of
-            all histories.
-    """
-
-    number: int
-    lengths: dict[str, np.ndarray]
-    home: np.ndarray
-    statuses: tuple[StatusWord, ...]
-    places: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Where each sample of the global batch goes.
-
-    Attributes:
-        rank: int [N], without the samples that `rows` leaves out. Must be the same on every rank.
-        rows: only the first `rows` samples of every home rank take part, the others are carried over to the next step;
-            None: all take part.
-        straggler_before, straggler_after: planned share of waiting, 1 - mean / max of the ranks' time.
-    """
-
-    rank: np.ndarray
-    rows: int | None = None
-    straggler_before: float | None = None
-    straggler_after: float | None = None
-
-
-Planner = Callable[[GlobalBatch], Assignment]
-"""Decides from what all ranks know alone, so that all come to the same answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from freescale_tools.collisions import id_rows
 from freescale_tools.collisions.estimate import estimate
 from freescale_tools.collisions.kernels import MARKS
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.batch_order import Orders, streaks
 from freescale_tools.scan.files import open_files
+from fsdata.kernels.pages import rows
 
 SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}
 
@@ -68,6 +70,13 @@ def test_shorter_histories_along_the_axis_are_those_cut_while_reading(tmp_path):
             assert {**point, "axis": "default"} == cut
 
 
+def test_few_ids_need_no_kernel_that_reads_pages(tmp_path, monkeypatch):
+    """It takes longer to compile than pyarrow takes for all of them."""
+    path = write(tmp_path / "a.parquet", HAND)
+    monkeypatch.setattr(rows, "read_pages", None)
+    assert default(count(path))["pairs"] == 2
+
+
 def kinds_of_ids():
     """(name, the ids of HAND in another type, how the column is called)."""
     offsets, flat = np.cumsum([0, *map(len, HAND)]), [one for history in HAND for one in history]
@@ -81,8 +90,10 @@ def kinds_of_ids():
     yield "nulls", pa.array([[1, None, 2], [3], [1, 1, None, 1, 4], None, [4, 4, 5], [1, None]]), "ids"
 
 
+@pytest.mark.parametrize("few", [0, id_rows._FEW], ids=["pages", "pyarrow"])
 @pytest.mark.parametrize(("ids", "name"), [case[1:] for case in kinds_of_ids()], ids=[c[0] for c in kinds_of_ids()])
-def test_kinds_of_ids(tmp_path, ids, name):
+def test_kinds_of_ids(tmp_path, ids, name, few, monkeypatch):
+    monkeypatch.setattr(id_rows, "_FEW", few)
     pq.write_table(pa.table({name.split(".")[0]: ids}), tmp_path / "a.parquet")
     point = default(estimate(open_files([str(tmp_path)]), name, **SETTINGS))
     assert point["by_row"]["mean"] == pytest.approx(7 / 12)

@@ -44,6 +44,9 @@ def test_every_key_is_read(tmp_path):
     assert (users.pooled, users.module, users.value_bytes, users.ids_per_sample) == (True, "dlrm.bags", 2, None)
     with pytest.raises(ValueError, match="table users: the ids per sample are not known"):
         _ = users.ids
+    assert (things.optimizer, users.optimizer) == ("exact_sgd", "exact_sgd")
+    things, users = read(tmp_path, 'optimizer = "adam"' + TWO + 'optimizer = "row_wise_adagrad"')
+    assert (things.optimizer, users.optimizer) == ("adam", "row_wise_adagrad")
     things, _ = read(tmp_path, TWO.replace("[3, 2.5]", "4"))
     assert things.ids_per_sample == (4.0, 4.0)
 
@@ -60,6 +63,8 @@ def test_every_key_is_read(tmp_path):
         (('["user"]', '"user"'), "a list of names"),
         (('"pooled"', '"bag"'), "sequence or pooled is needed"),
         (('"fp16"', '"fp8"'), "fp32 or fp16 is needed"),
+        (('"fp16"', '"fp16"\noptimizer = "adagrad"'), r"optimizer = 'adagrad': exact_sgd, sgd, .* or partial_row"),
+        (("[tables.things]", "optimizer = 3\n[tables.things]"), r"things\] optimizer = 3: .*users\] optimizer = 3"),
         (('"dlrm.bags"', "3"), "the path of the collection"),
         (("dlrm.bags", "dlrm..bags"), "the path of the collection"),
         (("[3, 2.5]", "[3]"), "a number above 0, or one per feature, is needed, 2 in all"),
@@ -67,7 +72,7 @@ def test_every_key_is_read(tmp_path):
         (("[3, 2.5]", '["3", 2]'), "a number above 0, or one per feature"),
         (('"dlrm.bags"', '"embeddings"'), "has sequence and pooled tables"),
         (('kind = "pooled"\nmodule = "dlrm.bags"', ""), "differ in dim"),
-        (("[tables.users]", "[table.users]"), "'table' is not known"),
+        (("[tables.users]", "[table.users]"), "'table' is not known: only tables and optimizer are"),
         (("[tables", "[[tables"), "is no TOML"),
         ((TWO, TWO.replace("64", "0").replace("= 7", "= 0")), r"things\] dim = 0.*users\] rows = 0"),
         ((TWO, ""), "no tables: a file with"),

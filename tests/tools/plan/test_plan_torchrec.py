@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from plan_examples import IDEAL, columns, row_wise, setting, table, whole
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -15,6 +16,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
@@ -22,6 +24,7 @@ from worlds import shared_world
 from freescale_tools.console.errors import UsageError
 from freescale_tools.plan import torchrec as planning
 from freescale_tools.plan.costs import SHARDINGS, by_rank, parts
+from freescale_tools.plan.tables import OPTIMIZERS
 from freescale_tools.plan.torchrec import (
     as_document,
     chosen_plan,
@@ -80,6 +83,33 @@ def test_a_plan_fits_into_the_memory_as_torchrec_counts_it():
     (everything, held), (cut, less) = within(10**9), within(5 * 10**6)
     assert everything == 3 * ["data_parallel"] != cut
     assert less <= 0.85 * 5 * 10**6 < held
+
+
+@pytest.mark.parametrize(
+    ("pooled", "plan"),
+    [(False, default_plan), (True, lambda tables, of: planned(tables, of, total))],
+    ids=["usual plan of a sequence", "chosen plan of bags"],
+)
+@pytest.mark.parametrize(
+    ("optimizer", "floats"),
+    [("sgd", 0), ("adam", 2 * 64), ("row_wise_adagrad", 1), ("exact_adagrad", 64), ("partial_row_wise_adam", 64)],
+)
+def test_states_of_optimizers_are_held_beside_the_rows(optimizer, floats, pooled, plan):
+    one_rank = setting(ranks=1, device="cpu", memory_bytes=10**9)
+
+    def held(**more):
+        return by_rank(plan([table(rows=5000, dim=64, pooled=pooled, **more)], one_rank), one_rank)["memory_bytes"]
+
+    assert (held(optimizer=optimizer) - held()).tolist() == [5000 * floats * 4]
+
+
+def test_tables_that_fit_without_their_optimizer_may_not_fit_with_it():
+    small = setting(device="cpu", memory_bytes=2 * 10**6)
+    tables = {"optimizer": "exact_sgd"}, {"optimizer": "adam"}
+    fitting, larger = ([table(rows=5000, dim=64, pooled=True, ids=(1.0,), **more)] for more in tables)
+    assert by_rank(planned(fitting, small, total), small)["memory_bytes"].max() <= small.room_bytes
+    with pytest.raises(UsageError, match="TorchRec's planner finds no plan"):
+        planned(larger, small, total)
 
 
 def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
@@ -161,6 +191,21 @@ def test_tables_of_a_model_are_those_that_it_was_made_of():
     wanted = [dataclasses.replace(one, ids_per_sample=None) for one in MIXED]
     assert list(map(repr, tables_of(model, name="model"))) == list(map(repr, wanted))
     assert [one.module for one in tables_of(model.bags, name="model")] == ["", "", ""]
+
+
+def test_optimizers_of_a_model_are_those_that_are_fused_with_its_tables():
+    model = Net()
+    apply_optimizer_in_backward(RowWiseAdagrad, model.bags.embedding_bags["a"].parameters(), {"lr": 1.0})
+    apply_optimizer_in_backward(torch.optim.Adam, model.inner.parameters(), {"lr": 1.0})
+    found = {one.name: one.optimizer for one in tables_of(model, name="model")}
+    assert found == {"a": "exact_row_wise_adagrad", "b": "exact_sgd", "c": "exact_sgd", "s": "adam", "u": "adam"}
+    apply_optimizer_in_backward(torch.optim.Rprop, model.bags.embedding_bags["c"].parameters(), {"lr": 1.0})
+    with pytest.raises(UsageError, match="m: table c has the optimizer Rprop, which TorchRec cannot fuse: give one of"):
+        tables_of(model, name="m")
+
+
+def test_names_of_optimizers_are_those_of_fbgemm():
+    assert set(OPTIMIZERS) <= {str(each) for each in EmbOptimType}
 
 
 def test_models_and_tables_that_cannot_be_planned_are_refused():
