@@ -24,7 +24,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check": ("check", *OWN, "--schema", "job.py:JOB", "--json"),
 }  # fmt: skip
 LEFT_OUT = ("paths", "created", "simulation", "answer", "code", "in_order")
-"""Where files lie, when the document was made, how fast machines are (the answer hangs on it), how zlib packs, what is laid out after the length of a path."""
+"""Where files lie, when the document was made, how fast machines are (the answer hangs on it), how zlib packs, and what
+is laid out after the length of a path."""
 
 
 def documents(folder: Path) -> dict[str, Any]:

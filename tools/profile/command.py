@@ -45,7 +45,7 @@ def profile(
         list[str] | None,
         typer.Option(
             help="A list column of history events. May be given several times; what is computed follows the first. "
-            "Default: the only list column."
+            "Default: found by names and lengths, as by `freescale init`; so is --time then."
         ),
     ] = None,
     candidates: Annotated[str | None, typer.Option(help="The list column of candidates.")] = None,
@@ -203,7 +203,8 @@ def _profiled(
 ) -> tuple[dict[str, Any], list[str]]:
     """(profile.json, why parts of it are null)."""
     from freescale_tools.profile import measure
-    from freescale_tools.scan.columns import bind, only_list
+    from freescale_tools.scan.columns import bind
+    from freescale_tools.scan.discover import discover
     from freescale_tools.scan.engines import REMOTE_THREADS, Threads, cluster
     from freescale_tools.scan.files import open_files
     from freescale_tools.scan.histories import open_requests
@@ -211,8 +212,11 @@ def _profiled(
     # Refused before files are opened, if they can be.
     columns = measure.Columns(sequences=asked.sequences, candidates=asked.candidates, time=asked.time)
     files, stored = open_files(paths), asked.stored
+    found: list[str] = []
     if not columns.sequences:
-        columns = dataclasses.replace(columns, sequences=(only_list(files),))
+        guess = discover(files)
+        found = list(guess.notes)
+        columns = dataclasses.replace(columns, sequences=guess.sequences, time=asked.time or guess.time)
     lists = list(dict.fromkeys([*columns.sequences, *([settings.ids] if settings.ids else [])]))
     histories = contextlib.nullcontext() if stored is None else open_requests(files, stored, lists, paths=paths)
     with histories as requests:
@@ -221,7 +225,7 @@ def _profiled(
         if asked.quick:
             document = measure.quick(files, columns, paths=paths)
             terminal.skipped(document["skipped"])
-            return document, []
+            return document, found
         from freescale_tools.profile.predict import Data, predict  # late: --quick needs nothing of it
 
         threads = Threads(None if files.footers[0].file.local else REMOTE_THREADS)
@@ -232,7 +236,7 @@ def _profiled(
             document = measure.full(files, columns, paths=paths, engine=where, progress=progress, requests=requests)
         terminal.skipped(document["skipped"])
         data = Data(files=files, time=columns.time, requests=requests)
-        return document, predict(document, settings, data, bar=terminal.progress)
+        return document, [*found, *predict(document, settings, data, bar=terminal.progress)]
 
 
 def simulate(

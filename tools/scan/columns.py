@@ -141,19 +141,6 @@ def _of_no_use(files: FileSet, column: str, form: str) -> str:
     return f"no file has a column {column!r}; {there}.{meant}"
 
 
-def only_list(files: FileSet) -> str:
-    """The list column of the files, where the first has one alone. Raises UsageError, which names them, otherwise."""
-    if not files.footers:
-        raise UsageError("no file can be read: which list column holds the history cannot be found")
-    footer = files.footers[0]
-    lists = [name for name in footer.schema.names if isinstance(leaf(footer, name, "list"), Leaf)]
-    if len(lists) == 1:
-        return lists[0]
-    if not lists:
-        raise UsageError(f"{footer.file.path} has no list column: a history is a list of events")
-    raise UsageError(f"name the history with --sequence: {footer.file.path} has the list columns {', '.join(lists)}")
-
-
 def inside_structs(schema: pa.Schema, column: str) -> tuple[tuple[str, ...], pa.DataType]:
     """(names that lead to a column, the first that of the file's; its type). A field of a list of structs is a list.
 

@@ -160,10 +160,10 @@ def test_lengths_of_the_trade_off_table_end_uncut_and_lose_no_more_than_they_say
         assert shortest in found
 
 
-def test_tables_for_people_of_the_only_list_column(call, folder, unpredicted, tmp_path):
+def test_the_columns_of_the_history_are_found_and_named(call, folder, unpredicted, tmp_path):
     done = call(folder, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    for text in ("files 2", "rows 8", "nothing is predicted"):
+    for text in ("files 2", "rows 8", "nothing is predicted", "history: items, the longest lists"):
         assert text in done.stdout
     assert "profile.html" in done.stdout
 
@@ -231,8 +231,8 @@ def test_a_file_with_a_column_of_another_kind_is_left_out(call, folder, tmp_path
 
 def refused():
     yield "no such path", ["nowhere.parquet", "--sequence", "items"], "no such file"
-    yield "no sequence", ["two"], "two/a.parquet has the list columns items, more"
-    yield "no list", ["none"], "none/a.parquet has no list column"
+    yield "no list", ["none"], "no column is the list of a history: user: "
+    yield "two histories", ["two"], "name the history with --sequence: several lists, not aligned with each other"
     yield "no such column", ["data", "--sequence", "itms"], "no file has a column 'itms'"
     yield "meant", ["data", "--sequence", "itms"], "Did you mean 'items'?"
     yield "scalar", ["data", "--sequence", "user"], "user is int64, one value per row"
@@ -258,7 +258,7 @@ def test_bad_usage_is_refused(call, arguments, message, tmp_path, monkeypatch):
     write(tmp_path / "data" / "a.parquet", [[1], [2]], user=pa.array([1, 2]))
     for name in ("two", "none"):
         (tmp_path / name).mkdir()
-    write(tmp_path / "two" / "a.parquet", [[1], [2]], more=pa.array([[1], [2]]))
+    write(tmp_path / "two" / "a.parquet", [[1], [2, 3]], old_items=pa.array([[1, 2], [3]]))
     pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "none" / "a.parquet")
     done = call(*arguments)
     assert done.exit_code == 2, done.output
