@@ -107,7 +107,7 @@ def lines(
             go.Scatter(
                 x=values if turned else places,
                 y=places if turned else values,
-                name=", ".join(label(name) for name in names),
+                name=" = ".join(label(name) for name in names),
                 mode="+".join([*(["lines"] if look.dash else []), *(["markers"] if look.symbol else [])]),
                 line={"color": look.color, "width": 2, "dash": look.dash or None, "shape": "hv" if steps else None},
                 marker={"color": look.color, "symbol": look.symbol or None, "size": 7 if look.dash else 9},

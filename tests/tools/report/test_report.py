@@ -188,7 +188,7 @@ def test_lines_that_lie_on_each_other_are_one_with_all_names():
     for place, (name, dash) in enumerate((("a", "solid"), ("b", "dot"), ("c", "solid"), ("d", "dash")), start=1):
         columns.append(Column(name, numbers.SHARE, place, look=Look(color=plots.BLUE, dash=dash)))
     drawn = plots.lines(rows, columns, x=plots.Axis("x"), y=plots.Axis("y", "log")).data
-    assert [trace.name for trace in drawn] == ["a, b", "c", "d"]
+    assert [trace.name for trace in drawn] == ["a = b", "c", "d"]
     assert list(drawn[0].y) == [10, 30]
 
 
