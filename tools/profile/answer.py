@@ -40,8 +40,8 @@ def _balance(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         longest, cut = next(iter(document["sequences"].values()))["max"], advice["even_cut"]
         yield {
             "remedy": "balance", "pays": "not yet",
-            "said": f"Do nothing yet: single histories, the longest of {count(longest)} events, are "
-            f"{percent(advice['single'])} of the wait; cut at {count(cut['max_length'])} (loses "
+            "said": f"Do nothing yet: single histories cause {percent(advice['single'])} of the wait, the longest has "
+            f"{count(longest)} events; cut at {count(cut['max_length'])} (loses "
             f"{percent(cut['events_lost'])} of the events, touches {percent(cut['rows_touched'])} of the rows) or "
             f"split them. Balancing alone brings {gain} at {_size(document)}.",
         }  # fmt: skip

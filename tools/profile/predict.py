@@ -15,7 +15,7 @@ from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.options import RANKS
 from freescale_tools.console.terminal import Progress
-from freescale_tools.model.batches import Setting, fitting
+from freescale_tools.model.batches import BATCHES, Setting, enough_for, fitting
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import simulate
 from freescale_tools.model.waiting import waiting
@@ -61,6 +61,9 @@ def predict(document: dict[str, Any], settings: Settings, data: Data | None = No
     samples = samples_of(document)
     histogram = samples.histogram
     ranks, batch_size = settings.size(histogram.rows)
+    if not settings.extrapolate and not enough_for(histogram.rows, ranks, batch_size):
+        size = f"{ranks * batch_size * BATCHES} make {BATCHES} global batches of {ranks} ranks x {batch_size} samples"
+        return [f"{histogram.rows} rows are too few to predict from: {size}"]
     cost = calibration.cost if calibration else Polynomial()
     uncut = Setting(max_length=histogram.longest, ranks=ranks, batch_size=batch_size, cost=cost)
     cut = even_cut(samples, uncut)

@@ -272,6 +272,9 @@ def test_what_cannot_be_predicted_says_why(call, tmp_path):
 
     write(tmp_path / "a.parquet", [[], None])
     assert "items has no events: there is nothing to predict from" in run().stdout
+    write(tmp_path / "a.parquet", [[1], [2]])
+    few = call(tmp_path / "a.parquet", "--out", tmp_path / "out")
+    assert "2 rows are too few to predict from: 10 make 5 global batches of 2 ranks x 1 samples" in few.stdout
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert document["stragglers"] is document["simulation"] is None
     write(tmp_path / "a.parquet", pa.array([["a"], ["b", "c"]] * 20, pa.list_(pa.string())))
@@ -340,7 +343,7 @@ def test_the_answer_names_single_histories_that_cause_the_wait(call, tmp_path):
     assert balance["pays"] == "not yet"
     said = balance["said"].replace("\u00a0", " ")
     assert said.startswith(
-        "Do nothing yet: single histories, the longest of 40,000 events, are 100.0 % of the wait; cut"
+        "Do nothing yet: single histories cause 100.0 % of the wait, the longest has 40,000 events; "
     )
     assert "touches 0.050 % of the rows" in said
     assert [one["remedy"] for one in others] == ["fscomm", "all"], "the cut is in the first sentence"
