@@ -100,7 +100,7 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     if not found:
         return f"no column {column}"
     if len(found) > 1:
-        inside = [path for path in _paths(footer.schema) if path.startswith(f"{column}.")]
+        inside = [path for path in paths_of(footer.schema) if path.startswith(f"{column}.")]
         some = ", ".join((inside or [paths[index] for index in found])[:5])
         return f"{column} has {len(found)} leaf columns: name one of {some}"
     one = schema.column(found[0])
@@ -135,7 +135,7 @@ def _of_no_use(files: FileSet, column: str, form: str) -> str:
     for footer in files.footers:
         if leaf(footer, column) != f"no column {column}":
             return f"{footer.file.path}: {leaf(footer, column, form)}"
-    names = _paths(files.footers[0].schema)
+    names = paths_of(files.footers[0].schema)
     close = difflib.get_close_matches(column, names, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -143,7 +143,7 @@ def _of_no_use(files: FileSet, column: str, form: str) -> str:
     return f"no file has a column {column!r}; {there}.{meant}"
 
 
-def _paths(schema: pa.Schema) -> list[str]:
+def paths_of(schema: pa.Schema) -> list[str]:
     """The names of all columns, of structs and lists of structs the paths of their fields."""
     return [path for field in schema for path, _ in paths_in(field.name, field.type)]
 
