@@ -183,7 +183,7 @@ def _some_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa
         file = files[number]
         rows = retry.call(functools.partial(_first_rows, file, _ROWS // len(spread)), file)
         if len(rows):
-            found[file.name] = _without_structs(_without_dictionaries(rows))
+            found[file.name] = _without_dictionaries(_without_structs(rows))
     if not found:
         raise SchemaError(f"{where}: no file has a row to look at")
     _check_kinds(found, where)
@@ -223,31 +223,42 @@ def _first_rows(file: FileRef, most: int) -> pa.Table:
                 for field, leaves in zip(schema, leaves_of(schema), strict=True)
                 for leaf in (leaves if field.name not in encrypted else ())
             ]
-            batches = parquet.reader.iter_batches(most, range(metadata.num_row_groups), plain_leaves, use_threads=False)
-            batch = next((batch for batch in batches if batch.num_rows), None)
-            return _with_nulls(batch, schema, encrypted)
+            batches: list[pa.RecordBatch] = []
+            left = most
+            for group in range(metadata.num_row_groups):  # pyarrow 26 joins no lists of dictionaries of several
+                for batch in parquet.reader.iter_batches(left, [group], plain_leaves, use_threads=False):
+                    batches.append(batch.slice(0, left))
+                    left -= batches[-1].num_rows
+                    if left == 0:
+                        return _with_nulls(batches, schema, encrypted)
+            return _with_nulls(batches, schema, encrypted)
         except (pa.ArrowException, OSError) as error:
             if unreachable(error):
                 raise
             raise CorruptFileError(f"{file.path}: cannot be read as Parquet: {error}") from error
 
 
-def _with_nulls(batch: pa.RecordBatch | None, schema: pa.Schema, nulls: Sequence[str]) -> pa.Table:
-    """A table with all columns of a schema; `batch` has those that are not in `nulls`."""
-    if batch is None:
+def _with_nulls(batches: Sequence[pa.RecordBatch], schema: pa.Schema, nulls: Sequence[str]) -> pa.Table:
+    """A table with all columns of a schema; the batches have those that are not in `nulls`."""
+    if not batches:
         return schema.empty_table()
-    columns = iter(batch.columns)
+    columns, rows = iter(pa.Table.from_batches(batches).columns), sum(batch.num_rows for batch in batches)
     return pa.Table.from_arrays(
-        [pa.nulls(batch.num_rows, field.type) if field.name in nulls else next(columns) for field in schema],
+        [pa.nulls(rows, field.type) if field.name in nulls else next(columns) for field in schema],
         schema=schema,
     )
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """Files may store one column with a dictionary and without."""
+    """Files may store one column with a dictionary and without; also the values of lists."""
     for place, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+        kind = field.type
+        if pa.types.is_dictionary(kind):
+            table = table.set_column(place, field.name, table.column(place).cast(kind.value_type))
+        elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
+            list_of = pa.large_list if pa.types.is_large_list(kind) else pa.list_
+            lists = table.column(place).cast(list_of(kind.value_type.value_type))
+            table = table.set_column(place, field.name, lists)
     return table
 
 

@@ -14,7 +14,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
 from freescale_tools.scan.levels import ListLevels, list_levels
 from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
-from fsdata.catalog.binding.column_paths import leaf_at, names_at, type_at
+from fsdata.catalog.binding.column_paths import leaf_at, names_at, paths_in, type_at
 from fsdata.catalog.footers import Footer, Skipped
 
 _NAMED = 12
@@ -100,7 +100,8 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     if not found:
         return f"no column {column}"
     if len(found) > 1:
-        some = ", ".join(paths[index] for index in found[:5])
+        inside = [path for path in paths_of(footer.schema) if path.startswith(f"{column}.")]
+        some = ", ".join((inside or [paths[index] for index in found])[:5])
         return f"{column} has {len(found)} leaf columns: name one of {some}"
     one = schema.column(found[0])
     if first_name(footer.schema.names, column)[0] in encrypted_columns(footer.schema):
@@ -115,10 +116,11 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
     if form == "ids" and not pa.types.is_integer(item):
         return (
             f"{column} is {kind}; collisions are counted on integer ids. Name the column of row numbers that the "
-            "embedding table is looked up with, or write one. Of text, count hashes by --hash"
+            "embedding table is looked up with, or write one. Of text, `freescale collisions --hash` counts hashes"
         )
     if form == "texts" and not is_text(item):
-        return f"{column} is {kind}; --hash makes ids of text"
+        what = "leave it out" if pa.types.is_integer(item) else "name a column of text"
+        return f"{column} is {kind}; --hash makes ids of text: {what}"
     if form in ("time", "times") and not (pa.types.is_integer(item) or is_calendar(item)):
         return f"{column} is {kind}; a time is an integer, a timestamp or a date"
     return Leaf(found[0], one.path, kind, in_list, list_levels(schema, footer.schema, found[0]))
@@ -133,12 +135,17 @@ def _of_no_use(files: FileSet, column: str, form: str) -> str:
     for footer in files.footers:
         if leaf(footer, column) != f"no column {column}":
             return f"{footer.file.path}: {leaf(footer, column, form)}"
-    names = files.footers[0].schema.names
+    names = paths_of(files.footers[0].schema)
     close = difflib.get_close_matches(column, names, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     there = f"{files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
     return f"no file has a column {column!r}; {there}.{meant}"
+
+
+def paths_of(schema: pa.Schema) -> list[str]:
+    """The names of all columns, of structs and lists of structs the paths of their fields."""
+    return [path for field in schema for path, _ in paths_in(field.name, field.type)]
 
 
 def inside_structs(schema: pa.Schema, column: str) -> tuple[tuple[str, ...], pa.DataType]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.scan.columns import bind
+from freescale_tools.scan.columns import Leaf, bind, leaf, paths_of
 from freescale_tools.scan.files import FileSet, named
 from fsdata.catalog.infer_schema import Guesses, guess_columns_of, words_of
 from fsdata.errors import FreeScaleError
@@ -47,14 +47,18 @@ def discover(files: FileSet, sequence: str | None = None) -> Discovered:
         where = named([footer.file.name for footer in files.footers])
         guesses = guess_columns_of([footer.file for footer in files.footers], where=where, hash_text=True)
     except (FreeScaleError, OSError) as error:
-        raise UsageError(f"the history cannot be found: {error}. Or {_NAME}") from error
+        lists_of_any_kind = _lists(files)
+        if len(lists_of_any_kind) != 1:
+            raise UsageError(f"the history cannot be found: {error}. Or {_NAME}") from error
+        note = f"history: {lists_of_any_kind[0]}, the only list column; of others nothing is known: {error}"
+        return Discovered(sequences=lists_of_any_kind, time=None, key=None, notes=(note,))
     lists = {
         group: [each.column for each in guesses.columns if each.group == group and each.role in ("fields", "floats")]
         for group in guesses.groups
     }
     if sequence is None:
         group, reason = _history(files, guesses, lists)
-        sequence = item_of(lists[group])
+        sequence = item_of(lists.get(group) or _lists(files))
     else:
         group, reason = next((name for name, columns in lists.items() if sequence in columns), ""), "as named"
     aligned = [name for name in lists.get(group, ()) if name != sequence]
@@ -73,10 +77,15 @@ def item_of(lists: Sequence[str]) -> str:
 
 
 def _history(files: FileSet, guesses: Guesses, lists: dict[str, list[str]]) -> tuple[str, str]:
-    """(the group of aligned lists that is the history, why): the longest; of several as long, the one of items."""
+    """(the group of aligned lists that is the history, why): the longest; of several as long, the one of items.
+
+    Without a group: the files have one list column, of a kind that no model reads.
+    """
     values = {
         group: _values(files, columns[0]) for group, columns in lists.items() if columns and group != "candidates"
     }
+    if not values and len(_lists(files)) == 1:
+        return "", "the only list column"
     if not values:
         columns = "; ".join(f"{each.column}: {each.why}" for each in guesses.columns)
         raise UsageError(f"no column is the list of a history: {columns}. If one is, {_NAME}")
@@ -88,6 +97,12 @@ def _history(files: FileSet, guesses: Guesses, lists: dict[str, list[str]]) -> t
         return of_items[0], "by its name; others are about as long"
     found = "; ".join(f"{', '.join(lists[group])}: {guesses.groups[group]}" for group in close)
     raise UsageError(f"{_NAME}: several lists, not aligned with each other, are about as long. {found}")
+
+
+def _lists(files: FileSet) -> tuple[str, ...]:
+    """List columns of the first file, of any kind that has a length."""
+    first = files.footers[0]
+    return tuple(path for path in paths_of(first.schema) if isinstance(leaf(first, path, "list"), Leaf))
 
 
 def _values(files: FileSet, column: str) -> int:

@@ -63,7 +63,8 @@ def test_text_is_counted_by_its_hashes(call, tmp_path):
     of_numbers.pop("column")
     assert of_texts == of_numbers
     assert "ids is list" in call(tmp_path, "--ids", "ids", "--hash", *size).stderr
-    assert "count hashes by --hash" in call(tmp_path, "--ids", "names", *size).stderr
+    assert "`freescale collisions --hash` counts hashes" in call(tmp_path, "--ids", "names", *size).stderr
+    assert "--hash makes ids of text: leave it out" in call(tmp_path, "--ids", "ids", "--hash", *size).stderr
 
 
 def test_rows_of_a_table_are_a_part_of_their_own(call, data, tmp_path):

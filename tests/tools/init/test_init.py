@@ -178,6 +178,22 @@ def test_fields_of_sessions_are_found_by_their_paths(tmp_path):
     assert inferred.sequences == (Sequence("uih", ("session.item_id",), floats=("session.price",)),)
 
 
+def test_lists_of_dictionaries_in_several_row_groups(tmp_path):
+    """pyarrow joins none of them; another file has the same texts without a dictionary."""
+    texts = [[f"item {each}" for each in row] for row in HISTORY]
+    encoded = pa.array(texts, pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    sessions = pa.array(
+        [[{"sku": each, "price": 0.5} for each in row] for row in texts],
+        pa.list_(pa.struct({"sku": pa.dictionary(pa.int32(), pa.string()), "price": pa.float64()})),
+    )
+    folder = write(tmp_path / "data", item=texts, session=sessions)
+    pq.write_table(pa.table({"item": encoded, "session": sessions}), folder / "b.parquet", row_group_size=7)
+    schema, text = made(folder)
+    assert schema == Schema(sequences=Sequence("uih", ("item", "sku"), floats=("price",)))
+    assert text.count("texts, 6 different") == 2
+    assert "Guessed by `freescale init` from 80 rows of 2 of 2 files" in text
+
+
 def test_names_with_ends_of_lines_and_spaces(tmp_path):
     """They stand in comments, too, of which each has one line; the command that is named is that of a shell."""
     columns = {"ids\nof it": HISTORY, "a\nb]": [b"x"] * ROWS, "\x7f\r": [b"y"] * ROWS, "user": USERS}

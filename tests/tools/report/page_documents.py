@@ -22,7 +22,7 @@ from freescale_tools.scan.files import open_files
 
 HOSTILE = "<script>window.stolen = 1</script>&<b>\"'</b>%{x}.parquet"
 OPTIONS = (
-    "--sequence", "item_ids", "--candidates", "shown", "--time", "at", "--ranks", "64", "--batch-size", "16",
+    "--sequence", "item_ids", "--candidates", "shown", "--time", "at", "--ranks", "16", "--batch-size", "16",
 )  # fmt: skip
 HOUR_US = 3_600_000_000
 

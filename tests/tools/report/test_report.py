@@ -75,7 +75,7 @@ def test_sentences_tell_the_figures_of_the_data():
         for method in ("none", best)
     )
     aid = plain(found["stragglers", "Time lost (%) by ranks"].aid)
-    assert f"At 64 ranks, ranks without balancing lose {none} of the time" in aid
+    assert f"At 16 ranks, ranks without balancing lose {none} of the time" in aid
     assert f"{method_name(best)} leaves {least}" in aid
 
 

@@ -80,7 +80,18 @@ def test_files_without_a_history(tmp_path):
         found(tmp_path, user=range(ROWS))
     pq.write_table(pa.table({"name": ["a"], "item": [1]}), tmp_path / "b.parquet")
     with pytest.raises(UsageError, match=r"^the history cannot be found: .* several sources.* Or name the history"):
-        found(tmp_path, user=range(ROWS), items=LONG)
+        found(tmp_path, user=range(ROWS), items=LONG, others=LONG)
+
+
+def test_an_only_list_column_is_the_history_whatever_it_holds(tmp_path):
+    bits = [[bytes(row)] for row in range(ROWS)]
+    seen = found(tmp_path, user=range(ROWS), what=bits)
+    assert (seen.sequences, seen.key) == (("what",), "user")
+    assert seen.notes[0] == "history: what, the only list column"
+    pq.write_table(pa.table({"user": range(ROWS), "what": LONG}), tmp_path / "b.parquet")
+    seen = found(tmp_path, user=range(ROWS), what=bits)
+    assert (seen.sequences, seen.key) == (("what",), None)
+    assert seen.notes[0].startswith("history: what, the only list column; of others nothing is known: ")
 
 
 def test_looking_for_columns_needs_no_torch():

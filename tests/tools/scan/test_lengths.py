@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full, quick
 from freescale_tools.scan import rows as scan_rows
-from freescale_tools.scan.columns import leaf
+from freescale_tools.scan.columns import bind, leaf
 from freescale_tools.scan.engines import Threads
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.times import even_edges
@@ -82,7 +82,11 @@ def test_leaves(tmp_path):
     assert (items.path, items.is_list) == ("items.list.element", True)
     assert inside.is_list
     assert leaf(footer, "item") == "no column item"
-    assert leaf(footer, "struct").startswith("struct has 2 leaf columns: name one of struct.a")
+    assert leaf(footer, "struct") == "struct has 2 leaf columns: name one of struct.a, struct.b"
+    with pytest.raises(
+        UsageError, match=r"column 'struct.c'; .* has items, user, struct.a, struct.b.* Did you mean 'struct.b'"
+    ):
+        bind(open_files([str(path)]), ["struct.c"])
     assert "lists in lists" in leaf(footer, "nested")
 
 
