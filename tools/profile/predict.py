@@ -79,7 +79,7 @@ def predict(document: dict[str, Any], settings: Settings, data: Data | None = No
         "method": advice["method"],
         "cost": repr(cost),
         "rows": histogram.rows,
-        "in_order": samples.dealt(chosen) is not None,
+        "rows_in_order": sum(map(sum, samples.rows.units)) if samples.rows and samples.dealt(chosen) else 0,
         "orders": sure.in_orders(),
         "interval": {"time_lost": sure.interval()},
     }
@@ -164,7 +164,7 @@ def _collisions(
         if settings.ids is not None:
             raise
         return None, [f"collisions are not estimated: {error}"]
-    return found, [*notes, *found["notes"]]
+    return found, [*notes, *(f"collisions: {note}" for note in found["notes"])]
 
 
 def _floats(dims: int | Mapping[str, int] | None, columns: Sequence[str]) -> int:

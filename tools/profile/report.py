@@ -76,7 +76,7 @@ def profile_report(document: Document) -> Report:
         *([_sharing_section(sharing)] if sharing else []),
         *([of_steps.step_section(simulation, brief=True)] if simulation else []),
     ]
-    dealt = _DEALT if (document.get("balance") or {}).get("in_order") else _DRAWN
+    dealt = _DEALT if (document.get("balance") or {}).get("rows_in_order") else _DRAWN
     assumptions = {
         dealt: grid, of_collisions.ASSUMPTION: collisions, _SHARING: sharing, of_steps.ASSUMPTION: simulation,
     }  # fmt: skip
@@ -105,7 +105,9 @@ def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
         ),
     ]
     low, high = found["interval"]["time_lost"]["none"]
-    both = "" if found["in_order"] else " Their order is not known, or they are too few: batches are drawn."
+    kept = found["rows_in_order"]
+    some = f" Batches are dealt of {n.count(kept)} of them." if 0 < kept < found["rows"] else ""
+    both = some if kept else " Their order is not known, or they are too few: batches are drawn."
     sure = f"90 % of the draws of cost model, order and steps lose {n.percent(low)} to {n.percent(high)} unbalanced."
     return Section(
         id="answer",

@@ -302,11 +302,11 @@ def test_ranks_are_the_most_that_the_rows_are_enough_for(folder):
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
         assert found["simulation"]["verdict"]["ranks"] == found["balance"]["ranks"] == found["tradeoff"]["ranks"]
-        return found["balance"]["ranks"], found["balance"]["batch_size"], found["balance"]["in_order"]
+        return found["balance"]["ranks"], found["balance"]["batch_size"], found["balance"]["rows_in_order"]
 
-    assert answer() == (16, 128, True)
-    assert answer("--batch-size", "512") == (4, 512, True)
-    assert answer("--ranks", "512", "--extrapolate") == (512, 128, False), "drawn: there is no whole step"
+    assert answer() == (16, 128, 20_000)
+    assert answer("--batch-size", "512") == (4, 512, 20_000)
+    assert answer("--ranks", "512", "--extrapolate") == (512, 128, 0), "drawn: there is no whole step"
     refused = run(folder, "--batch-size", "4096")
     assert refused.exit_code == 2
     assert "they are enough for --batch-size 2000" in refused.stderr
