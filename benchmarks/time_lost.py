@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from common.history_sets import COLUMN, HistorySet, history_sets
-from common.ranks import run_ranks
+from common.ranks import before_others, run_ranks
 from common.table import add_results_option, emit
 from parts.time_lost_rank import Condition, Dealt, Trainer, deal
 
@@ -57,10 +57,11 @@ def main() -> None:
 
 
 def _measure(sets: list[HistorySet], folder: Path, *, steps: int | None, results: Path) -> None:
+    before_others()
     trainer = Trainer()
     calibrations = {of.name: _calibrate(of, trainer, folder) for of in sets}
     rows: list[list[Any]] = []
-    noise: list[list[Any]] = []  # ranks, batches, time lost, the same again, time lost of ranks with equal batches
+    noise: list[list[Any]] = []  # ranks, time lost, the same again, time lost of ranks with equal batches
     for ranks in RANKS:
         conditions = [
             Condition(of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost, steps=steps)
@@ -70,10 +71,11 @@ def _measure(sets: list[HistorySet], folder: Path, *, steps: int | None, results
         ]
         for condition, *dealt in zip(conditions, *run_ranks(ranks, deal, conditions), strict=True):
             rows.append(_row(condition, dealt, trainer, calibrations[condition.of.name]))
-            if condition.of is sets[0] and condition.shuffle:
+            print(*rows[-1], file=sys.stderr, flush=True)
+            if condition.of is sets[0] and condition.shuffle and condition.cost:
                 again = _row(condition, dealt, trainer, calibrations[condition.of.name])
                 equal = time_lost(_seconds(trainer, dealt[:1] * ranks))
-                noise.append([ranks, rows[-1][3], rows[-1][6], again[6], equal])
+                noise.append([ranks, rows[-1][6], again[6], equal])
     emit(
         "time_lost",
         "Time lost to waiting for the slowest rank, by CPU time",
@@ -127,9 +129,9 @@ def _seconds(trainer: Trainer, dealt: list[Dealt]) -> np.ndarray:
 def _notes(first: HistorySet, noise: list[list[Any]]) -> Iterator[str]:
     yield f"{BATCH_SIZE} samples a rank. time lost: 1 - sum of mean ranks / sum of slowest ranks."
     yield "straggler share: the mean over the steps of 1 - mean / slowest, as the paper defines it."
-    for ranks, batches, once, again, equal in noise:
+    for ranks, once, again, equal in noise:
         yield (
-            f"Noise: {first.name}, {ranks} ranks, shuffled, {batches}: {once:.1%}, measured again {again:.1%}; "
+            f"Noise: {first.name}, {ranks} ranks, shuffled, balanced: {once:.1%}, measured again {again:.1%}; "
             f"{equal:.1%} where all ranks train on the batches of one."
         )
 

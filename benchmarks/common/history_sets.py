@@ -40,20 +40,7 @@ def history_sets(folder: Path, data: Path | None) -> Iterator[HistorySet]:
     Files are written into `folder`. MovieLens comes from the wheel of recbole, which pip downloads.
     """
     if data is not None:
-        rated = _movielens(folder)
-        about = "a row per rating of every eighth user, with the user's ratings before it, in order of time"
-        paths = _written(folder / "movielens", rated, files=8)
-        yield HistorySet(name="movielens", paths=paths, max_length=1024, about=about)
-        for name, files, longest, about in (
-            ("oss_events", 1, 4096, "one of eight files, a row per user"),
-            ("online_retail", 4, 8192, "a row per user"),
-        ):
-            found = [str(path) for path in sorted((data / name).glob("interactions-*.parquet"))][:files]
-            if not found:
-                raise FileNotFoundError(
-                    f"{data / name} has no interactions-*.parquet: give the folder of both with --data"
-                )
-            yield HistorySet(name=name, paths=found, max_length=longest, about=about)
+        yield from _real(folder, data)
     rng = np.random.default_rng(1)
     by_file = np.concatenate([_lognormal(rng, 1_500, median=5 * 4**i) for i in range(4)])
     about = "synthetic: lognormal, the median of a file is four times that of the file before"
@@ -63,6 +50,22 @@ def history_sets(folder: Path, data: Path | None) -> Iterator[HistorySet]:
     about = "synthetic: Pareto of exponent 1.05 from 10 events"
     paths = _written(folder / "pareto", _random_ids(rng, pareto), files=4)
     yield HistorySet(name="pareto", paths=paths, max_length=4096, about=about)
+
+
+def _real(folder: Path, data: Path) -> Iterator[HistorySet]:
+    events, retail = (sorted((data / name).glob("interactions-*.parquet")) for name in ("oss_events", "online_retail"))
+    if not events or not retail:
+        raise FileNotFoundError(
+            f"{data} needs interactions-*.parquet in its folders oss_events and online_retail: it has {len(events)} and "
+            f"{len(retail)} of them"
+        )
+    about = "a row per rating of every eighth user, with the user's ratings before it, in order of time"
+    paths = _written(folder / "movielens", _movielens(folder), files=8)
+    yield HistorySet(name="movielens", paths=paths, max_length=1024, about=about)
+    about = "one of eight files, a row per user"
+    yield HistorySet(name="oss_events", paths=[str(events[0])], max_length=4096, about=about)
+    paths = [str(path) for path in retail]
+    yield HistorySet(name="online_retail", paths=paths, max_length=8192, about="a row per user")
 
 
 def _lognormal(rng: np.random.Generator, size: int, *, median: float) -> np.ndarray:

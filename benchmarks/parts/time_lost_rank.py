@@ -19,7 +19,7 @@ from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Sche
 _ROWS = 2**14
 _CHANNELS = 16
 _WARM_UP = 20
-_RUNS = 3  # of a step
+_RUNS = 2  # of a step
 
 Dealt = list[tuple[np.ndarray, np.ndarray]]
 """The steps of one rank: ids of all events, int64 [E], and lengths of the samples, int64 [B]."""
@@ -106,7 +106,7 @@ class Trainer:
             self.seconds(np.arange(400), np.full(8, 50))
 
     def seconds(self, ids: np.ndarray, lengths: np.ndarray) -> float:
-        """CPU seconds of this thread in forward and backward: the smallest of some runs, as others share the caches."""
+        """CPU seconds of this thread in forward and backward: the smaller of two runs, as others share the caches."""
         model, given = self._model, (torch.from_numpy(ids), lengths.tolist())
         found = []
         for _ in range(_RUNS):
