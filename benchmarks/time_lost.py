@@ -1,14 +1,15 @@
 """How much time ranks lose to waiting for the slowest, plain and balanced, beside what `freescale profile` predicts.
 
-    python benchmarks/time_lost.py --data FOLDER [--quick] [--profiles]
+    python benchmarks/time_lost.py --data FOLDER [--sets NAME ...] [--quick] [--profiles]
 
 Five sets (`common/history_sets.py`), 2 and 4 ranks, in order of the files and shuffled, plain and balanced as a profile
 recommends it. Loaders of all ranks deal the batches, then one process trains the same small model with causal attention
 on those of every rank: seconds are CPU seconds of forward and backward. Of a set the cost model is fitted first, by
 `freescale calibrate`, on plain steps of one rank with another seed and with three batch sizes.
 
-`--data`: the folder of oss_events and online_retail; without it only the synthetic sets are measured. `--profiles`
-measures nothing and predicts for the record that exists; `adviser.py` compares. About 10 minutes.
+`--data`: the folder of oss_events and online_retail; without it only the synthetic sets are measured. `--sets` measures
+some anew, the others stay as the record has them. `--profiles` measures nothing and predicts for the record that
+exists; `adviser.py` compares. About 10 minutes.
 
 Letters: S steps, W ranks.
 """
@@ -26,7 +27,7 @@ import numpy as np
 from common.history_sets import COLUMN, HistorySet, history_sets
 from common.ranks import before_others, run_ranks
 from common.table import add_results_option, emit
-from parts.time_lost_rank import Condition, Dealt, Trainer, deal
+from parts.time_lost_rank import Batch, Condition, Trainer, deal
 
 from freescale_tools.calibrate.calibration import Calibration, load_calibration
 from fsdata.balance.packing.plan import straggler_share
@@ -44,24 +45,32 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="that holds oss_events and online_retail")
+    parser.add_argument("--sets", nargs="+", metavar="NAME", help="only these; the others stay as in the record")
     parser.add_argument("--quick", action="store_true", help="synthetic sets, few steps; not for the record")
     parser.add_argument("--profiles", action="store_true", help="only predict anew, for the measurement of the record")
     add_results_option(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="freescale-time-lost-") as name:
         sets = list(history_sets(Path(name), None if given.quick else given.data))
+        unknown = set(given.sets or ()) - {of.name for of in sets}
+        if unknown:
+            parser.error(f"--sets {' '.join(sorted(unknown))}: there are {', '.join(of.name for of in sets)}")
         if given.profiles:
             _predict_anew(given.results / "time_lost.json", sets, Path(name))
             return
-        _measure(sets, Path(name), steps=10 if given.quick else None, results=given.results)
+        chosen = [of for of in sets if given.sets is None or of.name in given.sets]
+        others = [of.name for of in sets if of not in chosen]
+        _measure(chosen, Path(name), others=others, steps=10 if given.quick else None, results=given.results)
 
 
-def _measure(sets: list[HistorySet], folder: Path, *, steps: int | None, results: Path) -> None:
+def _measure(sets: list[HistorySet], folder: Path, *, others: list[str], steps: int | None, results: Path) -> None:
+    """others: sets that stay as the record in `results` has them."""
+    record = _others(results / "time_lost.json", others)
     before_others()
     trainer = Trainer()
     calibrations = {of.name: _calibrate(of, trainer, folder) for of in sets}
     rows: list[list[Any]] = []
-    noise: list[list[Any]] = []  # ranks, time lost, the same again, time lost of ranks with equal batches
+    noise: list[list[Any]] = []  # set, ranks, time lost, the same again, time lost of ranks with equal batches
     for ranks in RANKS:
         conditions = [
             Condition(of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost, steps=steps)
@@ -75,16 +84,18 @@ def _measure(sets: list[HistorySet], folder: Path, *, steps: int | None, results
             if condition.of is sets[0] and condition.shuffle and condition.cost:
                 again = _row(condition, dealt, trainer, calibrations[condition.of.name])
                 equal = time_lost(_seconds(trainer, dealt[:1] * ranks))
-                noise.append([ranks, rows[-1][6], again[6], equal])
+                noise.append([sets[0].name, ranks, rows[-1][6], again[6], equal])
     emit(
         "time_lost",
         "Time lost to waiting for the slowest rank, by CPU time",
         COLUMNS,
-        rows,
-        list(_notes(sets[0], noise)),
+        record["rows"] + rows,
+        list(_notes(record["noise"] + noise)),
         {
             "batch_size": BATCH_SIZE,
-            "sets": {
+            "noise": record["noise"] + noise,
+            "sets": record["sets"]
+            | {
                 of.name: {
                     "about": of.about,
                     "max_length": of.max_length,
@@ -92,9 +103,9 @@ def _measure(sets: list[HistorySet], folder: Path, *, steps: int | None, results
                 }
                 for of in sets
             },
-            "profiles": _profiles(sets, folder),
+            "profiles": record["profiles"] | _profiles(sets, folder),
         },
-        data=", ".join(of.name for of in sets),
+        data=", ".join([*record["sets"], *(of.name for of in sets)]),
         results=results,
     )
 
@@ -104,7 +115,7 @@ def time_lost(seconds_SW: np.ndarray) -> float:
     return 1.0 - float(seconds_SW.mean(axis=1).sum() / seconds_SW.max(axis=1).sum())
 
 
-def _row(condition: Condition, dealt: list[Dealt], trainer: Trainer, fitted: Calibration) -> list[Any]:
+def _row(condition: Condition, dealt: list[list[Batch]], trainer: Trainer, fitted: Calibration) -> list[Any]:
     """Of `COLUMNS`. dealt: of each rank."""
     seconds_SW = _seconds(trainer, dealt)
     costs_SW = np.array([[float(fitted.cost({COLUMN: lengths}).sum()) for _, lengths in rank] for rank in dealt]).T
@@ -121,17 +132,33 @@ def _row(condition: Condition, dealt: list[Dealt], trainer: Trainer, fitted: Cal
     ]
 
 
-def _seconds(trainer: Trainer, dealt: list[Dealt]) -> np.ndarray:
-    """float64 [S, W]: ranks of a step one after another, so that a machine that slows down affects all of them."""
-    return np.array([[trainer.seconds(*batch) for batch in step] for step in zip(*dealt, strict=True)])
+def _seconds(trainer: Trainer, dealt: list[list[Batch]]) -> np.ndarray:
+    """float64 [S, W]."""
+    return np.array([trainer.seconds(list(step)) for step in zip(*dealt, strict=True)])
 
 
-def _notes(first: HistorySet, noise: list[list[Any]]) -> Iterator[str]:
+def _others(path: Path, names: list[str]) -> dict[str, Any]:
+    """{rows, noise, sets, profiles} of these sets in the record that exists."""
+    if not names:
+        return {"rows": [], "noise": [], "sets": {}, "profiles": {}}
+    record = json.loads(path.read_text()) if path.exists() else {"rows": [], "extra": {}}
+    extra = record["extra"]
+    return {
+        "rows": [list(row.values()) for row in record["rows"] if row["set"] in names],
+        "noise": [one for one in extra.get("noise", ()) if one[0] in names],
+        **{
+            part: {name: one for name, one in extra.get(part, {}).items() if name in names}
+            for part in ("sets", "profiles")
+        },
+    }
+
+
+def _notes(noise: list[list[Any]]) -> Iterator[str]:
     yield f"{BATCH_SIZE} samples a rank. time lost: 1 - sum of mean ranks / sum of slowest ranks."
     yield "straggler share: the mean over the steps of 1 - mean / slowest, as the paper defines it."
-    for ranks, once, again, equal in noise:
+    for name, ranks, once, again, equal in noise:
         yield (
-            f"Noise: {first.name}, {ranks} ranks, shuffled, balanced: {once:.1%}, measured again {again:.1%}; "
+            f"Noise: {name}, {ranks} ranks, shuffled, balanced: {once:.1%}, measured again {again:.1%}; "
             f"{equal:.1%} where all ranks train on the batches of one."
         )
 
@@ -143,10 +170,12 @@ def _calibrate(of: HistorySet, trainer: Trainer, folder: Path) -> Calibration:
         for size in CALIBRATED
     ]
     lines = ["step,rank,seconds,lengths"]
-    for ids, lengths in (batch for dealt in deal(0, 1, conditions) for batch in dealt):
+    for batch in (batch for dealt in deal(0, 1, conditions) for batch in dealt):
+        (seconds,) = trainer.seconds([batch])
+        _, lengths = batch
         counted = zip(*np.unique(lengths, return_counts=True), strict=True)
         samples = ";".join(f"{length}:{count}" for length, count in counted)
-        lines.append(f"{len(lines)},0,{trainer.seconds(ids, lengths)!r},{samples}")
+        lines.append(f"{len(lines)},0,{seconds!r},{samples}")
     measured = folder / f"{of.name}.csv"
     measured.write_text("\n".join(lines))
     _freescale("calibrate", measured, "--out", _calibration_file(of, folder))
@@ -179,7 +208,7 @@ def _predict_anew(path: Path, sets: list[HistorySet], folder: Path) -> None:
     """Replaces the predictions in a record by those of this version, from the calibrations of the record."""
     record = json.loads(path.read_text())
     measured = record["extra"]["sets"]
-    if [of.name for of in sets] != list(measured):
+    if {of.name for of in sets} != set(measured):
         raise SystemExit(f"{path} has measured {', '.join(measured)}: give --data as then")
     for of in sets:
         _calibration_file(of, folder).write_text(json.dumps(measured[of.name]["calibration"]))

@@ -56,8 +56,8 @@ def _real(folder: Path, data: Path) -> Iterator[HistorySet]:
     events, retail = (sorted((data / name).glob("interactions-*.parquet")) for name in ("oss_events", "online_retail"))
     if not events or not retail:
         raise FileNotFoundError(
-            f"{data} needs interactions-*.parquet in its folders oss_events and online_retail: it has {len(events)} and "
-            f"{len(retail)} of them"
+            f"{data} needs interactions-*.parquet in its folders oss_events and online_retail: it has {len(events)} "
+            f"and {len(retail)} of them"
         )
     about = "a row per rating of every eighth user, with the user's ratings before it, in order of time"
     paths = _written(folder / "movielens", _movielens(folder), files=8)

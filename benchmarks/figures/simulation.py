@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from figures.records import listed, record, say, table
+from figures.records import listed, percent, record, say, table
 
 
 def verdicts() -> None:
@@ -136,6 +136,52 @@ def _amount(value: float, unit: str) -> str:
 
 def _between(interval: str | None, unit: str) -> str | None:
     return interval and " to ".join(_amount(float(end), unit) for end in interval.split(" to "))
+
+
+def time_lost() -> None:
+    measured, adviser = record("time_lost"), record("adviser")
+    predicted = {row["what"]: row for row in adviser.where(against="time_lost.py")}
+    rows = []
+    for set_, ranks, order in dict.fromkeys((row["set"], row["ranks"], row["order"]) for row in measured.rows):
+        cells = []
+        for batches in ("plain", "balanced"):
+            one = measured.row(set=set_, ranks=ranks, order=order, batches=batches)
+            ours = predicted[f"{set_}, {ranks} ranks, {order}, {batches}"]
+            missed = "\\*" if str(ours["verdict"]).startswith("missed") else ""
+            guess = None if ours["predicted"] is None else f"{ours['predicted']:.0f} %{missed}"
+            cells += [f"{100 * one['time lost']:.0f} %", guess]
+        rows.append([set_, ranks, order, *cells])
+    table(
+        ["", "ranks", "order", "plain: measured", "predicted", "balanced: measured", "predicted"],
+        rows,
+        measured,
+        adviser,
+    )
+    noise = [measured.note(rf"{ranks} ranks, shuffled, balanced: .*again .*; ([\d.]+)% where") for ranks in (2, 4)]
+    say(
+        "\\* further off than 3 points and outside the interval. Ranks that train on equal batches seem to lose "
+        f"{noise[0][0]} % with 2 ranks and {noise[1][0]} % with 4, so much is noise."
+    )
+    for note in adviser.extra["time_lost.py"]["notes"]:
+        say(note)
+
+
+def balancing_measured() -> None:
+    """One sentence: from what to what balancing brought the time lost, and where it brought least."""
+    measured = record("time_lost")
+    most = max(row["ranks"] for row in measured.rows)
+    found = {}
+    for row in measured.where(ranks=most, order="shuffled"):
+        found.setdefault(row["set"], {})[row["batches"]] = row["time lost"]
+    texts = [
+        f"{name.replace('_', ' ')} from {percent(lost['plain'])} to {percent(lost['balanced'])}"
+        for name, lost in sorted(found.items(), key=lambda item: item[1]["balanced"] / item[1]["plain"])
+    ]
+    say(
+        f"Time lost to waiting, trained on {most} ranks: {', '.join(texts[:-1])} and {texts[-1]}. Where one history "
+        "outweighs all else in a step, balancing brings little: cut or split such histories.",
+        measured,
+    )
 
 
 def plans() -> None:

@@ -19,10 +19,10 @@ from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Sche
 _ROWS = 2**14
 _CHANNELS = 16
 _WARM_UP = 20
-_RUNS = 2  # of a step
+_RUNS = 3  # of a step
 
-Dealt = list[tuple[np.ndarray, np.ndarray]]
-"""The steps of one rank: ids of all events, int64 [E], and lengths of the samples, int64 [B]."""
+Batch = tuple[np.ndarray, np.ndarray]
+"""Ids of all events, int64 [E], and lengths of the samples, int64 [B]."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class Condition:
     seed: int = 0
 
 
-def deal(rank: int, world_size: int, conditions: list[Condition]) -> list[Dealt]:
+def deal(rank: int, world_size: int, conditions: list[Condition]) -> list[list[Batch]]:
     """The batches of this rank under each condition. Collective where there is more than one rank."""
     return [_epoch(each, rank, world_size) for each in conditions]
 
 
-def _epoch(condition: Condition, rank: int, world_size: int) -> Dealt:
+def _epoch(condition: Condition, rank: int, world_size: int) -> list[Batch]:
     schema = Schema(sequences=(Sequence("items", (COLUMN,), max_length=condition.of.max_length),))
-    found: Dealt = []
+    found: list[Batch] = []
     with FreeScaleDataLoader(
         ParquetSource(condition.of.paths),
         schema,
@@ -103,15 +103,20 @@ class Trainer:
         gc.disable()  # a collection would count as work of the step in which it comes
         self._model = Model()
         for _ in range(_WARM_UP):
-            self.seconds(np.arange(400), np.full(8, 50))
+            self._once(np.arange(400), np.full(8, 50))
 
-    def seconds(self, ids: np.ndarray, lengths: np.ndarray) -> float:
-        """CPU seconds of this thread in forward and backward: the smaller of two runs, as others share the caches."""
-        model, given = self._model, (torch.from_numpy(ids), lengths.tolist())
-        found = []
-        for _ in range(_RUNS):
-            model.zero_grad()
-            before = time.thread_time()
-            model(*given).backward()
-            found.append(time.thread_time() - before)
-        return min(found)
+    def seconds(self, step: list[Batch]) -> list[float]:
+        """CPU seconds of this thread in forward and backward, of each batch: the smallest of some runs.
+
+        Runs of a batch alternate with those of the others. What else uses the caches at a time then affects all batches
+        of a step, and not all runs of one.
+        """
+        runs = [[self._once(*batch) for batch in step] for _ in range(_RUNS)]
+        return [min(of_batch) for of_batch in zip(*runs, strict=True)]
+
+    def _once(self, ids: np.ndarray, lengths: np.ndarray) -> float:
+        given = torch.from_numpy(ids), lengths.tolist()
+        self._model.zero_grad()
+        before = time.thread_time()
+        self._model(*given).backward()
+        return time.thread_time() - before
