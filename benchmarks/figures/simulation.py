@@ -157,7 +157,7 @@ def time_lost() -> None:
         measured,
         adviser,
     )
-    noise = [measured.note(rf"{ranks} ranks, shuffled, balanced: .*again .*; ([\d.]+)% where") for ranks in (2, 4)]
+    noise = [measured.note(rf"movielens, {ranks} ranks, shuffled, balanced: .*again .*; ([\d.]+)% where") for ranks in (2, 4)]
     say(
         "\\* further off than 3 points and outside the interval. Ranks that train on equal batches seem to lose "
         f"{noise[0][0]} % with 2 ranks and {noise[1][0]} % with 4, so much is noise."

@@ -50,7 +50,7 @@ def test_the_model_takes_quadratic_time() -> None:
     assert pairs * 512 > linear / 2, "attention is a third and more from 512 events on"
 
 
-def test_every_sample_is_attended_alone_and_causally() -> None:
+def test_samples_of_a_batch_do_not_see_each_other() -> None:
     torch.manual_seed(0)
     model = Model()
     ids = torch.arange(9)
