@@ -186,7 +186,8 @@ def balancing_measured() -> None:
         for name, lost in sorted(found.items(), key=lambda item: item[1]["balanced"] / item[1]["plain"])
     ]
     say(
-        f"Time lost to waiting, trained on {most} ranks of {measured.extra['batch_size']} samples: {', '.join(texts[:-1])} and {texts[-1]}. Where one history "
+        f"Time lost to waiting, trained on {most} ranks of {measured.extra['batch_size']} samples: "
+        f"{', '.join(texts[:-1])} and {texts[-1]}. Where one history "
         "outweighs all else in a step, balancing brings little: cut or split such histories.",
         measured,
     )
