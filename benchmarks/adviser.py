@@ -1,13 +1,15 @@
 """How well `freescale profile` predicts: its errors on measurements that it was not fitted to.
 
-    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE] [--parts FILE]
+    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE] [--parts FILE] [--time-lost FILE]
 
-Five comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
+Six comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
 between its own numbers and no length of time. `benchmarks/exposed.py`: two numbers are fitted to its plain loop, the
-steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `simulate` uses
+steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `profile` uses
 it, links measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out.
 `benchmarks/exposed.py --parts`: the same two numbers, and the cost of a part fitted where the fewest rows are shared.
-What others published: nothing is fitted. Nothing is measured here; results are read.
+What others published: nothing is fitted. `benchmarks/time_lost.py`: `freescale profile` predicts the time that ranks
+lose to waiting, from the files and a cost model that was fitted to other steps. Nothing is measured here; results are
+read.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from validation.against_paper import against_paper
 from validation.held_out import against_held_out
 from validation.parts import against_parts
 from validation.published import published
+from validation.time_lost import against_time_lost
 
 from freescale_tools.model.hardware import load_hardware
 
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, default=RESULTS / "held_out.json", help="results of held_out.py")
     parser.add_argument("--links", type=Path, default=RESULTS / "links.json", help="results of links.py")
     parser.add_argument("--parts", type=Path, default=RESULTS / "exposed_parts.json", help="of exposed.py --parts")
+    parser.add_argument("--time-lost", type=Path, default=RESULTS / "time_lost.json", help="results of time_lost.py")
     add_results_option(parser)
     given = parser.parse_args()
     # The paper measured on its own cluster.
@@ -43,6 +47,7 @@ def main() -> None:
         "held_out.py": against_held_out(given.held_out, given.links),
         "exposed.py --parts": against_parts(given.parts, given.held_out, given.links),
         "published": published(),
+        "time_lost.py": against_time_lost(given.time_lost),
     }
     rows = [line for name, report in reports.items() for line in _lines(name, report)]
     notes = []
@@ -59,19 +64,26 @@ def main() -> None:
         reports,
         results=given.results,
         data="figures of the paper and of other published runs, exposed.json, held_out.json, links.json, "
-        "exposed_parts.json",
+        "exposed_parts.json, time_lost.json",
     )
 
 
 def _lines(name: str, report: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     for row in report["rows"]:
-        error = None if row["error"] is None else f"{row['error']:+.1%}"
-        goal = "" if row["within"] is None else f" ({row['within']:.0%})"
-        verdict = f"{row['verdict']}{goal}" if row["asked"] else f"[{row['verdict']}{goal}]"
+        error, goal = _amounts(row)
+        verdict = f"{row['verdict'] or 'not predicted'}{goal}" if row["asked"] else f"[{row['verdict']}{goal}]"
         interval = f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else None
         yield (
             name, row["what"], row["fitted"], row["predicted"], row["measured"], row["unit"], error, interval, verdict,
         )  # fmt: skip
+
+
+def _amounts(row: dict[str, Any]) -> tuple[str | None, str]:
+    """The error, and the goal in brackets."""
+    if row["unit"] == "points":
+        return None if row["error"] is None else f"{row['error']:+.1f} points", f" ({row['within']:g} points)"
+    error = None if row["error"] is None else f"{row['error']:+.1%}"
+    return error, "" if row["within"] is None else f" ({row['within']:.0%})"
 
 
 if __name__ == "__main__":

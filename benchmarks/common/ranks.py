@@ -28,9 +28,14 @@ def slowest(mine: list[float]) -> list[float]:
     return of_all.tolist()
 
 
-def _rank(rank: int, world_size: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def before_others() -> None:
+    """Gives this process a high priority where that is allowed: what else runs on the machine would be measured too."""
     if os.geteuid() == 0:
-        os.nice(-15)  # what else runs on the machine would be measured too
+        os.nice(-15)
+
+
+def _rank(rank: int, world_size: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    before_others()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     try:

@@ -24,6 +24,8 @@ _LONGEST = 2**20
 _MOST_CANDIDATES = 2**14
 _LARGEST_COST = 2**47
 _ALPHA_BITS = 16
+_LAST_BATCHES = 0.1  # at most this share of steps may have another number of samples and be taken for short last ones
+_SHOWN_ABOVE_0 = ("shared", "sample")  # added later: saved reprs of models without them stay what they are
 
 
 class CostModel(Protocol):
@@ -36,7 +38,7 @@ class CostModel(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Polynomial:
-    """Sum over the sequences of (linear + shared) * L + quadratic * L^2, plus candidate * number of candidates.
+    """sample, plus (linear + shared) * L + quadratic * L^2 of every sequence, plus candidate * number of candidates.
 
     The default weighs the feed-forward layers of a sequence model of about 2,000 channels against its attention. Raises
     ValueError where the costs of a batch would sum to more than 2**62.
@@ -51,6 +53,8 @@ class Polynomial:
     shared: int = 0
     """Cost of one event that samples of a rank share (`Sequence(share=...)`): its lookup and exchange. A group of
     samples pays it once for all that see the event, where groups are dealt out; else each sample does."""
+    sample: int = 0
+    """Cost of one sample whatever its lengths, also of an empty one: heads, fixed work of its candidates, launches."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -60,16 +64,15 @@ class Polynomial:
                 raise TypeError(f"Polynomial({field.name}={value!r}): an integer is needed; scale all of them together")
             if not 0 <= value <= _LARGEST_SUM:
                 raise ValueError(f"Polynomial({field.name}={value}): 0 to 2**62 is needed")
-        if self.linear == self.quadratic == self.candidate == self.shared == 0:
+        if self.linear == self.quadratic == self.candidate == self.shared == self.sample == 0:
             raise ValueError("Polynomial(linear=0, quadratic=0, candidate=0): every sample would cost nothing")
 
     def __repr__(self) -> str:
-        shown = ("linear", "quadratic", "candidate", *(("shared",) if self.shared else ()))
-        return f"Polynomial({', '.join(f'{name}={getattr(self, name)}' for name in shown)})"
+        return f"Polynomial({_shown(self)})"
 
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
-        return _summed(self, self._one, lengths)
+        return _summed(self, self._one, lengths, sample=self.sample)
 
     def _one(self, name: str, length: np.ndarray) -> np.ndarray:
         if name == CANDIDATES:
@@ -77,13 +80,13 @@ class Polynomial:
         return (self.linear + self.shared + self.quadratic * length) * length
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Segmented:
     """Of sequences that stand in parts, see `Split`: linear * positions + quadratic * pairs that see each other.
 
     Pairs are counted as `Polynomial` counts them, n^2 for n events that see those before them: so both models agree on
-    sequences that have recent events only. Candidates count as there. Raises ValueError where the costs of a batch
-    would sum to more than 2**62.
+    sequences that have recent events only. `candidate` and `sample` are those of `Polynomial`. Raises ValueError where
+    the costs of a batch would sum to more than 2**62.
     """
 
     recent: int
@@ -92,17 +95,21 @@ class Segmented:
     linear: int = 2000
     quadratic: int = 1
     candidate: int = 0
+    sample: int = 0
 
     def __post_init__(self) -> None:
-        same = Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate)
-        for name in ("linear", "quadratic", "candidate"):
+        same = Polynomial(linear=self.linear, quadratic=self.quadratic, candidate=self.candidate, sample=self.sample)
+        for name in ("linear", "quadratic", "candidate", "sample"):
             object.__setattr__(self, name, getattr(same, name))
         for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
             object.__setattr__(self, name, integer(f"Segmented({name}=...)", getattr(self, name), least))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({_shown(self)})"
+
     def __call__(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """int64[N]; see the class."""
-        return _summed(self, self._one, lengths)
+        return _summed(self, self._one, lengths, sample=self.sample)
 
     def _one(self, name: str, length: np.ndarray) -> np.ndarray:
         if name == CANDIDATES:
@@ -155,21 +162,27 @@ class Power:
         return cost
 
 
+def _shown(model: Polynomial | Segmented) -> str:
+    """The arguments in a `repr`, which ranks compare and saved states hold."""
+    values = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value or name not in _SHOWN_ABOVE_0)
+
+
 def _summed(
-    model: CostModel, one: Callable[[str, np.ndarray], np.ndarray], lengths: Mapping[str, np.ndarray]
+    model: CostModel, one: Callable[[str, np.ndarray], np.ndarray], lengths: Mapping[str, np.ndarray], *, sample: int
 ) -> np.ndarray:
-    """int64[N]: the sum over the sequences of `one`, which grows with the length. Raises ValueError where the costs of
-    the batch could overflow."""
+    """int64[N]: `sample` plus the sum over the sequences of `one`, which grows with the length. Raises ValueError where
+    the costs of the batch could overflow."""
     arrays = _checked(lengths)
     size = next(iter(arrays.values())).size
     longest = {name: np.array([int(length.max(initial=0))], object) for name, length in arrays.items()}  # no overflow
-    most = sum(int(one(name, length)[0]) for name, length in longest.items())
+    most = sample + sum(int(one(name, length)[0]) for name, length in longest.items())
     if most * size > _LARGEST_SUM:
         raise ValueError(
             f"{model} on {size} samples of up to {_longest(arrays)} could sum to {most * size}, above 2**62, where "
             "64-bit sums start to overflow: divide the coefficients by a common factor or shorten histories"
         )
-    cost = np.zeros(size, np.int64)
+    cost = np.full(size, sample, np.int64)
     for name, length in arrays.items():
         cost += one(name, length)
     return cost
@@ -183,6 +196,9 @@ def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Seque
     there, without waiting for other ranks. A constant time per step is fitted too and left out of the result: no plan
     can change it. Leave warm-up steps out, and measure batches of differing lengths: from equal ones nothing follows.
 
+    The cost per sample needs steps of differing numbers of samples, such as those that `vbs` balances. Where the
+    numbers are equal, but for those of a few last batches, it cannot be told apart from the constant per step: it is 0.
+
     The coefficients are scaled to integers so that a sample of 2^20 events and 2^14 candidates costs at most 2^47: the
     costs of 32,768 such samples add up without overflow. Fit on one rank, give every rank the result.
 
@@ -191,31 +207,55 @@ def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Seque
     if len(lengths) != len(seconds):
         raise ValueError(f"{len(lengths)} steps of lengths, but {len(seconds)} of seconds: one time per step is needed")
     if len(seconds) < 4:
-        raise ValueError(f"{len(seconds)} measured steps: at least 4, better 50, are needed to fit three coefficients")
+        raise ValueError(f"{len(seconds)} measured steps: at least 4, better 50, are needed to fit the coefficients")
     wanted = np.asarray(seconds, np.float64)
     if wanted.ndim != 1 or not np.isfinite(wanted).all() or (wanted < 0).any():
         raise ValueError("seconds must be finite numbers of 0 or more, one per step")
-    sums = np.array([step_sums(step) for step in lengths], np.float64)
-    linear, quadratic, candidate, _ = non_negative(np.column_stack([sums, np.ones(len(sums))]), wanted)
-    largest = (linear + quadratic * _LONGEST) * _LONGEST + candidate * _MOST_CANDIDATES
-    if largest <= 0:
+    linear, quadratic, candidate, _, sample = non_negative(fit_columns(lengths), wanted)
+    longest = (linear + quadratic * _LONGEST) * _LONGEST + candidate * _MOST_CANDIDATES
+    if longest <= 0:
         raise ValueError(
             f"the times of {len(seconds)} steps do not grow with their lengths: measure compute time alone (no waiting "
             "for other ranks), over batches of differing lengths"
         )
-    scale = _LARGEST_COST / largest
+    scale = _LARGEST_COST / (longest + sample)
     return Polynomial(
-        linear=round(linear * scale), quadratic=round(quadratic * scale), candidate=round(candidate * scale)
+        linear=round(linear * scale),
+        quadratic=round(quadratic * scale),
+        candidate=round(candidate * scale),
+        sample=round(sample * scale),
     )
 
 
-def step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, int]:
-    """Events, squared events, candidates of one local batch: what `fit` multiplies its coefficients with."""
+def fit_columns(steps: Sequence[Mapping[str, np.ndarray] | np.ndarray]) -> np.ndarray:
+    """float64[N, 5], what `fit` multiplies its coefficients with: of each local batch its events, squared events and
+    candidates, 1 for the step, and its samples.
+
+    The samples are 0 throughout where `counts_differ` says that they and the step cannot be told apart.
+    """
+    columns = np.array([_step_sums(step) for step in steps], np.float64)
+    if not counts_differ(columns[:, 4]):
+        columns[:, 4] = 0
+    return columns
+
+
+def counts_differ(samples: Sequence[int] | np.ndarray) -> bool:
+    """Whether steps have numbers of samples so different that a cost per sample can be fitted.
+
+    One short last batch among steps of equal numbers would tell it by its own noise alone.
+    """
+    _, times = np.unique(np.asarray(samples), return_counts=True)
+    return bool(times.max(initial=0) < (1 - _LAST_BATCHES) * len(samples))
+
+
+def _step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, int, int, int]:
+    """One row of `fit_columns`."""
     arrays = _checked(step if isinstance(step, Mapping) else {"sequence": np.asarray(step)})
     sequences = [length for name, length in arrays.items() if name != CANDIDATES]
     events = sum(int(length.sum()) for length in sequences)
     squares = sum(int((length * length).sum()) for length in sequences)
-    return events, squares, int(arrays[CANDIDATES].sum()) if CANDIDATES in arrays else 0
+    candidates = int(arrays[CANDIDATES].sum()) if CANDIDATES in arrays else 0
+    return events, squares, candidates, 1, next(iter(arrays.values())).size
 
 
 def non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from freescale_tools.calibrate.measured_steps import BY_KIND, Step
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.files import header
-from fsdata.balance.cost import CANDIDATES, Polynomial, fit, non_negative, step_sums
+from fsdata.balance.cost import CANDIDATES, Polynomial, counts_differ, fit, fit_columns, non_negative
 from fsdata.balance.packing import pack
 from fsdata.balance.packing.plan import straggler_share
 
@@ -79,10 +79,12 @@ def calibrate(
         "steps": len(by_step),
         "ranks": len(measured_on),
         "samples": sum(step.lengths.rows for step in steps),
+        "counts_differ": counts_differ([step.lengths.rows for step in steps]),
         "sequence": steps[0].sequence,
         "cost_model": repr(model),
         "seconds_per_cost": fitted.scale,
         "constant_s": fitted.constant,
+        "empty_sample_s": fitted.scale * model.sample,
         "intervals": _intervals(model, steps),
         "r2": fitted.r2,
         "r2_tokens": tokens.r2,
@@ -136,22 +138,25 @@ def explain(model: Polynomial, steps: Sequence[Step]) -> Explained:
 
 
 def _intervals(model: Polynomial, steps: Sequence[Step]) -> dict[str, list[float]]:
-    """[low, high] of the two numbers, and of the seconds of a mean sample: over draws of whole steps.
+    """[low, high] of the two numbers, of the seconds of a mean and of an empty sample: over draws of whole steps.
 
     Each draw is fitted anew. Its `seconds_per_cost` is that of a mean sample over the cost by `model`.
     """
-    rows = np.array([(*step_sums(_arrays(step)), 1.0, step.seconds) for step in steps])
+    columns = fit_columns([_arrays(step) for step in steps])
     samples = sum(step.lengths.rows for step in steps)
-    mean_sample = rows[:, :3].sum(0) / samples
+    mean_sample = columns.sum(0) / samples
+    mean_sample[3] = 0  # the constant belongs to the step
     mean_cost = sum(_cost_of(model, step) for step in steps) / samples
 
     def fit_again(drawn: np.ndarray) -> np.ndarray:
-        *coefficients, constant = _least_squares(drawn[:, :4], drawn[:, 4])
-        sample = float(mean_sample @ np.array(coefficients))
-        return np.array([sample / mean_cost, constant, sample])
+        coefficients = _least_squares(drawn[:, :-1], drawn[:, -1])
+        *_, constant, empty = coefficients.tolist()
+        sample = float(mean_sample @ coefficients)
+        return np.array([sample / mean_cost, constant, sample, empty])
 
+    rows = np.column_stack([columns, [step.seconds for step in steps]])
     found = estimates(fit_again, rows, np.array([step.step for step in steps]))
-    names = ("seconds_per_cost", "constant_s", "sample_s")
+    names = ("seconds_per_cost", "constant_s", "sample_s", "empty_sample_s")
     return {name: [one["low"], one["high"]] for name, one in zip(names, found, strict=True)}
 
 

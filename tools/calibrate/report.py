@@ -56,20 +56,25 @@ def calibrate_blocks(document: Document, said: Sequence[str], *, usable: bool) -
 def _step_costs(document: Document) -> Table:
     run, intervals = document["run"], document["intervals"]
     (low, high), (least, most) = intervals["constant_s"], intervals["sample_s"]
+    empty_low, empty_high = intervals["empty_sample_s"]
+    empty = {"value": document["empty_sample_s"], "low": empty_low, "high": empty_high}
     rows: list[tuple[str, Any, float, str]] = [
         ("a step beside its samples", {"value": document["constant_s"], "low": low, "high": high}, 1e3, "ms"),
         ("a mean sample", {"value": (least + most) / 2, "low": least, "high": most}, 1e3, "ms"),
+        ("an empty sample", document["counts_differ"] and empty, 1e3, "ms"),
         ("look-up of a row", run["lookup"] and run["lookup"]["seconds"], 1e9, "ns"),
         ("update of a row", run["update"] and run["update"]["seconds"], 1e9, "ns"),
         *((f"{name} itself, a step", given, 1e3, "ms") for name, given in document["own"].items()),
     ]
+    notes = ["90 %: the range of 90 % of other draws of as many steps. Bytes are those that a rank gives."]
+    if not document["counts_differ"]:
+        notes.append("Steps have equal numbers of samples: what an empty sample costs is part of the step.")
     alike = []
     for key, name in (("all_to_all", "all-to-all"), ("all_reduce", "all-reduce")):
         if fit := run[key]:
             rows.append((f"{name}: latency", fit["latency_s"], 1e3, "ms"))
             rows.append((f"{name}: bandwidth", fit["bytes_per_s"], 1e-6, "MB/s"))
             alike += [f"{name}s"] if fit["alike"] else []
-    notes = ["90 %: the range of 90 % of other draws of as many steps. Bytes are those that a rank gives."]
     if alike:
         notes.append(f"All {' and '.join(alike)} have like sizes: their latency is within the bandwidth.")
 

@@ -98,12 +98,16 @@ def cost(model: str) -> str:
     if power := re.fullmatch(r"Power\(alpha=([0-9.]+)\)", model):
         exponent = f"{float(power[1]):g}"
         return {"1": "L", "2": "L²"}.get(exponent, f"L^{exponent}")
-    given = re.fullmatch(r"Polynomial\(linear=(\d+), quadratic=(\d+), candidate=(\d+)\)", model)
+    given = re.fullmatch(r"Polynomial\(linear=(\d+), quadratic=(\d+), candidate=(\d+)(?:, sample=(\d+))?\)", model)
     if not given:
         return short(model)
-    factors = zip(given.groups(), ("L", "L²", "candidates"), strict=True)
-    terms = ((int(factor), name) for factor, name in factors)
-    return " + ".join(name if factor == 1 else f"{factor:,}·{name}" for factor, name in terms if factor)
+    *factors, sample = (int(factor or 0) for factor in given.groups())
+    terms = [
+        name if factor == 1 else f"{factor:,}·{name}"
+        for factor, name in zip(factors, ("L", "L²", "candidates"), strict=True)
+        if factor
+    ]
+    return " + ".join([*terms, *([f"{sample:,}"] if sample else [])])
 
 
 def short(name: object) -> str:

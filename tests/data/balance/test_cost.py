@@ -14,6 +14,7 @@ lengths_of = st.lists(st.integers(0, 2**21), max_size=20).map(lambda values: np.
 MODELS = [
     Polynomial(),
     Polynomial(linear=0, quadratic=3, candidate=5),
+    Polynomial(linear=2, sample=300),
     Power(alpha=0.4),
     Power(alpha=1),
     Power(alpha=1.7),
@@ -22,10 +23,10 @@ MODELS = [
 
 @given(lengths_of)
 def test_polynomial_is_the_formula(length):
-    model = Polynomial(linear=7, quadratic=3, candidate=11)
+    model = Polynomial(linear=7, quadratic=3, candidate=11, sample=13)
     found = model({"uih": length, "other": length[::-1], "candidates": length})
     expected = [
-        7 * x + 3 * x * x + 7 * y + 3 * y * y + 11 * x
+        7 * x + 3 * x * x + 7 * y + 3 * y * y + 11 * x + 13
         for x, y in zip(length.tolist(), length.tolist()[::-1], strict=True)
     ]
     assert found.dtype == np.int64
@@ -40,8 +41,9 @@ def test_models_grow_with_length_and_sum_over_sequences(model, length):
     assert cost.dtype == np.int64
     assert (cost >= 0).all()
     assert (np.diff(cost) >= 0).all()
-    assert (cost[length == 0] == 0).all()
-    assert model({"a": length.astype(np.int32), "b": length}).tolist() == (2 * cost).tolist()
+    once = getattr(model, "sample", 0)  # however many sequences a sample has
+    assert (cost[length == 0] == once).all()
+    assert model({"a": length.astype(np.int32), "b": length}).tolist() == (2 * cost - once).tolist()
     if isinstance(model, Power):
         assert model({"uih": length, "candidates": length}).tolist() == cost.tolist()
     assert eval(repr(model)) == model
@@ -64,6 +66,7 @@ def test_power_is_exact_to_rounding(length, alpha):
         (lambda: Polynomial(quadratic=True), TypeError, "quadratic=True"),
         (lambda: Polynomial(candidate=-1), ValueError, "candidate=-1"),
         (lambda: Polynomial(linear=2**63), ValueError, "0 to 2\\*\\*62"),
+        (lambda: Polynomial(sample=-1), ValueError, "sample=-1"),
         (lambda: Polynomial(linear=0, quadratic=0), ValueError, "cost nothing"),
         (lambda: Power(alpha=0), ValueError, "alpha=0"),
         (lambda: Power(alpha=3.5), ValueError, "at most 3"),
@@ -93,6 +96,9 @@ def test_bad_lengths(model):
 def test_overflow_is_refused():
     with pytest.raises(ValueError, match=r"2 samples of up to 1125899906842624 uih.*2\*\*62"):
         Polynomial()({"uih": np.array([2**50, 1])})
+    Polynomial(sample=2**61)({"uih": np.array([0, 0])})
+    with pytest.raises(ValueError, match=r"sample=2305843009213693952\) on 3 samples .*2\*\*62"):
+        Polynomial(sample=2**61)({"uih": np.array([0, 0, 0])})
     with pytest.raises(ValueError, match=r"Power\(alpha=3\).*smaller alpha"):
         Power(alpha=3)({"uih": np.full(3, 2**21)})
     assert Polynomial()({"uih": np.full(100_000, 2**21)}).sum() > 0
@@ -125,6 +131,27 @@ def test_fit_recovers_what_made_the_times(linear, quadratic, candidate):
     assert model.candidate == pytest.approx(candidate * scale, rel=0.01, abs=1)
     worst = {"uih": np.full(32_000, 2**20), "candidates": np.full(32_000, 2**14)}
     assert 0 < int(model(worst).sum()) < 2**62
+
+
+def of_counts(counts, seed=0):
+    """Steps of so many samples, half of them without events."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 500, count) * (rng.random(count) < 0.5) for count in counts]
+
+
+def test_fit_tells_a_sample_from_a_step_where_their_numbers_differ():
+    measured = of_counts(np.random.default_rng(0).integers(20, 200, 60))
+    model = fit(measured, [0.05 + 3e-4 * len(each) + 2e-6 * each.sum() for each in measured])
+    assert model.sample / model.linear == pytest.approx(150, rel=0.01)
+    assert int(model({"uih": np.full(32_000, 2**20)}).sum()) < 2**62
+
+
+@pytest.mark.parametrize("last", [[], [3, 3, 3]], ids=["equal", "with short last batches"])
+def test_fit_leaves_a_sample_free_where_its_cost_is_part_of_the_step(last):
+    measured = of_counts([64] * 40 + last)
+    model = fit(measured, [3e-4 * len(each) + 2e-6 * each.sum() for each in measured])
+    assert model.sample == 0
+    assert model.linear > 0
 
 
 def test_fit_is_never_negative_under_noise():

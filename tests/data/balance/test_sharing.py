@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata import Balance, Polynomial
+from fsdata import Balance, Polynomial, Segmented
 from fsdata.balance.exchange.messages import StatusWord
 from fsdata.balance.exchange.step_exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
@@ -87,12 +87,37 @@ def test_events_that_several_samples_of_an_owner_see(spans: list[tuple[int, int,
     assert events_shared(source << 61 | place, length, owner.astype(np.int32), 4).tolist() == wanted
 
 
-def test_only_models_with_shared_show_it() -> None:
+def test_only_models_with_shared_or_sample_show_them() -> None:
     """The text of a cost model stands in states and profiles."""
     assert repr(Polynomial()) == "Polynomial(linear=2000, quadratic=1, candidate=0)"
     assert repr(Polynomial(shared=3)) == "Polynomial(linear=2000, quadratic=1, candidate=0, shared=3)"
+    assert repr(Polynomial(sample=4)) == "Polynomial(linear=2000, quadratic=1, candidate=0, sample=4)"
+    parts = {"recent": 1, "segment": 2, "tokens": 3}
+    segmented = "Segmented(recent=1, segment=2, tokens=3, linear=2000, quadratic=1, candidate=0"
+    assert repr(Segmented(**parts)) == f"{segmented})"
+    assert repr(Segmented(**parts, sample=4)) == f"{segmented}, sample=4)"
     lengths = {"uih": np.array([0, 7])}
     assert Polynomial(shared=3)(lengths).tolist() == Polynomial(linear=2003)(lengths).tolist()
+
+
+def test_samples_without_events_weigh_what_a_sample_costs() -> None:
+    """One sample of 30 events and 30 without: by events alone, the empty ones may go to either rank."""
+    lengths = {"uih": np.array([30] + [0] * 30)}
+    batch = GlobalBatch(
+        number=0, lengths=lengths, places={}, home=np.arange(31) % 2, statuses=(StatusWord(epoch=0, step=0),) * 2
+    )
+    found = StepPlanner(Balance("vbs", cost=Polynomial(linear=1, quadratic=0, sample=2)), 2)(batch)
+    assert np.bincount(found.rank, weights=lengths["uih"] + 2, minlength=2).tolist() == [46, 46]
+    empty = StepPlanner(Balance("vbs", cost=Polynomial(sample=2)), 2)(
+        GlobalBatch(
+            number=0,
+            lengths={"uih": np.zeros(6, np.int64), "candidates": np.array([9, 1, 1, 1, 1, 1])},
+            places={},
+            home=np.arange(6) % 2,
+            statuses=batch.statuses,
+        )
+    )
+    assert np.bincount(empty.rank).tolist() == [3, 3], "by the model, not by candidates"
 
 
 @pytest.mark.parametrize("method", ["fbs+swap", "repair"])

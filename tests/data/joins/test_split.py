@@ -98,9 +98,9 @@ def test_the_cost_counts_positions_and_pairs(events: int, split: Split) -> None:
     sizes = [sum(part[1] == s for part in by_kind["event"]) for s in {part[1] for part in by_kind["event"]}]
     pairs = sum(n * n + 2 * split.tokens * n for n in sizes) + tokens**2 + recent**2 + 2 * recent * tokens
     options = {"recent": split.recent, "segment": split.segment, "tokens": split.tokens}
-    model = Segmented(**options, linear=7, quadratic=3, candidate=5)
+    model = Segmented(**options, linear=7, quadratic=3, candidate=5, sample=2)
     found = model({"uih": np.array([events]), "candidates": np.array([2])})
-    assert found.tolist() == [7 * len(each) + 3 * pairs + 10]
+    assert found.tolist() == [7 * len(each) + 3 * pairs + 10 + 2]
     assert eval(repr(model)) == model
     longer = model({"uih": np.array([events + 1]), "candidates": np.array([2])})
     assert longer > found

@@ -209,6 +209,8 @@ def test_a_row_costs_what_its_samples_cost() -> None:
 
     costs = [3 * (20 + 100 + 5), 8 + 16 + 5, 10 + 25 + 5, 10 + 25 + 5]
     assert share_before(Polynomial(linear=2, quadratic=1, candidate=5)) == share(sum(costs[:2]), sum(costs[2:]))
+    fixed = Polynomial(linear=1, quadratic=0, sample=9)
+    assert share_before(fixed) == share(3 * (10 + 9) + 4 + 9, 2 * (5 + 9))
     once = Polynomial(linear=0, quadratic=0, shared=7)
     assert share_before(once) == share(3 * 70 + 28, 35 + 35)
     assert share_before(once, [0, 50, 60, 70]) == share(70 + 28, 35 + 35)

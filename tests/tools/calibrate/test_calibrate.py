@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from freescale_tools.calibrate.calibration import advice, doubt
+from freescale_tools.calibrate.calibration import advice, doubt, load_calibration
 from freescale_tools.calibrate.fits import calibrate, explain
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
@@ -100,6 +100,30 @@ def test_candidates_are_fitted(tmp_path):
     model = eval(document["cost_model"], {"Polynomial": Polynomial})
     assert model.candidate / model.quadratic == pytest.approx(50_000, rel=5e-3)
     assert document["measured_straggler"] is None, "one rank waits for none"
+
+
+def test_samples_cost_something_by_themselves_where_their_numbers_differ(tmp_path, call):
+    """As in steps that `vbs` balanced."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for step in range(60):
+        lengths = rng.integers(1, 900, int(rng.integers(4, 40)))
+        seconds = SECONDS * float((2000 * lengths + lengths**2 + 500_000).sum()) + CONSTANT
+        lines.append(f"{step},0,{seconds!r},{text_of(lengths)}\n")
+    (tmp_path / "m.csv").write_text(HEADER + "".join(lines))
+    document = calibrate(read_steps(tmp_path / "m.csv"))
+    assert document["empty_sample_s"] == pytest.approx(SECONDS * 500_000, rel=1e-3)
+    assert document["constant_s"] == pytest.approx(CONSTANT, rel=1e-2)
+    assert document["intervals"]["empty_sample_s"] == pytest.approx([SECONDS * 500_000] * 2, rel=1e-2)
+    assert load_calibration(tmp_path / "m.csv").cost.sample > 0
+    shown = call(tmp_path / "m.csv", "--out", tmp_path / "c.json").stdout
+    assert "an empty sample" in shown
+    assert f"cost={document['cost_model']}" in shown
+    assert ", sample=" in document["cost_model"]
+    assert load_calibration(tmp_path / "c.json").cost == load_calibration(tmp_path / "m.csv").cost
+    equal = call(write_csv(tmp_path / "equal.csv", batches(12))).stdout
+    assert "an empty sample costs is part of the step" in " ".join(equal.split())
+    assert ", sample=" not in equal
 
 
 def test_warm_up_is_left_out_and_a_slow_rank_named(tmp_path):

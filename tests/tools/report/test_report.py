@@ -346,6 +346,7 @@ def test_figures_inside_the_page_are_json_that_ends_no_script():
         (numbers.many(2000, "row"), "2,000 rows"),
         (numbers.cost("Polynomial(linear=2000, quadratic=1, candidate=0)"), "2,000·L + L²"),
         (numbers.cost("Polynomial(linear=0, quadratic=2, candidate=7)"), "2·L² + 7·candidates"),
+        (numbers.cost("Polynomial(linear=1, quadratic=0, candidate=0, sample=3000)"), "L + 3,000"),
         (numbers.cost("Power(alpha=1.5)"), "L^1.5"),
         (numbers.cost("Mine(1)"), "Mine(1)"),
         (numbers.moment("2024-05-01T00:00:00"), "2024-05-01"),
