@@ -5,11 +5,6 @@ from typing import Any
 from figures.records import listed, percent, record, say, table
 
 
-def verdicts() -> None:
-    verdicts = record("verdicts")
-    table(list(verdicts.rows[0]), [list(row.values()) for row in verdicts.rows], verdicts)
-
-
 def against_paper() -> None:
     adviser = record("adviser")
     titles = {

@@ -53,10 +53,15 @@ class Waiting:
         return found
 
     def interval(self) -> dict[str, list[float]]:
-        """Time lost, `none` and `balanced`: the two shares between which 90 % of the draws are."""
+        """Time lost, `none` and `balanced`: two shares between which 90 % of the draws are, and those of both orders."""
         generator = np.random.default_rng(0)
         drawn = [self.draw(generator) for _ in range(_DRAWS)]
-        return {name: np.percentile([one[name] for one in drawn], _WITHIN).tolist() for name in (UNPACKED, PACKED)}
+        found = {}
+        for name in (UNPACKED, PACKED):
+            known = [one["time_lost"][name] for one in self.in_orders().values()]
+            low, high = np.percentile([one[name] for one in drawn], _WITHIN).tolist()
+            found[name] = [min(low, *known), max(high, *known)]
+        return found
 
     def in_orders(self) -> dict[str, dict[str, Any]]:
         """Order -> {steps, straggler, time_lost}: shares, `none` and `balanced`, with the cost model of the plan."""
