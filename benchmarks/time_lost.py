@@ -69,15 +69,19 @@ def _measure(sets: list[HistorySet], folder: Path, *, others: list[str], steps: 
     before_others()
     trainer = Trainer()
     calibrations = {of.name: _calibrate(of, trainer, folder) for of in sets}
+    profiles = _profiles(sets, folder)
     rows: list[list[Any]] = []
     noise: list[list[Any]] = []  # set, ranks, time lost, the same again, time lost of ranks with equal batches
     for ranks in RANKS:
         conditions = [
-            Condition(of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost, steps=steps)
+            Condition(
+                of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost, steps=steps,
+                method=profiles[of.name][ranks]["method"],
+            )
             for of in sets
             for shuffle in (False, True)
             for cost in (None, calibrations[of.name].cost)
-        ]
+        ]  # fmt: skip
         for condition, *dealt in zip(conditions, *run_ranks(ranks, deal, conditions), strict=True):
             rows.append(_row(condition, dealt, trainer, calibrations[condition.of.name]))
             print(*rows[-1], file=sys.stderr, flush=True)
@@ -103,7 +107,7 @@ def _measure(sets: list[HistorySet], folder: Path, *, others: list[str], steps: 
                 }
                 for of in sets
             },
-            "profiles": record["profiles"] | _profiles(sets, folder),
+            "profiles": record["profiles"] | profiles,
         },
         data=", ".join([*record["sets"], *(of.name for of in sets)]),
         results=results,
@@ -191,17 +195,13 @@ def _profiles(sets: list[HistorySet], folder: Path) -> dict[str, dict[int, Any]]
     return {of.name: {ranks: _profile(of, ranks, folder) for ranks in RANKS} for of in sets}
 
 
-def _profile(of: HistorySet, ranks: int, folder: Path) -> dict[str, Any] | None:
-    """None where this version of the command predicts no time lost."""
-    told = _freescale("profile", "--help")
-    if "--max-length" not in told:
-        return None
+def _profile(of: HistorySet, ranks: int, folder: Path) -> Any:
     answer = _freescale(
         "profile", *of.paths, "--sequence", COLUMN, "--ranks", ranks, "--batch-size", BATCH_SIZE,
         "--max-length", of.max_length, "--calibration", _calibration_file(of, folder),
         "--out", folder / f"{of.name}-{ranks}", "--json",
     )  # fmt: skip
-    return json.loads(answer).get("balance")
+    return json.loads(answer)["balance"]
 
 
 def _predict_anew(path: Path, sets: list[HistorySet], folder: Path) -> None:

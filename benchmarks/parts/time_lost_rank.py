@@ -15,6 +15,7 @@ from common.history_sets import COLUMN, HistorySet
 from torch import Tensor, nn
 
 from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence
+from fsdata.balance.packing.planning import Method
 
 _ROWS = 2**14
 _CHANNELS = 16
@@ -34,6 +35,8 @@ class Condition:
     shuffle: bool
     cost: Polynomial | None
     """Of balanced batches; None: plain ones."""
+    method: Method = "fbs+swap"
+    """Of balanced batches."""
     steps: int | None = None
     """At most so many; None: the whole epoch."""
     seed: int = 0
@@ -53,7 +56,7 @@ def _epoch(condition: Condition, rank: int, world_size: int) -> list[Batch]:
         batch_size=condition.batch_size,
         shuffle=condition.shuffle,
         seed=condition.seed,
-        balance=None if condition.cost is None else Balance(method="fbs+swap", cost=condition.cost),
+        balance=None if condition.cost is None else Balance(method=condition.method, cost=condition.cost),
         drop_last=True,
         rank=rank,
         world_size=world_size,
