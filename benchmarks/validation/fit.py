@@ -49,7 +49,7 @@ def time_lost(lengths: Iterable[np.ndarray], method: str, *, ranks: int = RANKS)
     costs = [Polynomial()({"sequence": step}) for step in lengths]
     mean = np.array([float(cost.sum()) / ranks for cost in costs])
     even = np.array([1 - _packed(cost, ranks, method) for cost in costs])
-    return Waits(mean=mean, most=mean / even, stands_for=np.ones(len(costs))).time_lost()[0]
+    return Waits(mean=mean, most=mean / even, weight=np.ones(len(costs))).time_lost()[0]
 
 
 def _packed(costs: np.ndarray, ranks: int, method: Any) -> float:

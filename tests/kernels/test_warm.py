@@ -215,7 +215,7 @@ print(call("warm", "--json", "--fscomm"))
 of_commands = [kernels.leave_mark, kernels.tally, kernels.tally_ranks, level_kernels.add_lengths]
 before = [kernel.signatures for kernel in of_commands]
 for path in sys.argv[1:]:
-    call("profile", path, "--sequence", "items", "--ranks", "8", "--out", f"{path}.report")
+    call("profile", path, "--sequence", "items", "--ranks", "8", "--batch-size", "16", "--out", f"{path}.report")
 call("collisions", path, "--ids", "items", "--batch-size", "8", "--ranks", "2", "--out", f"{path}.report")
 print("nothing new" if before == [kernel.signatures for kernel in of_commands] else "new types")
 """

@@ -120,8 +120,8 @@ class Samples:
         rest = np.sort(order[heavy:])
         spread = rest[np.arange(most - heavy) * len(rest) // (most - heavy)]
         chosen = np.concatenate([order[:heavy], spread])
-        stands_for = np.concatenate([np.ones(heavy), np.full(len(spread), len(rest) / len(spread))])
-        return [every[place] for place in chosen], stands_for
+        weight = np.concatenate([np.ones(heavy), np.full(len(spread), len(rest) / len(spread))])
+        return [every[place] for place in chosen], weight
 
     def _heaviest(self, setting: Setting, run: int, step: int) -> float:
         """What the dearest sample of a step costs."""
@@ -151,17 +151,17 @@ class Waits:
 
     Attributes:
         mean, most: float64 [S], cost of the mean and of the slowest rank.
-        stands_for: float64 [S], steps that each one stands for.
+        weight: float64 [S], steps that each one stands for.
     """
 
     mean: np.ndarray
     most: np.ndarray
-    stands_for: np.ndarray
+    weight: np.ndarray
 
     @classmethod
-    def of(cls, load: np.ndarray, stands_for: np.ndarray) -> "Waits":
+    def of(cls, load: np.ndarray, weight: np.ndarray) -> "Waits":
         """load: [S, W], cost of every rank."""
-        return cls(mean=load.mean(axis=1), most=load.max(axis=1).astype(np.float64), stands_for=stands_for)
+        return cls(mean=load.mean(axis=1), most=load.max(axis=1).astype(np.float64), weight=weight)
 
     def straggler(self) -> tuple[float, float]:
         """(straggler %, as a share; its standard error)."""
@@ -174,11 +174,11 @@ class Waits:
 
     def _less(self, part: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
         """1 - sum of `part` / sum of `whole` over the steps, and its standard error."""
-        every = float(self.stands_for @ whole)
+        every = float(self.weight @ whole)
         if not every > 0:
             return 0.0, 0.0
-        kept, steps = float(self.stands_for @ part) / every, len(whole)
-        off = self.stands_for * (part - kept * whole)
+        kept, steps = float(self.weight @ part) / every, len(whole)
+        off = self.weight * (part - kept * whole)
         error = math.sqrt(float(off @ off) * steps / (steps - 1)) / every if steps > 1 else 0.0
         return max(1 - kept, 0.0), error
 
@@ -188,14 +188,14 @@ class Simulated:
     """The simulated steps of one setting, S of them.
 
     Attributes:
-        stands_for: float64 [S], steps of the epoch that each one stands for.
+        weight: float64 [S], steps of the epoch that each one stands for.
         loads: int64 [S, W], cost of every rank, by method and place of the cost model among `costs`.
         skew: by method, events of the rank that has most, over the mean rank: the mean over steps.
         fullest: by method, most tokens of a rank in a step.
         bound, padding: float64 [S], straggler % that no plan with equal counts gets below; share of padding.
     """
 
-    stands_for: np.ndarray
+    weight: np.ndarray
     loads: Mapping[tuple[str, int], np.ndarray]
     skew: Mapping[str, float]
     fullest: Mapping[str, int]
@@ -203,13 +203,13 @@ class Simulated:
     padding: np.ndarray
 
     def waits(self, method: str, place: int = 0) -> Waits:
-        return Waits.of(self.loads[method, place], self.stands_for)
+        return Waits.of(self.loads[method, place], self.weight)
 
     @property
     def lower_bound(self) -> Waits:
         """The same steps, if every one got to its bound."""
         mean = self.loads[UNPACKED, 0].mean(axis=1)
-        return Waits(mean=mean, most=mean / (1 - self.bound), stands_for=self.stands_for)
+        return Waits(mean=mean, most=mean / (1 - self.bound), weight=self.weight)
 
 
 def deal_out(
@@ -235,7 +235,7 @@ def deal_out(
     skews: dict[str, list[float]] = {method: [] for method in (UNPACKED, *methods)}
     fullest = dict.fromkeys(skews, 0)
     bounds, padding = [], []
-    steps, stands_for = samples.steps(setting, most=most)
+    steps, weight = samples.steps(setting, most=most)
     for run, step in steps:
         lengths = samples.lengths(setting, run, step)
         tokens = np.sum(list(lengths.values()), axis=0)
@@ -256,9 +256,9 @@ def deal_out(
             fullest[method] = max(fullest[method], int(held.max()))
         bounds.append(pack(paid[0], setting.ranks, method="fbs").lower_bound)
     return Simulated(
-        stands_for=stands_for,
+        weight=weight,
         loads={at: np.array(load) for at, load in loads.items()},
-        skew={method: float(np.average(each, weights=stands_for)) for method, each in skews.items()},
+        skew={method: float(np.average(each, weights=weight)) for method, each in skews.items()},
         fullest=fullest,
         bound=np.array(bounds),
         padding=np.array(padding),
@@ -290,8 +290,8 @@ def simulate_setting(
         "batch_size": setting.batch_size,
         "cost": repr(setting.cost),
         "order": setting.order,
-        "steps": len(found.stands_for),
-        "sparsity": float(np.average(found.padding, weights=found.stands_for)),
+        "steps": len(found.weight),
+        "sparsity": float(np.average(found.padding, weights=found.weight)),
         "lower_bound": found.lower_bound.straggler()[0],
         "bound_time_lost": found.lower_bound.time_lost()[0],
         **shares,

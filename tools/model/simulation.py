@@ -189,7 +189,7 @@ def verdict(
     `gains`: balance, prioritized and sm_free over the rung below, communication (both of them) over the balanced
     pipeline, and `all` over TorchRec's: {value, low, high}, shares of samples per second. `pays`: remedy -> "yes",
     "no", "little" below 5 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what
-    decides. `touched`: shares of a balanced step, {exposed, hidden}: communication that compute waits for, and what of
+    decides. `touched`: shares of a balanced step, {exposed, overlapped}: communication that compute waits for, and what of
     it fscomm hides.
     """
     generator = np.random.default_rng(0)
@@ -230,11 +230,11 @@ def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool,
 
 
 def _touched(hardware: Hardware, load: Workload, ranks: int) -> dict[str, float]:
-    """{exposed, hidden} of a verdict: what would be exposed if fscomm took nothing of the training thread itself."""
+    """{exposed, overlapped} of a verdict, as if fscomm itself took no time of the training thread."""
     before = step(hardware, load, BALANCED, ranks=ranks)
     after = step(dataclasses.replace(hardware, own_cost=0.0), load, "all", ranks=ranks)
     exposed, left = (found["bubbles"]["exposed_ms"] / before["step_ms"] for found in (before, after))
-    return {"exposed": exposed, "hidden": max(exposed - left, 0.0)}
+    return {"exposed": exposed, "overlapped": max(exposed - left, 0.0)}
 
 
 def moved(
@@ -274,31 +274,26 @@ def _why(hardware: Hardware, load: Workload, ranks: int, touched: Mapping[str, f
     """Sentences about what decides, as numbers of this data."""
     before, after = load.time_lost[ranks, UNPACKED], load.time_lost[ranks, PACKED]
     if before < _EVEN:
-        yield f"Ranks are even already: {before:.1%} of the computing time is lost to waiting for the slowest."
+        yield f"Ranks are even already: stragglers cost {before:.1%} of the compute time."
     elif after > _EVEN:
         yield (
-            f"Balanced ranks still lose {after:.1%} of the computing time ({before:.1%} without balancing): single "
-            "samples outweigh a rank's share. A lower --max-length cuts them; larger batches bear them."
+            f"Stragglers cost {after:.1%} of the compute time though balanced ({before:.1%} without balancing): single "
+            "samples outweigh a rank's share. A lower --max-length cuts them; larger batches amortize them."
         )
-    exposed, hidden = touched["exposed"], touched["hidden"]
+    exposed, overlapped = touched["exposed"], touched["overlapped"]
     collision = load.collision(ranks)
     if exposed < _EVEN:
-        yield f"Links are fast for these steps: {exposed:.1%} of a balanced step waits for communication."
+        yield f"Links are fast for these steps: {exposed:.1%} of a balanced step is exposed communication."
     else:
-        rest = (
-            "the rest is the dense all-reduce, ids, and rows that collide"
-            if hidden > 0
-            else ("it is the dense all-reduce, ids, and rows that collide")
-        )
         yield (
-            f"{exposed:.1%} of a balanced step waits for communication, and fscomm can hide {hidden:.1%} of the step; "
-            f"{rest}."
+            f"{exposed:.1%} of a balanced step is exposed communication, and fscomm can overlap {overlapped:.1%} of "
+            "the step: not the dense all-reduce, nor ids, nor rows that collide."
         )
     step_ms = step(hardware, load, BALANCED, ranks=ranks)["step_ms"]
     if hardware.own_cost > _DEAR * step_ms:
         yield (
             f"Steps are short: prioritized communication itself takes {hardware.own_cost:g} ms of "
-            f"{step_ms:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches bear it."
+            f"{step_ms:.2g} ms ({hardware.sources['own_cost'].partition(':')[0]}). Larger batches amortize it."
         )
     if collision > _MOSTLY:
         yield (

@@ -1,9 +1,9 @@
-"""How sure it is what ranks lose to the slowest one: by cost model, order, and draws of the steps.
+"""Uncertainty of the time lost to stragglers: cost model, order of the rows, sampled steps.
 
-A plan is made by the cost model that the pasted code names, and ranks take what samples really cost. Without a
-calibration that may be anything from L (tokens) to L^2 (pure attention); with one it is the fitted model, within its
-error. The loader deals rows in file order, or shuffled by any seed. And an epoch is one draw of its steps: they are
-drawn again, with replacement (bootstrap).
+Plans use the cost model of the pasted code; the seconds of a rank follow the true cost of its samples. Without a
+calibration the true cost may be anything from L (tokens) to L^2 (pure attention); with one it is the fitted model,
+within its residual error. The loader deals rows in file order, or shuffled by any seed. The steps of an epoch are
+resampled with replacement (bootstrap).
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ _WITHIN = (5, 95)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waiting:
-    """The steps of epochs, plain and balanced, by every cost model that samples may have.
+    """Simulated epochs, plain and balanced, under every candidate cost model.
 
     Attributes:
-        epochs: simulated ones by order, of several seeds where it is shuffled.
-        method: that balances.
-        costs: how many cost models there are; the first is that of the plan.
-        error: what a rank takes differs so much from the cost of its samples, as a share; its standard deviation.
+        epochs: by order; several seeds of the shuffled order.
+        method: of the balanced batches.
+        costs: number of cost models; the first is that of the plan.
+        error: standard deviation of a rank's seconds relative to the cost of its samples.
     """
 
     epochs: Mapping[str, Sequence[Simulated]]
@@ -40,11 +40,11 @@ class Waiting:
     error: float
 
     def draw(self, generator: np.random.Generator) -> dict[str, float]:
-        """Time lost, `none` and `balanced`, of one draw of order, seed, cost model and steps; both of the same ones."""
+        """Time lost, `none` and `balanced`, for one draw of order, seed, cost model and steps, which both share."""
         of_order = self.epochs[list(self.epochs)[int(generator.integers(len(self.epochs)))]]
         epoch = of_order[int(generator.integers(len(of_order)))]
-        place, steps = int(generator.integers(self.costs)), len(epoch.stands_for)
-        drawn = epoch.stands_for * generator.multinomial(steps, np.full(steps, 1 / steps))
+        place, steps = int(generator.integers(self.costs)), len(epoch.weight)
+        drawn = epoch.weight * generator.multinomial(steps, np.full(steps, 1 / steps))
         found = {}
         for name, method in ((UNPACKED, UNPACKED), (PACKED, self.method)):
             load = epoch.loads[method, place]
@@ -53,7 +53,7 @@ class Waiting:
         return found
 
     def interval(self) -> dict[str, list[float]]:
-        """Time lost, `none` and `balanced`: two shares between which 90 % of the draws are, and those of both orders."""
+        """90 % interval of the time lost, `none` and `balanced`; it includes the values of `in_orders`."""
         generator = np.random.default_rng(0)
         drawn = [self.draw(generator) for _ in range(_DRAWS)]
         found = {}
@@ -69,7 +69,7 @@ class Waiting:
         for order, (epoch, *_) in self.epochs.items():
             waits = {UNPACKED: epoch.waits(UNPACKED), PACKED: epoch.waits(self.method)}
             found[order] = {
-                "steps": round(float(epoch.stands_for.sum())),
+                "steps": round(float(epoch.weight.sum())),
                 "straggler": {name: of.straggler()[0] for name, of in waits.items()},
                 "time_lost": {name: of.time_lost()[0] for name, of in waits.items()},
             }
@@ -77,9 +77,9 @@ class Waiting:
 
 
 def waiting(samples: Samples, setting: Setting, method: str, *, error: float | None = None) -> Waiting:
-    """Of the batches of `setting` in both orders, plain and balanced by `method` without a cap on tokens.
+    """For the batches of `setting` in both orders, plain and balanced by `method` without a cap on tokens.
 
-    error: of the cost model of the setting, if it was measured; None varies the model.
+    error: residual error of the setting's cost model, if it was measured; None varies the cost model instead.
     """
     costs = (setting.cost, *(() if error is not None else (Power(alpha=alpha) for alpha in _ALPHAS)))
 

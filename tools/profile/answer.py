@@ -49,8 +49,8 @@ def _balance(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     lost = found["orders"]["shuffled"]["time_lost"]
     yield {
         "remedy": "balance", "pays": pays,
-        "said": f"Balance: {pays}, {gain} at {_size(document)}: {percent(lost['none'])} of the computing time is lost "
-        f"to waiting for the slowest rank, {percent(lost['balanced'])} balanced.",
+        "said": f"Balance: {pays}, {gain} at {_size(document)}: stragglers cost {percent(lost['none'])} of the compute "
+        f"time, {percent(lost['balanced'])} if balanced.",
     }  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def _fscomm(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     counted = "" if document["collisions"] else ", if 12 % of the rows collide as the paper's do: they were not counted"
     yield {
         "remedy": "fscomm", "pays": pays,
-        "said": f"fscomm: {pays}, {_gain(document, 'communication')}: it can hide {percent(touched['hidden'])} of a "
-        f"balanced step, {percent(touched['exposed'])} of which waits for communication on "
-        f"{short(simulation['hardware']['name'])}{counted}.",
+        "said": f"fscomm: {pays}, {_gain(document, 'communication')}: {percent(touched['exposed'])} of a balanced step "
+        f"is exposed communication on {short(simulation['hardware']['name'])}, and fscomm can overlap "
+        f"{percent(touched['overlapped'])} of the step{counted}.",
     }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class EvenCut:
 
 def even_cut(samples: Samples, uncut: Setting) -> EvenCut:
     """The even cut of `samples`, by bisection on the batches of `uncut`."""
-    steps, stands_for = samples.steps(uncut, most=_TRIED)
+    steps, weight = samples.steps(uncut, most=_TRIED)
     dealt = [samples.lengths(uncut, *step) for step in steps]
 
     def bound(length: int) -> float:
@@ -71,7 +71,7 @@ def even_cut(samples: Samples, uncut: Setting) -> EvenCut:
             cost = uncut.cost(cut)
             mean.append(float(cost.sum()) / uncut.ranks)
             most.append(mean[-1] / (1 - pack(cost, uncut.ranks, method="fbs").lower_bound))
-        return Waits(mean=np.array(mean), most=np.array(most), stands_for=stands_for).time_lost()[0]
+        return Waits(mean=np.array(mean), most=np.array(most), weight=weight).time_lost()[0]
 
     low, high = 1, uncut.max_length
     without = bound(high)

@@ -117,7 +117,7 @@ def _answer_section(document: Document, tiles: tuple[Tile, ...]) -> Section:
             *([Tiles(tiles=tiles)] if tiles else []),
             Points(title="", sentences=[one["said"] for one in document["answer"]]),
             Table(
-                title="How long ranks wait for the slowest one",
+                title="Stragglers in an epoch, plain and balanced",
                 columns=columns,
                 rows=rows,
                 notes=[*DEFINITIONS, sure],

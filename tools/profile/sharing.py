@@ -113,7 +113,7 @@ def _point(
     straggler, straggler_shared = np.mean(stragglers, axis=0).tolist()
     mean, ones = np.array(means), np.ones(len(means))
     lost, lost_shared = (
-        Waits(mean=mean, most=mean / (1 - share), stands_for=ones).time_lost()[0] for share in np.array(stragglers).T
+        Waits(mean=mean, most=mean / (1 - share), weight=ones).time_lost()[0] for share in np.array(stragglers).T
     )
     ratio = shared / events if events else 1.0
     each = len(chosen) * ranks

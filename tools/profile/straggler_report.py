@@ -34,8 +34,8 @@ def straggler_section(grid: Document) -> Section:
     """Plots along every axis, and tables of their points."""
     return Section(
         id="stragglers",
-        title="Waiting for the slowest rank",
-        intro="Time lost is the part of the computing time that the mean rank waits for the slowest one. Where "
+        title="Stragglers",
+        intro="Time lost is the share of the compute time that the mean rank waits for the slowest one. Where "
         f"nothing else is said: {_where(grid['default'], '')}, a sample of length L costs "
         f"{n.cost(grid['default']['cost'])}. No digit is shown that is smaller than the standard error of the "
         f"steps; axes are logarithmic, and shares below {LEAST} % are drawn there. {_bound(grid)}",

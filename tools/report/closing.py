@@ -42,8 +42,7 @@ _TERMS = {
     "Straggler %": ("stragglers?", "The mean over steps of 1 - mean / slowest rank, as the paper defines it."),
     "Time lost": (
         "time lost",
-        "The share of the computing time that the mean rank waits for the slowest one: of long steps more counts than "
-        "of short ones.",
+        "1 - sum of mean ranks / sum of slowest ranks: the share of the compute time that stragglers cost.",
     ),
     "Tokens": ("tokens?|max_tokens", "Events and candidates together, where memory is counted."),
     "VBS": ("vbs", "Balancing with a variable batch size: ranks get equal work, not equally many samples."),

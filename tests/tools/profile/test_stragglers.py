@@ -104,8 +104,8 @@ def test_of_many_steps_the_heaviest_are_simulated_and_the_others_stand_for_the_r
     samples, setting = in_order(lengths, *[100] * 40), Setting(max_length=50_000, ranks=2, batch_size=5)
     whole = simulate_setting(samples, setting, methods=("fbs+swap",))
     assert whole["steps"] == 400
-    steps, stands_for = samples.steps(setting, most=20)
-    assert (len(steps), len(set(steps)), round(stands_for.sum(), 6)) == (20, 20, 400)
+    steps, weight = samples.steps(setting, most=20)
+    assert (len(steps), len(set(steps)), round(weight.sum(), 6)) == (20, 20, 400)
     monkeypatch.setattr(batches, "_STEPS", (3, 40))
     part = simulate_setting(samples, setting, methods=("fbs+swap",))
     assert part["steps"] == 40

@@ -83,7 +83,7 @@ DEAR = {"own_cost": 20.0, "sources": {**HARDWARE.sources, "own_cost": "measured:
             UNEVEN,
             {},
             {"time_lost": {(RANKS, "none"): 0.6, (RANKS, "balanced"): 0.3}},
-            "Balanced ranks still lose 30.0%",
+            "Stragglers cost 30.0%",
         ),
         (UNEVEN, FAST | {"id_metadata": 0}, {}, "Links are fast for these steps"),
         (UNEVEN, {}, {"collisions": {RANKS: 0.97}}, "97% of the events"),
@@ -95,7 +95,7 @@ def test_what_decides_is_named_where_it_decides(data, hardware, load, said):
     answer = found(data, dataclasses.replace(HARDWARE, **hardware), **load)
     (sentence,) = (one for one in answer["why"] if said in one)
     assert "(measured)" in sentence or "Steps" not in said
-    assert "--max-length" in sentence or "Balanced" not in said
+    assert "--max-length" in sentence or "Stragglers" not in said
     assert not any(said in one for one in found()["why"])
 
 
@@ -121,10 +121,10 @@ def test_all_remedies_have_one_scale(gain, pays):
     assert _pays(*gain) == pays
 
 
-def test_what_fscomm_can_hide_is_less_than_what_is_exposed_and_next_to_nothing_where_all_collides():
+def test_what_fscomm_can_overlap_is_less_than_what_is_exposed_and_next_to_nothing_where_all_collides():
     few, many = (found(collisions={RANKS: rate})["touched"] for rate in (0.05, 1.0))
     assert few["exposed"] == many["exposed"] > 0.1
-    assert 0.5 * few["exposed"] < few["hidden"] < few["exposed"]
-    assert many["hidden"] < 0.2 * few["hidden"]
-    (said,) = (one for one in found(collisions={RANKS: 1.0})["why"] if "waits for communication" in one)
+    assert 0.5 * few["exposed"] < few["overlapped"] < few["exposed"]
+    assert many["overlapped"] < 0.2 * few["overlapped"]
+    (said,) = (one for one in found(collisions={RANKS: 1.0})["why"] if "exposed communication" in one)
     assert f"fscomm can hide {many['hidden']:.1%} of the step" in said
