@@ -46,7 +46,7 @@ _OTHER = 1.2
 _DRAWS = 40
 _WITHIN = (5, 95)
 _WORTH = 0.005  # a gain below this is none
-_LITTLE = 0.05  # a gain that is seldom worth a change of the training program
+_LITTLE = 0.1  # a gain that is seldom worth a change of the training program
 _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send early
 _EVEN = 0.02  # share of time that is next to nothing
 _DEAR = 0.03  # share of a step above which a fixed cost is named
@@ -188,9 +188,9 @@ def verdict(
 
     `gains`: balance, prioritized and sm_free over the rung below, communication (both of them) over the balanced
     pipeline, and `all` over TorchRec's: {value, low, high}, shares of samples per second. `pays`: remedy -> "yes",
-    "no", "little" below 5 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what
-    decides. `touched`: shares of a balanced step, {exposed, overlapped}: communication that compute waits for, and what of
-    it fscomm hides.
+    "no", "little" below 10 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what
+    decides. `touched`: shares of a balanced step, {exposed, overlapped}: communication that compute waits for, and
+    what of it fscomm overlaps.
     """
     generator = np.random.default_rng(0)
     drawn = []
