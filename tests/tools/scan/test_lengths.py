@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import json
 
 import compact_thrift as thrift
 import fsspec
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full, quick
 from freescale_tools.scan import rows as scan_rows
+from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.columns import bind, leaf
 from freescale_tools.scan.engines import Threads
 from freescale_tools.scan.files import open_files
+from freescale_tools.scan.lengths import kept_runs
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.remote_file import RemoteFile
@@ -296,6 +299,8 @@ def test_damaged_row_groups_are_left_out_and_named(tmp_path):
     assert histogram(found) == counted([*rows, *rows[:20], *rows[30:]])
     assert found["longest"][0] == {"file": "a.parquet", "row": 39, "length": 39}
     assert [one["rows"] for one in found["per_file"]] == [30, 40]
+    lengths = [*range(20), *range(30, 40), *range(40)]
+    assert kept(document) == ([[10] * 7], {"sequence": lengths}), "as they are dealt: without the damaged ones"
     assert sum(one["rows"] for one in found["drift"]) == 70
 
 
@@ -377,3 +382,47 @@ def test_of_a_large_remote_chunk_some_bytes_are_in_memory_at_a_time(tmp_path, mo
     assert (document["skipped"], histogram(found)) == ([], counted(rows))
     assert max(asked) < path.stat().st_size / 100
     assert len(asked) < 400
+
+
+def kept(document):
+    found = RowsInOrder.from_dict(document["in_order"])
+    return [list(run) for run in found.units], {name: of.tolist() for name, of in found.lengths.items()}
+
+
+def test_lengths_are_kept_in_the_order_of_the_rows(tmp_path):
+    """Candidates beside them, where every row group has some; the other sequences are not kept."""
+    first = write(tmp_path / "a.parquet", ROWS, shown=[[1]] * 6, more=[[1, 1]] * 6)
+    second = write(tmp_path / "b.parquet", [[9] * 3, []], shown=[[1], [2, 2]], more=[[1]] * 2)
+    options = {"sequences": ("items", "more"), "candidates": "shown"}
+    paths = [str(first), str(second)]
+    document = full(open_files(paths), Columns(**options), paths=paths)
+    lengths = [3, 0, 0, 1, 2, 12, 3, 0]
+    assert kept(document) == ([[2, 2, 2, 2]], {"sequence": lengths, "candidates": [1] * 7 + [2]})
+    third = str(write(tmp_path / "c.parquet", [[5]]))
+    document = full(open_files([*paths, third]), Columns(**options), paths=paths)
+    assert kept(document) == ([[2, 2, 2, 2, 1]], {"sequence": [*lengths, 1]}), "candidates are drawn apart"
+
+
+def test_of_many_rows_stretches_are_kept(tmp_path):
+    files = open_files([str(write(tmp_path / f"{name}.parquet", [[1]] * 400, group=5)) for name in "abc"])
+    (whole,) = kept_runs(files, most=1_200)
+    assert len(whole) == 240
+    runs = kept_runs(files, most=240)
+    assert [len(run) for run in runs] == [6] * 8, "eight stretches of 30 rows"
+    for number, run in enumerate(runs):
+        begin = whole.index(run[0])
+        assert begin == 30 * number
+        assert run == whole[begin : begin + 6], "consecutive row groups"
+
+
+def test_rows_in_order_go_through_json():
+    rows = RowsInOrder(units=((2, 1), (4,)), lengths={"sequence": np.array([1, 0, 2**32 - 1, 5, 6, 7, 8], np.uint32)})
+    document = json.loads(json.dumps(rows.to_dict()))
+    again = RowsInOrder.from_dict(document)
+    assert again.units == rows.units
+    assert again.lengths["sequence"].tolist() == rows.lengths["sequence"].tolist()
+    for damaged in ("AAAA", document["lengths"]["sequence"][:-8], "?"):
+        with pytest.raises(ValueError, match="the lengths of sequence are damaged"):
+            RowsInOrder.from_dict({**document, "lengths": {"sequence": damaged}})
+    with pytest.raises(ValueError, match="7 rows instead of 9"):
+        RowsInOrder.from_dict({**document, "units": [[9]]})
