@@ -14,8 +14,9 @@ def answer(document: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def blocked(advice: Mapping[str, Any]) -> bool:
-    """Whether single histories cause most of the waiting, so that no plan helps much."""
-    return bool(advice["single"] >= _BLOCKED and advice["even_cut"])
+    """Whether single histories that are not cut cause most of the waiting, so that no plan helps much."""
+    cut = advice["even_cut"]
+    return cut is not None and advice["max_length"] > cut["max_length"] and advice["single"] >= _BLOCKED
 
 
 def _gain(document: Mapping[str, Any], remedy: str) -> str:

@@ -6,8 +6,8 @@ Where one history outweighs what a mean rank holds, all others wait for its rank
 the longest max_length at which less than 1 % of the time is lost to that (lower bound of plans with equal counts). A
 shorter cut would lose events for nothing. Events are what a model learns from, so they are not given away for time by
 default: the even cut is recommended only if it loses at most 5 % of the events, and less of the events than of the time
-that ranks would wait without it. Else nothing is cut, and what a cut would bring and lose stands beside the
-recommendation.
+that ranks would wait without it; or if it touches at most one row in 10,000, so that a single giant history stops no
+cluster. Else nothing is cut, and what a cut would bring and lose stands beside the recommendation.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ _HEADROOM = 1.25  # memory limit over the fullest rank of the simulated steps
 _WORTH = 0.01  # smallest gain in time lost for which variable counts are proposed
 _BOUND = 0.01  # largest lower bound of an even plan: about the error of a cost model
 _LOST = 0.05  # most events that a recommended cut loses
+_GIANTS = 1e-4  # so few rows may lose more than that: a few giant ones
 _COARSE = 10  # a length is rounded down to tens
 _TRIED = 64  # steps that lengths to cut at are tried on
 
@@ -56,7 +57,8 @@ class EvenCut:
     @property
     def recommended(self) -> int:
         """The recommended max_length: that of the cut, or of no cut."""
-        return self.max_length if self.lost <= min(_LOST, self.bound) else self.uncut.max_length
+        worth = self.lost <= min(_LOST, self.bound) or 0 < self.touched <= min(_GIANTS, self.bound)
+        return self.max_length if worth else self.uncut.max_length
 
 
 def even_cut(samples: Samples, uncut: Setting) -> EvenCut:

@@ -332,11 +332,27 @@ def test_the_answer_fits_on_a_screen_and_says_no_setting_that_the_commands_refus
     assert lines(more.stdout) > 90
 
 
-def test_the_answer_names_single_histories_that_cause_the_wait(call, tmp_path):
-    sizes = np.full(2_000, 20)
+def one_giant(path, rows):
+    sizes = np.full(rows, 20)
     sizes[777] = 40_000
     items = pa.ListArray.from_arrays(np.concatenate([[0], sizes.cumsum()]), np.arange(sizes.sum()) % 99)
-    write(tmp_path / "a.parquet", items, group=200)
+    return write(path, items, group=200)
+
+
+def test_one_giant_history_among_very_many_is_cut(call, tmp_path):
+    done = call(
+        one_giant(tmp_path / "a.parquet", 12_000), "--batch-size", 16, "--ranks", 8, "--json", "--out", tmp_path
+    )
+    document = json.loads(done.stdout)
+    balance, cut, *_ = document["answer"]
+    assert (balance["remedy"], balance["pays"], cut["pays"]) == ("balance", "no", "yes")
+    assert "touches 0.008" in cut["said"]
+    assert document["recommended"]["rows_cut"] == 1 / 12_000
+    assert document["recommended"]["time_lost"] < 0.02 < 0.5 < document["recommended"]["even_cut"]["time_lost_uncut"]
+
+
+def test_the_answer_names_single_histories_that_cause_the_wait(call, tmp_path):
+    one_giant(tmp_path / "a.parquet", 2_000)
     done = call(tmp_path / "a.parquet", "--batch-size", 16, "--ranks", 8, "--out", tmp_path / "out")
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     balance, *others = document["answer"]

@@ -111,13 +111,19 @@ def test_a_cut_that_loses_much_is_named_and_not_recommended():
 
 
 @pytest.mark.parametrize(
-    ("lost", "bound", "recommended"),
-    [(0.0, 0.0, 100), (0.04, 0.5, 100), (0.06, 0.5, 900), (0.03, 0.02, 900), (0.02, 0.03, 100)],
-    ids=["none needed", "loses little", "loses much", "loses more than it wins", "wins more than it loses"],
-)
-def test_when_a_cut_is_recommended(lost, bound, recommended):
+    ("lost", "touched", "bound", "recommended"),
+    [
+        (0.0, 0.0, 0.0, 100), (0.04, 0.1, 0.5, 100), (0.06, 0.1, 0.5, 900), (0.03, 0.1, 0.02, 900),
+        (0.02, 0.1, 0.03, 100), (0.3, 0.0001, 0.5, 100), (0.3, 0.0002, 0.5, 900),
+    ],
+    ids=[
+        "none needed", "loses little", "loses much", "loses more than it wins", "wins more than it loses",
+        "of a giant row", "of some rows",
+    ],
+)  # fmt: skip
+def test_when_a_cut_is_recommended(lost, touched, bound, recommended):
     setting = Setting(max_length=900, ranks=2, batch_size=2)
-    assert EvenCut(uncut=setting, max_length=100, lost=lost, touched=0.1, bound=bound).recommended == recommended
+    assert EvenCut(uncut=setting, max_length=100, lost=lost, touched=touched, bound=bound).recommended == recommended
 
 
 def test_every_simulated_step_fits_into_max_tokens():
