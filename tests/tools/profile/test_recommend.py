@@ -158,6 +158,19 @@ def test_what_single_samples_cause_of_the_wait():
     assert advice(EVEN)["single"] < 0.01
 
 
+def test_max_tokens_has_room_for_rows_that_are_long_together():
+    """In file order the last steps hold the longest histories; shuffled, they are spread over the epoch."""
+    lengths = np.sort(np.random.default_rng(1).integers(1, 400, 2048))
+    rows = RowsInOrder(units=((16,) * 128,), lengths={"sequence": lengths.astype(np.uint32)})
+    samples = Samples(histogram=LengthHistogram.of(lengths), rows=rows)
+    setting = uncut(samples, 4, 16)
+    found = recommend(samples, even_cut(samples, setting))
+    last = lengths.reshape(32, 64)[-1]  # a step: row groups go to ranks in turn
+    assert found["max_tokens"] >= 1.25 * last.sum() / 4
+    shuffled = simulate_setting(samples, setting, methods=(found["method"],))["fullest"][found["method"]]
+    assert shuffled < 0.9 * last.sum() / 4
+
+
 def test_the_longest_sample_fits_although_no_step_drew_it():
     rare = Samples(
         histogram=LengthHistogram(lengths=np.array([10, 15_000]), counts=np.array([10**9, 1])),

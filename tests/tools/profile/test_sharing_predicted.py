@@ -69,6 +69,11 @@ def test_by_hand_in_order_of_time(tmp_path):
     assert point["steps"] == 5
     assert (point["events"] * 20, point["shared_events"] * 20) == pytest.approx((events, shared))
     assert point["ratio"] == shared / events < 1
+    cost = COST({"x": held.lengths[order]}).reshape(5, 4, 4).sum(axis=2)  # [step, rank]
+    even = cost.mean(axis=1) / np.maximum(cost.max(axis=1), 1)
+    even[cost.max(axis=1) == 0] = 1  # the first requests have no events before them: nothing to wait for
+    assert point["straggler"] == pytest.approx((1 - even).mean())
+    assert point["time_lost"] == pytest.approx(1 - cost.mean(axis=1).sum() / cost.max(axis=1).sum())
     assert points.keys() == set(itertools.product((1, 4), (False, True)))
     together = 0
     for first in range(0, 80, 16):
