@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from exposure.ids import chain, collision_bytes, independent, rates
+from exposure.ids import collision_bytes, independent, rates
 from exposure.model import Batch, alone, clock, products_per_s, sharded
 from exposure.modes import Trained, mode_of
 from exposure.shape import Shape
@@ -23,6 +23,8 @@ from exposure.waits import Waits
 from network.namespaces import DEVICE
 from torchrec.modules import hash_mc_evictions
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from freescale_tools.write.synth.collisions import colliding
 
 
 class Stream:
@@ -34,7 +36,7 @@ class Stream:
         self._chains = [
             independent(rows=rows, ids=ids, skew=skew, seed=table)
             if shape.pooled
-            else chain(rows=rows, ids=ids, rate=rate, skew=skew, seed=table)
+            else colliding(rows=rows, ids=ids, rate=rate, skew=skew, seed=table)
             for table, rows in enumerate(shape.table_rows)
         ]
         self._made: list[Batch] = []

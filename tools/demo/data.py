@@ -1,11 +1,18 @@
-"""What the demo trains on, as FreeScale's loader and the model take it. `synthetic` describes the synthetic set."""
+"""What the demo trains on, as FreeScale's loader and the model take it.
 
-from dataclasses import dataclass
+`synthetic` describes the synthetic set, whose histories differ in length. `colliding` writes sets whose steps share a
+stated part of their ids, and `lighter` makes steps of any set so short that a slow link is felt.
+"""
+
+from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale_tools.write.synth.collisions import colliding as colliding_ids
 from freescale_tools.write.synth.presets import ITEMS, DemoSet
 from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
 from fsdata.order.mix import Mix
@@ -13,6 +20,10 @@ from fsdata.order.mix import Mix
 HISTORY = "history"  # name of the sequence in the schema
 _MEASURED = 16_384  # samples that `some_lengths` reads
 _READ = 256  # of these at once
+LINK_EVENTS = 300  # of a history on the slow link
+LINK_BATCH = 16  # samples of a rank in a step there
+_LINK_STEP_EVENTS = LINK_BATCH * LINK_EVENTS  # of a rank: as long to compute as to exchange at 100 Mbit/s
+_LINK_ROWS = 1 << 16  # of the table, at least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,3 +123,36 @@ def synthetic(files: DemoSet, *, batch_size: int, max_length: int) -> DemoData:
         rows=sum(pq.read_metadata(path).num_rows for path in (*files.site, *files.partner)),
         batch_size=batch_size,
     )
+
+
+def colliding(folder: Path, rate: float, *, ranks: int, batch_size: int, steps: int, seed: int) -> DemoData:
+    """Write samples of which each global batch shares `rate` of its ids with the one before; all are equally long.
+
+    Raises OSError if the folder cannot be written.
+    """
+    events = ranks * batch_size * LINK_EVENTS
+    rows = max(_LINK_ROWS, 2 * events)
+    ids = np.concatenate(list(islice(colliding_ids(rows=rows, ids=events, rate=rate, seed=seed), steps)))
+    starts = pa.array(np.arange(0, len(ids) + 1, LINK_EVENTS), pa.int32())
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"collisions-{100 * rate:g}.parquet"
+    # Row groups are dealt to ranks in turn: so the next ones of all ranks are the next global batch.
+    pq.write_table(pa.table({"item_ids": pa.ListArray.from_arrays(starts, ids)}), file, row_group_size=batch_size)
+    return DemoData(
+        name=f"synthetic, {rate:.0%} of ids collide",
+        picture=file.stem,
+        sources=(ParquetSource(str(file)),),
+        history=(Feature(name="item_ids", rows=rows),),
+        max_length=LINK_EVENTS,
+        rows=len(ids) // LINK_EVENTS,
+        batch_size=batch_size,
+    )
+
+
+def lighter(data: DemoData, *, at_least: int) -> DemoData:
+    """The same samples with shorter histories, and fewer in a step, but `at_least` so many."""
+    short = replace(data, max_length=min(data.max_length, LINK_EVENTS))
+    lengths = some_lengths(short)
+    mean = max(float(lengths.mean()) if len(lengths) else 1.0, 1.0)
+    fitting = 1 << max(int(_LINK_STEP_EVENTS / mean), 1).bit_length() - 1
+    return replace(short, batch_size=min(max(fitting, at_least), data.batch_size))

@@ -78,19 +78,34 @@ class SequenceModel(nn.Module):
         ]
         collection = EmbeddingCollection(tables=self.tables, device=torch.device("meta"))
         self.embeddings = _managed(collection, buckets) if buckets else collection
-        inputs = len(data.context) * WIDTH + len(data.dense)
-        self.sample = nn.Linear(inputs, WIDTH) if inputs else None
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.predict = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, GROUPS))
+        self.transformer = Transformer(data)
 
     def forward(self, batch: Batch) -> Tensor:
         found = self.embeddings(batch.features)
         if self.buckets:
             found, _ = found  # without the features that it remapped
+        return self.transformer(batch, {table.name: found[table.feature_names[0]].values() for table in self.tables})
+
+
+class Transformer(nn.Module):
+    """All but the tables: (batch, rows of each table) -> losses as `SequenceModel`.
+
+    A module of its own, because TorchRec's pipeline traces the module that has the tables, and calls others unchanged.
+    """
+
+    def __init__(self, data: DemoData) -> None:
+        super().__init__()
+        self.data = data
+        inputs = len(data.context) * WIDTH + len(data.dense)
+        self.sample = nn.Linear(inputs, WIDTH) if inputs else None
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.predict = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, GROUPS))
+
+    def forward(self, batch: Batch, rows: dict[str, Tensor]) -> Tensor:
         events = lengths(batch, self.data)
-        x = torch.stack([seen(found[field.name].values(), batch) for field in self.data.history]).sum(0)
+        x = torch.stack([seen(rows[f"table_{field.name}"], batch) for field in self.data.history]).sum(0)
         if self.sample is not None:
-            context = [found[field.name].values() for field in self.data.context]
+            context = [rows[f"table_{field.name}"] for field in self.data.context]
             x = x + self.sample(torch.cat([*context, torch.asinh(batch.dense)], dim=1)).repeat_interleave(events, 0)
         for block in self.blocks:
             x = block(x, events)

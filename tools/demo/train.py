@@ -1,31 +1,32 @@
 """Trains one model on the same samples several times: what runs on every rank of the demo.
 
 `train` is what a user of FreeScale writes: the usual loop, with another loader for fsdata and a `with` for fscomm. All
-else in this file measures it, so that the runs can be compared. `compare` runs on every rank. `PlainStep` is what
-prioritized communication in parts has to be equal to.
+else in this file measures it, so that the runs can be compared. `PlainStep` is what prioritized communication in parts
+has to be equal to.
 """
 
-import logging
 import time
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from torchrec import JaggedTensor
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules import hash_mc_evictions
 from torchrec.optim import RowWiseAdagrad
@@ -34,46 +35,58 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import fscomm
-from freescale_tools.console.ranks import join_ranks
 from freescale_tools.console.terminal import Terminal
-from freescale_tools.demo.data import HISTORY, DemoData
+from freescale_tools.demo.data import DemoData
 from freescale_tools.demo.model import SequenceModel, encode, lengths, seen
-from freescale_tools.demo.results import STEPS_PER_HOUR, WARMUP, Outcome, Run, Step
+from freescale_tools.demo.results import STEPS_PER_HOUR, WARMUP, Run, Step
 from fscomm.report.report import Collisions, Forwards, Managed
-from fsdata import Balance, Batch, FreeScaleDataLoader, Polynomial, fit, global_mean
+from fsdata import Balance, Batch, FreeScaleDataLoader, global_mean
 from fsmeter import BubbleMeter
 
+PIPELINE_DEPTH = 2  # batches that TrainPipelineSparseDist fetches beyond the one it trains on
 
-def train(
-    data: DemoData,
-    name: str,
-    steps: int,
-    seed: int,
-    *,
-    balance: Balance | None = None,
-    share: bool = False,
-    serve: bool = False,
-    parts: int = 1,
-    zch: bool = False,
-) -> Run:
-    """Train a fresh model and measure its steps. `serve`: with fscomm; `share`: samples share events; `parts`: in how
-    many parts each step is computed; `zch`: tables are behind managed collision. Collective.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """How one run trains.
+
+    Attributes:
+        name: in the table.
+        loop: "plain"; "pipeline", TorchRec's TrainPipelineSparseDist; "prioritized", in a block of `fscomm.enable`.
+        parts: in how many parts each step is computed.
+        balance: of fsdata; None: as the files have the samples.
+        share: samples of one key share events.
+        zch: tables are behind managed collision.
+        like: the name of the run with whose losses and weights it must be bitwise identical; empty: of none.
     """
-    model, optimizer = build(data, seed, zch=zch)
+
+    name: str
+    loop: Literal["plain", "pipeline", "prioritized"] = "plain"
+    parts: int = 1
+    balance: Balance | None = None
+    share: bool = False
+    zch: bool = False
+    like: str = ""
+
+
+def train(data: DemoData, variant: Variant, steps: int, seed: int) -> Run:
+    """Train a fresh model and measure its steps. Collective."""
+    model, optimizer = build(data, seed, zch=variant.zch)
     loader = FreeScaleDataLoader(
         data.sources,
-        data.schema(share=share),
+        data.schema(share=variant.share),
         batch_size=data.batch_size,
         mix=data.mix,
-        balance=balance,
+        balance=variant.balance,
         num_threads=1,
         adapt=partial(encode, data=data),
     )
     done: list[Step] = []
+    parts = variant.parts
     with (
         loader,
         played_clock() as clock,
-        fscomm.enable(model, parts=parts) if serve else nullcontext() as comm,
+        fscomm.enable(model, parts=parts) if variant.loop == "prioritized" else nullcontext() as comm,
         BubbleMeter(model) as meter,
     ):
         given: Iterable[Any] = loader
@@ -81,6 +94,10 @@ def train(
             given = comm.lookahead(loader)
         elif parts > 1:
             given = (PlainStep(batch, model, parts) for batch in loader)
+        if variant.loop == "pipeline":
+            watched = meter.watch(islice(loader, steps), ahead=PIPELINE_DEPTH)
+            done += (measured(data, *step) for step in pipelined(model, optimizer, watched))
+            given = ()
         for number, step in enumerate(meter.watch(islice(given, steps))):
             clock.hour = number // STEPS_PER_HOUR
             batch = step.batch if parts > 1 else step
@@ -92,23 +109,45 @@ def train(
                 global_mean(loss, part).backward()
                 losses.append(loss.detach())
             optimizer.step()
-            compute_ns = time.thread_time_ns() - began
-
-            rows = [batch.features[field.name].values() for field in (*data.context, *data.history)]
-            ids = [*rows[: len(data.context)], *(seen(each, batch) for each in rows[len(data.context) :])]
-            done.append(
-                Step(
-                    compute_ns=compute_ns,
-                    loss=float(torch.cat(losses).double().sum()),
-                    lengths=lengths(batch, data).numpy().astype(np.int64),
-                    held=len(rows[-1]),
-                    checksum=sum(int(each.sum()) for each in ids),
-                )
-            )
+            done.append(measured(data, batch, losses, time.thread_time_ns() - began))
         report = comm.report() if comm else None
     if dist.get_rank() == 0:
-        Terminal().say(f"{name}: trained {len(done)} steps")
-    return _gather(name, done, meter, report, weights(model, optimizer), zch=zch)
+        Terminal().say(f"{variant.name}: trained {len(done)} steps")
+    warm = min(WARMUP, len(done) - 1) + (PIPELINE_DEPTH if variant.loop == "pipeline" else 0)
+    return _gather(variant, done, meter.report(skip=warm).mean(), report, weights(model, optimizer))
+
+
+def pipelined(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, list[Tensor], int]]:
+    """Train through TorchRec's pipeline, and yield (batch, losses, CPU time in ns) of every step."""
+    trained: list[tuple[Batch, list[Tensor]]] = []
+
+    def forward(batch: Batch) -> tuple[Tensor, Tensor]:
+        loss = model(batch)
+        trained.append((batch, [loss.detach()]))
+        return global_mean(loss, batch), loss.detach()
+
+    pipeline: Any = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"), custom_model_fwd=forward)
+    iterator = iter(batches)
+    with suppress(StopIteration):
+        while True:
+            began = time.thread_time_ns()
+            pipeline.progress(iterator)
+            yield *trained.pop(), time.thread_time_ns() - began
+
+
+def measured(data: DemoData, batch: Batch, losses: list[Tensor], compute_ns: int) -> Step:
+    """What is kept of a step that this rank has trained."""
+    rows = [batch.features[field.name].values() for field in (*data.context, *data.history)]
+    ids = [*rows[: len(data.context)], *(seen(each, batch) for each in rows[len(data.context) :])]
+    return Step(
+        compute_ns=compute_ns,
+        loss=float(torch.cat(losses).double().sum()),
+        lengths=lengths(batch, data).numpy().astype(np.int64),
+        stored=len(rows[-1]),
+        checksum=sum(int(each.sum()) for each in ids),
+    )
 
 
 @contextmanager
@@ -201,60 +240,23 @@ def weights(model: torch.nn.Module, optimizer: Any) -> str:
 
 
 def _gather(
-    name: str, done: list[Step], meter: BubbleMeter, report: fscomm.Report | None, digest: str, *, zch: bool
+    variant: Variant, done: list[Step], seconds: Mapping[str, float], report: fscomm.Report | None, digest: str
 ) -> Run:
     """The run with the measurements of all ranks, on every rank. Collective."""
-    counted = [each for step in report.steps[1:] for each in step.collisions.values()] if report else []
+    # The first step runs as in plain TorchRec, so none of the second one's rows had to wait for it.
+    counted = [each for step in report.steps[2:] for each in step.collisions.values()] if report else []
     ranks: list[Any] = [None] * dist.get_world_size()
     managed = report.total.managed if report else {}
     dist.all_gather_object(ranks, (done, digest, sum(counted, Collisions()), managed))
     return Run(
-        name=name,
+        name=variant.name,
+        like=variant.like,
         steps=tuple(zip(*(steps for steps, *_ in ranks), strict=True)),
-        seconds=meter.report(skip=WARMUP if len(done) > WARMUP else 0).mean(),
+        seconds=seconds,
         weights=tuple(digest for _, digest, *_ in ranks),
         collisions=sum((collisions for _, _, collisions, _ in ranks), Collisions()).rate if report else None,
         fallbacks=dict(report.fallbacks) if report else {},
         managed={table: sum((of_rank[table] for *_, of_rank in ranks), Managed()) for table in managed},
-        zch=zch,
+        zch=variant.zch,
         forwards=sum(report.forwards.values(), Forwards()) if report else Forwards(),
     )
-
-
-def compare(data: DemoData, steps: int, seed: int, parts: int = 1, zch: bool = False) -> Outcome | None:
-    """What one rank that torch's launcher started does: train four times, or six where samples can share histories.
-    With `parts` above 1 it trains twice more, and computes each step in so many parts; with `zch` twice more, with
-    tables behind managed collision.
-
-    Runs that are compared follow each other, so that a machine that slows down affects both. Returns the outcome on
-    rank 0.
-    """
-    for name in ("torchrec", "torch.fx"):  # notices that do not help users of the demo
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
-    warnings.filterwarnings("ignore", "To copy construct from a tensor")  # of MPZCH
-    torch.set_num_threads(1)
-    join_ranks("gloo", timeout_s=1_800)
-    try:
-        plain = train(data, "plain", steps, seed)
-        pairs = [(plain, train(data, "prioritized", steps, seed, serve=True))]
-        in_parts = []
-        if parts > 1:
-            alone = train(data, f"plain, {parts} parts", steps, seed, parts=parts)
-            in_parts = [(alone, train(data, f"prioritized, {parts} parts", steps, seed, serve=True, parts=parts))]
-        measured = [step for ranks in plain.steps[WARMUP:] for step in ranks]  # which all ranks know alike
-        try:
-            cost = fit([{HISTORY: step.lengths} for step in measured], [step.compute_ns / 1e9 for step in measured])
-        except ValueError:  # too few steps, or steps that do not get longer with their samples
-            cost = Polynomial()
-        for one, both, share in (("balanced", "both", False), ("shared", "shared, both", True)):
-            if data.key or not share:
-                options: Any = {"balance": Balance(cost=cost), "share": share}
-                alone = train(data, one, steps, seed, **options)
-                pairs.append((alone, train(data, both, steps, seed, **options, serve=True)))
-        if zch:
-            alone = train(data, "plain, zch", steps, seed, zch=True)
-            pairs.append((alone, train(data, "prioritized, zch", steps, seed, serve=True, zch=True)))
-        return Outcome(pairs=(*pairs, *in_parts), cost=cost, parts=parts) if dist.get_rank() == 0 else None
-    finally:
-        dist.destroy_process_group()

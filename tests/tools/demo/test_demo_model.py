@@ -81,7 +81,7 @@ def test_the_loss_of_a_sample_does_not_depend_on_the_others_nor_an_event_on_late
     assert together[1] == together[2] == 0
     assert (together[[0, 3]] > 0).all()
     x = torch.randn(9, 64)
-    (block, *_), lengths = model.blocks, torch.tensor([4, 5])
+    (block, *_), lengths = model.transformer.blocks, torch.tensor([4, 5])
     changed = x.index_fill(0, torch.tensor([6, 7, 8]), 3.0)
     torch.testing.assert_close(block(x, lengths)[:6], block(changed, lengths)[:6])
 

@@ -1,4 +1,4 @@
-"""Numbers drawn from measured steps, what must be equal, and what the last line says."""
+"""Numbers drawn from measured steps, what must be equal, and what the screen says."""
 
 import re
 from dataclasses import replace
@@ -11,16 +11,14 @@ from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.results import (
     GUESSED,
     WARMUP,
+    Act,
     Outcome,
     Run,
     Step,
     check_same_samples,
     difference,
-    parts_verdict,
-    show,
-    show_maps,
-    verdict,
 )
+from freescale_tools.demo.screen import balancing_sentence, communication_sentence, show, show_maps
 from fscomm.report.report import Forwards, Managed
 from fsdata import Polynomial
 from fsmeter.intervals import KINDS
@@ -29,12 +27,15 @@ COST = Polynomial(linear=1, quadratic=0)
 
 
 def step(*, compute_ns=1_000, loss=6.0, lengths=(3, 4), checksum=7):
-    return Step(compute_ns=compute_ns, loss=loss, lengths=np.array(lengths, np.int64), held=7, checksum=checksum)
+    return Step(compute_ns=compute_ns, loss=loss, lengths=np.array(lengths, np.int64), stored=7, checksum=checksum)
 
 
-def run_of(name, *steps, seconds=2.0, weights=("a", "b")):
-    parts = dict.fromkeys(KINDS, 0.001) | {"seconds": seconds, "straggler": 0.5}
-    return Run(name=name, steps=steps, seconds=parts, weights=weights, fallbacks={})
+def run_of(name, *steps, seconds=2.0, weights=("a", "b"), like="", exposed=0.005, collisions=None):
+    parts = dict.fromkeys(KINDS, exposed / len(KINDS)) | {"seconds": seconds, "straggler": 0.5}
+    return Run(
+        name=name, like=like, steps=steps or ((step(), step()),), seconds=parts, weights=weights, fallbacks={},
+        collisions=collisions,
+    )  # fmt: skip
 
 
 def test_straggler_shares_are_those_of_steps_without_the_warm_up():
@@ -75,88 +76,118 @@ def test_one_last_bit_is_a_difference():
     assert "at the end" in difference(run, replace(run, weights=("a", "c")))
 
 
-def outcome(plain_ns, balanced_ns, seconds, weights=("a", "b")):
+def memory(*, plain_ns=60, balanced_ns=100, seconds=1.6, weights=("a", "b")):
     plain = run_of("plain", (step(compute_ns=plain_ns), step(compute_ns=100)))
     balanced = run_of("balanced", (step(compute_ns=balanced_ns), step(compute_ns=100)), seconds=seconds)
-    return Outcome(pairs=((plain, plain), (balanced, replace(balanced, name="both", weights=weights))), cost=COST)
+    prioritized = replace(plain, name="prioritized", like="plain", seconds=plain.seconds | {"seconds": 2.2})
+    both = replace(balanced, name="both", like="balanced", weights=weights)
+    return Act(links="memory", runs=(plain, prioritized, balanced, both), cost=COST)
+
+
+def link(*, whole_s=1.4, cut_s=1.0, weights=("a", "b")):
+    runs = (
+        run_of("plain", exposed=1.0),
+        run_of("TrainPipelineSparseDist", seconds=1.96, like="plain"),
+        run_of("prioritized", seconds=whole_s, like="plain", collisions=0.12),
+        run_of("prioritized, 4 parts", seconds=cut_s, like="plain, 4 parts", weights=weights, collisions=0.12),
+    )
+    return Act(links="100 Mbit/s", collisions=0.12, runs=runs, references=(run_of("plain, 4 parts"),))
+
+
+LENGTHS = np.array([1, 1, 1, 1, 1, 1, 1, 8] * 16)
 
 
 @pytest.mark.parametrize(
-    ("balanced_ns", "seconds", "told"),
+    ("given", "expected"),
     [
         (
-            100,
-            1.6,
-            "took 20% less time here: unbalanced, ranks waited 20% of a step for the longest samples, balanced 0%",
+            {},
+            r"took 20% off a step \(1600 instead of 2000 ms\): .* wait 20.0% .* for the slowest, balanced 0.0%\.",
         ),
-        (100, 1.0, "balanced 0%, which explains 20%; the rest is other work on these cores"),
-        (20, 1.0, "balanced 40%, which explains 0%; the rest"),
-        (100, 2.2, "took 10% more time here: .* alone takes 20% off a step, .* cost more than that"),
-    ],
-)
-def test_the_last_line_says_what_came_out_and_why(balanced_ns, seconds, told):
-    found = verdict(outcome(60, balanced_ns, seconds))
-    assert re.search(told, found), found
-
-
-def in_parts(whole_s, cut_s, compute_ns):
-    """Exposed seconds of a step of 2 s, in one piece and in parts; compute time in parts, of 100 in one piece."""
-    alone = run_of("plain", (step(compute_ns=100), step(compute_ns=100)))
-    whole, cut = (replace(alone, seconds=alone.seconds | {KINDS[0]: each}) for each in (whole_s, cut_s))
-    slower = replace(alone, steps=((step(compute_ns=compute_ns), step(compute_ns=compute_ns)),))
-    pairs = ((alone, whole), (alone, alone), (slower, replace(cut, collisions=0.82)))
-    return Outcome(pairs=pairs, cost=COST, parts=4)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
+        ({"seconds": 1.0}, "balanced 0.0%, which explains 20%; the rest is other work on these cores"),
+        ({"balanced_ns": 20, "seconds": 1.0}, "balanced 40.0%, which explains 0%; the rest"),
         (
-            (0.396, 0.096, 112),
-            "100 ms exposed in 4 parts, 400 of 2000 ms in one piece, with 82% of ids in collision: "
-            "parts hid 15% of a step; by the plain runs, parts cost 12% more compute time",
+            {"seconds": 2.2},
+            r"COST 10% of a step .* which should save 20%; moving samples and other work .* cost the rest",
         ),
-        (
-            (0.016, 0.006, 97),
-            "10 ms exposed in 4 parts, 20 of 2000 ms in one piece, .*: parts brought nothing here, as less than 5% of "
-            "a step is noise. Ranks share this machine, .* parts cost 0% more compute time",
-        ),
-        ((0.016, 0.516, 100), "520 ms exposed in 4 parts, 20 of 2000 ms .* brought nothing here"),
+        ({"seconds": 1.98}, "changed the time of a step by less than 5%"),
     ],
-    ids=["hidden", "little to hide", "more exposed"],
+    ids=["explained", "more", "worse stragglers", "cost", "nothing"],
 )
-def test_what_parts_bring_is_told_from_the_numbers(given, told):
-    found = parts_verdict(in_parts(*given))
-    assert re.search(told, found), found
+def test_a_sentence_says_what_balancing_brought_or_cost_and_why(given, expected):
+    found = balancing_sentence(Outcome(balancing=memory(**given)), LENGTHS, 1)
+    assert re.search(expected, found), found
 
 
-def test_what_is_shown_has_planned_shares_and_fails_where_a_bit_differs(capsys):
-    lengths = np.array([1, 1, 1, 1, 1, 1, 1, 8] * 8)
-    show(outcome(60, 100, 1.6), lengths, 1, Terminal())
-    shown = capsys.readouterr().out
-    assert "plain 20.0%, not 0.0%; balanced 0.0%, not 0.0%. The plan knows lengths alone" in shown
-    assert "│     8 │         76.6 │       76.6 │                76.6 │" in shown
-    assert "balanced and both equal to the bit: yes" in shown
-    with pytest.raises(CommandFailed, match="changed the results"):
-        show(outcome(60, 100, 1.6, weights=("a", "c")), lengths, 1, Terminal())
-    assert "balanced and both equal to the bit: NO, tables" in capsys.readouterr().out
+def test_more_ranks_are_planned_as_far_as_the_samples_fill_a_batch():
+    outcome = Outcome(balancing=memory())
+    assert "On 64 ranks the same samples, shuffled, would lose 77%, balanced 77% (single samples" in balancing_sentence(
+        outcome, LENGTHS, 1
+    )
+    assert "64 ranks" not in balancing_sentence(outcome, LENGTHS, 3)
+
+
+def test_a_sentence_says_what_communication_brought_or_cost_on_all_links():
+    slower = replace(link(whole_s=2.4, cut_s=1.99), collisions=0.8)
+    slower = replace(slower, runs=tuple(replace(run, collisions=0.8) for run in slower.runs))
+    found = communication_sentence(Outcome(balancing=memory(), communication=(link(), slower)), 4)
+    for expected in (
+        "on 100 Mbit/s with 12% of ids in collision, in one piece it took 30% off a step (1400 instead of 2000 ms) and "
+        "in 4 parts it took 50% off a step (1000 instead of 2000 ms); TorchRec's pipeline changed the time of a step "
+        "by less than 5% (1960 instead of 2000 ms)",
+        "with 80% of ids in collision, in one piece it COST 20% of a step (2400 instead of 2000 ms) and in 4 parts it "
+        "changed the time of a step by less than 5%",
+        "on links of memory it COST 10% of a step",
+    ):
+        assert expected in found
+
+
+def test_the_table_has_all_runs_and_fails_where_a_bit_differs(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "130")
+    show(Outcome(balancing=memory(), communication=(link(),)), Terminal())
+    rows = [line.split() for line in re.sub("[│┃]", " ", capsys.readouterr().out).splitlines()]
+    assert ["memory", "0", "both", "1,600", "500", "5", "2", "balanced"] in rows
+    assert ["100", "Mbit/s", "12", "plain", "2,000", "500", "1,000", "2", "-"] in rows
+    assert [
+        "100",
+        "Mbit/s",
+        "12",
+        "prioritized,",
+        "4",
+        "parts",
+        "1,000",
+        "500",
+        "5",
+        "4",
+        "plain,",
+        "4",
+        "parts",
+    ] in rows
+    for outcome in (
+        Outcome(balancing=memory(weights=("a", "c"))),
+        Outcome(balancing=memory(), communication=(link(weights=("a", "c")),)),
+    ):
+        with pytest.raises(CommandFailed, match=r"is not bitwise identical to (balanced|plain, 4 parts): tables"):
+            show(outcome, Terminal())
+        assert re.search("NOT +(balanced|plain, 4 parts)", capsys.readouterr().out)
 
 
 def test_maps_are_shown_and_fail_where_nothing_was_evicted(capsys):
-    alone = run_of("plain", (step(), step()))
+    alone = run_of("plain")
     one = Managed(ids=100, hits=50, own=80, late=25, inserted=6, evicted=3)
     tables = {"embeddings.table_items": one, "embeddings.table_users": Managed(ids=100)}
-    served = replace(alone, zch=True, managed=tables, forwards=Forwards(served=7, plain={"new hour": 2, "first": 1}))
-    show_maps(Outcome(pairs=((alone, served),), cost=COST), Terminal())
+    forwards = Forwards(served=7, plain={"new hour": 2, "first": 1})
+    served = replace(alone, like="plain", zch=True, managed=tables, forwards=forwards)
+    show_maps(Outcome(balancing=Act(links="memory", runs=(alone, served))), Terminal())
     shown = capsys.readouterr().out
     assert [line.split() for line in re.sub("[│┃]", " ", shown).splitlines() if "all" in line.split()[:1]] == [
         ["all", "200", "6", "3", "25", "40", "12.5"]
     ]
     assert "7 of 10 forwards served" in shown
-    assert "plainly 2 times: new hour" in shown
+    assert "2 as in plain TorchRec: new hour" in shown
     still = replace(served, managed={"embeddings.table_items": replace(one, evicted=0)})
     with pytest.raises(CommandFailed, match="no row was taken over"):
-        show_maps(Outcome(pairs=((alone, still),), cost=COST), Terminal())
+        show_maps(Outcome(balancing=Act(links="memory", runs=(alone, still))), Terminal())
 
 
 def test_other_tables_may_begin_with_another_loss():

@@ -17,7 +17,7 @@ from freescale_tools.cli import app
 from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.discover import discover
 from freescale_tools.demo.results import check_same_samples, difference
-from freescale_tools.demo.train import build, train, weights
+from freescale_tools.demo.train import Variant, build, train, weights
 from freescale_tools.write.synth import presets as synth
 from fscomm.report.report import Managed
 from fscomm.tables.group_tables import Tables
@@ -26,36 +26,38 @@ from fsdata import Balance
 
 
 @needs_mpzch
-def test_the_command_trains_on_two_ranks(tmp_path):
+def test_the_command_trains_on_two_ranks(tmp_path, monkeypatch):
     """On requests of users with no event, with one and with more."""
+    monkeypatch.setenv("COLUMNS", "130")
     data, out = request_folder(tmp_path), tmp_path / "out"
-    options = ["--steps", "10", "--batch-size", "4", "--parts", "2", "--zch", "--folder", str(out)]
+    options = ["--steps", "10", "--batch-size", "4", "--parts", "2", "--zch", "--link", "1gbit", "--folder", str(out)]
     done = CliRunner().invoke(app, ["demo", "--data", str(data), *options])
     assert done.exit_code == 0, done.output
-    pairs = (
-        *("plain and prioritized", "balanced and both", "shared and shared, both"),
-        "plain, zch and prioritized, zch",
-        "plain, 2 parts and prioritized, 2 parts",
-    )
-    for pair in pairs:
-        assert f"{pair} equal to the bit: yes" in done.stdout
+    assert "the ranks share a link of 1000 Mbit/s" in done.stdout
+    for expected in (
+        *("memory .* prioritized .* plain", "memory .* both .* balanced", "memory .* shared, both .* shared"),
+        "memory .* prioritized, zch .* plain, zch",
+        *("1000 Mbit/s .* TrainPipelineSparseDist .* plain", "1000 Mbit/s .* prioritized .* plain"),
+        "1000 Mbit/s .* prioritized, 2 parts .* plain, 2 parts",
+    ):
+        assert re.search(expected.replace(" .* ", "[^\\n]* ") + " +│$", done.stdout, re.MULTILINE), expected
     assert re.search(r"^prioritized, zch: \d of 10 forwards served$", done.stdout, re.MULTILINE)
-    *_, balanced, in_parts = done.stdout.splitlines()
-    assert re.match(r"balanced steps took \d+% (less|more) time here: unbalanced", balanced)
-    assert re.match(r"prioritized steps had \d+ ms exposed in 2 parts", in_parts)
+    *_, balancing, communication = done.stdout.splitlines()
+    assert balancing.startswith("Balancing ")
+    assert re.match(
+        r"Prioritized communication: on 1000 Mbit/s with \d+% of ids in collision, in one piece", communication
+    )
     (picture,) = out.iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"picture: {picture}" in done.stdout
 
 
-def test_a_rank_that_fails_is_told_with_status_1(tmp_path):
+def test_a_rank_that_fails_ends_the_command_with_status_1(tmp_path):
     """torch takes no seed of that many bits."""
-    folder = request_folder(tmp_path)
-    done = CliRunner().invoke(
-        app, ["demo", "--data", str(folder), "--folder", str(tmp_path / "out"), "--seed", "-1000000000000000000000"]
-    )
+    options = ["--folder", str(tmp_path / "out"), "--link", "none", "--seed", "-1000000000000000000000"]
+    done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), *options])
     assert done.exit_code == 1, done.output
-    assert "training failed on rank" in done.stderr
+    assert "training failed with status 1" in done.stderr
 
 
 @pytest.fixture
@@ -68,21 +70,22 @@ def one_rank():
 def test_sharing_and_balancing_change_only_the_order_of_additions(one_rank, tmp_path):
     data = discover(request_folder(tmp_path), max_length=20, batch_size=16)
     plain, balanced, shared = (
-        train(data, "test", 5, 0, **options)
+        train(data, Variant(name="test", **options), 5, 0)
         for options in ({}, {"balance": Balance()}, {"balance": Balance(), "share": True})
     )
     assert difference(plain, balanced) is None, "on one rank"
     check_same_samples(plain, shared)
     np.testing.assert_allclose(plain.losses, shared.losses, rtol=1e-5)
-    assert plain.held == 1
-    assert shared.held < 0.9
+    assert plain.stored == 1
+    assert shared.stored < 0.9
 
 
 @pytest.mark.parametrize("batch_size", [2, 16], ids=["empty parts", "parts"])
 def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
     data = discover(request_folder(tmp_path), max_length=20, batch_size=batch_size)
     whole, plain, served = (
-        train(data, "test", 5, 0, **options) for options in ({}, {"parts": 3}, {"parts": 3, "serve": True})
+        train(data, Variant(name="test", **options), 5, 0)
+        for options in ({}, {"parts": 3}, {"parts": 3, "loop": "prioritized"})
     )
     check_same_samples(whole, plain)
     np.testing.assert_allclose(plain.losses, whole.losses, rtol=1e-5)
@@ -95,13 +98,15 @@ def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
     [
         (["--parts", "0"], "--parts must be at least 1, got 0"),
         (["--parts", "65"], "--parts must be at most 64, got 65"),
-        (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, or fewer parts"),
+        (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, fewer parts, or --link none"),
         (["--zch", "--steps", "9"], "--zch needs 10 steps, the data and --steps give 9"),
         (["--zch", "--batch-size", "16"], "--zch needs 10 steps, the data and --steps give 3"),
+        (["--link", "fast"], "--link takes none, or a speed in kbit, mbit or gbit per second"),
+        (["--steps", "5"], "the runs on the link need 6 steps, the data and --steps give 5"),
     ],
     ids=" ".join,
 )
-def test_parts_that_no_step_has_and_hours_that_no_run_has_are_refused(tmp_path, given, told):
+def test_options_that_do_not_fit_the_data_are_refused(tmp_path, given, told):
     done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), "--batch-size", "4", *given])
     assert (done.exit_code, told in done.stderr) == (2, True), done.output
 
@@ -110,11 +115,18 @@ def twins(rank, world_size, files, balance, parts, drop_updates):
     """The job without and with fscomm: (where they differ, collision rate, modules that ran plainly)."""
     data = synthetic(files, batch_size=8, max_length=200)
     broken = mock.patch.object(Tables, "apply", return_value=None) if drop_updates else nullcontext()
-    train(data, "first", 1, 0, serve=True)  # with whole updates: fscomm tries them once in a process
-    plain = train(data, "plain", 5, 0, balance=balance, parts=parts)
+    train(data, Variant(name="first", loop="prioritized"), 1, 0)  # with whole updates: fscomm tries them once a process
+    plain = train(data, Variant(name="plain", balance=balance, parts=parts), 5, 0)
     with broken:
-        served = train(data, "served", 5, 0, balance=balance, serve=True, parts=parts)
+        served = train(data, Variant(name="served", balance=balance, loop="prioritized", parts=parts), 5, 0)
     return difference(plain, served), served.collisions, served.fallbacks
+
+
+def test_torchrec_pipeline_trains_as_the_loop_does(one_rank, tmp_path):
+    data = discover(request_folder(tmp_path), max_length=20, batch_size=16)
+    plain, pipeline = (train(data, Variant(name=loop, loop=loop), 7, 0) for loop in ("plain", "pipeline"))
+    check_same_samples(plain, pipeline)
+    assert difference(plain, pipeline) is None
 
 
 @pytest.mark.long
@@ -164,9 +176,9 @@ def test_the_fingerprint_sees_the_maps(one_rank, tmp_path, state):
 def managed_twins(rank, world_size, folder, drop_maps):
     """The job behind managed collision without and with fscomm: (where they differ, the run with fscomm)."""
     data = discover(folder, max_length=20, batch_size=4)
-    plain = train(data, "plain", 10, 0, zch=True)
+    plain = train(data, Variant(name="plain", zch=True), 10, 0)
     with mock.patch.object(MapsAhead, "publish", return_value=None) if drop_maps else nullcontext():
-        served = train(data, "served", 10, 0, serve=True, zch=True)
+        served = train(data, Variant(name="served", loop="prioritized", zch=True), 10, 0)
     return difference(plain, served), served
 
 

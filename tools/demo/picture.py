@@ -1,0 +1,101 @@
+"""The demo's picture: the time of every rank and step, unbalanced and balanced, and the step of every run."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from freescale_tools.demo.results import Outcome, Run
+from freescale_tools.demo.screen import links
+
+_STRAGGLERS, _LINKS, _REST = "#e8b4b0", "#c44e52", "#8fb0d0"
+
+
+def draw(outcome: Outcome, path: Path, *, title: str) -> None:
+    """Write a PNG: compute time by rank and step of the plain and the balanced run, with waiting time shaded.
+
+    Below are the steps of all runs: waits for stragglers, waits for links, and the rest.
+    """
+    runs = sum(len(act.runs) + 1 for act in outcome.acts)
+    figure = Figure(figsize=(11, 7 + 0.36 * runs), layout="constrained")
+    first, second, third = figure.subplots(3, 1, height_ratios=(3, 3, 0.42 * runs))
+    second.sharex(first)
+    second.sharey(first)
+    balanced = outcome.balancing.run("balanced")
+    assert balanced is not None
+    slowest = max(_ranks(first, outcome.balancing.plain), _ranks(second, balanced))
+    second.set_ylim(0, 1.08 * slowest)
+    second.set_xlabel("step")
+    second.xaxis.set_major_locator(MaxNLocator(integer=True))
+    second.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=9)
+    _steps(third, outcome)
+    for axis in (first, second, third):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
+    figure.suptitle(title, fontsize=13)
+    figure.savefig(path, dpi=130)
+
+
+def _ranks(axis: Axes, run: Run) -> float:
+    """Draws compute and waiting time of every rank and step, and returns the longest compute time in ms."""
+    times = np.array([[rank.compute_ns / 1e6 for rank in step] for step in run.timed])
+    steps, ranks = times.shape
+    width = 0.84 / ranks
+    at = np.arange(steps) + len(run.steps) - steps
+    for rank, computes in enumerate(times.T):
+        x = at + (rank - (ranks - 1) / 2) * width
+        axis.bar(x, computes, width, color=f"C{rank % 10}", label=f"rank {rank} computes")
+        label = "waits for the slowest" if rank == ranks - 1 else None
+        axis.bar(x, times.max(1) - computes, width, bottom=computes, color=_STRAGGLERS, label=label)
+    share = f"ranks wait {run.straggler:.1%} of a step for the slowest, mean of the steps from {at[0]}"
+    axis.set_title(f"{run.name}: {share}", loc="left", fontsize=11)
+    axis.set_ylabel("compute time of a rank, ms")
+    axis.grid(axis="y", alpha=0.3)
+    return float(times.max())
+
+
+def _steps(axis: Axes, outcome: Outcome) -> None:
+    """Draws a bar for the step of every run, with the time that it saves or costs beside the plain run of its act."""
+    y = 0.0
+    names = []
+    for act in outcome.acts:
+        names.append((y, f"links: {links(act)}"))
+        for run in act.runs:
+            y += 1
+            names.append((y, run.name))
+            waits = run.waits_for_stragglers + run.exposed
+            left = 0.0
+            for seconds, shade in (
+                (run.step_s - waits, _REST),
+                (run.waits_for_stragglers, _STRAGGLERS),
+                (run.exposed, _LINKS),
+            ):
+                axis.barh(y, 1e3 * seconds, left=1e3 * left, color=shade, height=0.7)
+                left += seconds
+            change = -act.gain(run.name)
+            text = f"{1e3 * run.step_s:.0f} ms" + (f", {change:+.0%}" if run is not act.plain else "")
+            axis.annotate(
+                text, (1e3 * run.step_s, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9,
+                color="#b02020" if change > 0.005 else "black",
+            )  # fmt: skip
+        y += 1.5
+    axis.set_yticks([place for place, _ in names], [name for _, name in names])
+    for tick in axis.get_yticklabels():
+        if tick.get_text().startswith("links: "):
+            tick.set_fontweight("bold")
+    axis.invert_yaxis()
+    axis.margins(x=0.14)
+    axis.set_title(
+        "Every run: the time of a step, and the difference from the plain run above it", loc="left", fontsize=11
+    )
+    axis.set_xlabel("ms of a step, mean of ranks and steps")
+    for color, label in (
+        (_REST, "computes, and all else"),
+        (_STRAGGLERS, "waits for stragglers"),
+        (_LINKS, "waits for links"),
+    ):
+        axis.barh(0, 0, color=color, label=label)
+    axis.legend(ncols=3, frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1.0))
+    axis.grid(axis="x", alpha=0.3)
