@@ -45,6 +45,7 @@ def test_the_extra_is_declared_and_only_the_tools_import_it():
     declared = {Requirement(each).name for each in PROJECT["optional-dependencies"]["tools"]}
     assert declared == set(EXTRA)
     assert not declared & {Requirement(each).name for each in PROJECT["dependencies"]}
+    assert "freescale[tools]" in PROJECT["optional-dependencies"]["test"]  # with which `make demo` installs it, too
     paths = [path for package in PACKAGES if package != "freescale_tools" for path in files(package)]
     assert violations(paths, forbidden=EXTRA) == []
 
