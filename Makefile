@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 SEEDS ?= 0 10000
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs figures format clean
+.PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs package figures format clean
 
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
@@ -97,6 +97,10 @@ check: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo built: build/site/index.html
+
+# The source distribution, and the wheel built from it.
+package: $(READY)
+	$(BIN)/python -m build --outdir build/package
 
 # The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures.
 figures: $(READY)

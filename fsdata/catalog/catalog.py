@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
-from fsdata.catalog.footers import Footer, ProgressBar, checked, digest, parsed, raw_footer
+from fsdata.catalog.footers import Counter, Footer, checked, digest, parsed, raw_footer
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
@@ -136,7 +136,7 @@ def open_catalog(
     hosts of a job read shares of them. What tells that they mean the same files is the listing, with sizes and times of
     modification.
 
-    bounds_of: names of columns, see `fsdata.catalog.prune`. show: a progress bar, if it takes long.
+    bounds_of: names of columns, see `fsdata.catalog.prune`. show: a counter, if it takes long.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -292,7 +292,7 @@ def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
 def _read(
     files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Retrying, shown: str | None = None
 ) -> tuple[Catalog, Faults]:
-    """(the catalog of the files that have a usable footer, the others). shown: what a progress bar says.
+    """(the catalog of the files that have a usable footer, the others). shown: what the counter counts.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -300,11 +300,11 @@ def _read(
     schemas = _Schemas(bounds_of=tuple(bounds_of))
     blocks = [range(begin, min(begin + _BLOCK, len(files))) for begin in range(0, len(files), _BLOCK)]
 
-    with ProgressBar(shown or "", len(files), shown=shown is not None) as bar:
+    with Counter(shown or "", len(files), shown=shown is not None) as counter:
 
         def read(block: range) -> _Block:
             entries = _Block.read(files, block, schemas, retry)
-            bar.advance(len(block))
+            counter.advance(len(block))
             return entries
 
         if threads <= 1 or len(files) <= 1:

@@ -1,4 +1,4 @@
-"""Reading the footers of many files at once, with a bar on the terminal while that takes long."""
+"""Reading the footers of many files at once, with a counter on the terminal while that takes long."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,13 @@ from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 SHOWN_AFTER_S = 2.0
+_REDRAWN_AFTER_S = 0.1
+_TO_LINE_START, _ERASE_TO_LINE_END = "\r", "\x1b[K"
 _LOG = logging.getLogger("fsdata")
 
 
-class ProgressBar:
+class Counter:
     """Counts up to `total`. What takes longer than two seconds is shown, on stderr if that is a terminal, else logged.
 
     Use as a context manager. Thread-safe.
@@ -39,25 +38,27 @@ class ProgressBar:
         self._what = what
         self._total = total
         self._shown = shown
-        self._begin = time.monotonic()
+        self._due = time.monotonic() + SHOWN_AFTER_S
         self._done = 0
         self._lock = threading.Lock()
-        self._bar: Progress | None = None
-        self._logged = False
+        self._logged = self._drawn = False
 
     def advance(self, count: int) -> None:
         with self._lock:
             self._done += count
-            if not self._shown or time.monotonic() - self._begin < SHOWN_AFTER_S:
+            if not self._shown or time.monotonic() < self._due:
                 return
-            if not sys.stderr.isatty():
-                if not self._logged:
-                    _LOG.info("%s: %d of %d so far", self._what, self._done, self._total)
+            if sys.stderr.isatty():
+                self._draw(f"{self._what}: {self._done:,} of {self._total:,}")
+                self._due = time.monotonic() + _REDRAWN_AFTER_S  # 100,000 files are not 100,000 writes
+            elif not self._logged:
+                _LOG.info("%s: %d of %d so far", self._what, self._done, self._total)
                 self._logged = True
-                return
-            if self._bar is None:
-                self._bar = _bar(self._what, self._total)
-            self._bar.update(self._bar.task_ids[0], completed=self._done)
+
+    def _draw(self, line: str) -> None:
+        sys.stderr.write(_TO_LINE_START + line + _ERASE_TO_LINE_END)
+        sys.stderr.flush()
+        self._drawn = bool(line)
 
     def __enter__(self) -> Self:
         return self
@@ -65,19 +66,8 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _bar(what: str, total: int) -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(what, total=total)
-    bar.start()
-    return bar
+        if self._drawn:
+            self._draw("")
 
 
 MAGIC = b"PAR1"

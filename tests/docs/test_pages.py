@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
+from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT, blocks, name, prose
@@ -13,6 +15,8 @@ from pages import PAGES, ROOT, blocks, name, prose
 _CODE = ("fsdata", "fscomm", "fsmeter", "fsranks", "tools")
 _PATH = re.compile(r"`((?:fsdata|fscomm|fsmeter|fsranks|tools|benchmarks|tests|docs|requirements)/[\w./-]*)`")
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_ADDRESS = re.compile(r"\]\(https://[^)]*\)")
+_REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
@@ -22,7 +26,8 @@ def test_the_readme_is_one_page():
 
 @pages
 def test_prose_is_not_wide(page):
-    lines = enumerate(prose(page).splitlines(), 1)
+    """Addresses of links are not counted: readers see the text of the link."""
+    lines = enumerate(_ADDRESS.sub("]", prose(page)).splitlines(), 1)
     assert [at for at, line in lines if len(line) > 110 and not line.startswith("|")] == []
 
 
@@ -32,12 +37,32 @@ def test_every_block_names_its_language(page):
     assert {block.language for block in blocks(page)} <= known
 
 
+def in_tree(target: str, page: Path) -> Path | None:
+    """The file that a link leads to; of an address in the project's own repository the one in this tree, of any other
+    address None."""
+    if not target.startswith("https://"):
+        return (page.parent / target).resolve() if target else page
+    of_images = _REPOSITORY.replace("//github.com/", "//raw.githubusercontent.com/")
+    for folder in (f"{_REPOSITORY}/blob/main/", f"{_REPOSITORY}/tree/main/", f"{of_images}/main/"):
+        if target.startswith(folder):
+            return ROOT / target.removeprefix(folder)
+    assert not target.startswith((_REPOSITORY, of_images)) or target.startswith(f"{_REPOSITORY}/security/"), target
+    return None
+
+
+def test_the_readme_has_no_relative_link():
+    """It is also the page of the project at a package index, which has none of these files."""
+    links = _LINK.findall(prose(ROOT / "README.md"))
+    assert len(links) > 20
+    assert [target for target, _ in links if not target.startswith("https://")] == []
+
+
 @pages
 def test_links_lead_somewhere(page):
     for target, anchor in _LINK.findall(prose(page)):
-        if target.startswith("http"):
+        file = in_tree(target, page)
+        if file is None:
             continue
-        file = (page.parent / target).resolve() if target else page
         assert file.exists(), f"{name(page)} links to {target}"
         if anchor and "api/" not in target:
             assert anchor[1:] in anchors(file), f"{name(page)} links to {target}{anchor}"

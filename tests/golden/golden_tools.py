@@ -1,14 +1,13 @@
 """The documents that the command line makes of the golden files, without paths and predicted times."""
 
-import importlib
 import json
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from golden_data import FILES
 from typer.testing import CliRunner
+
+from freescale_tools.cli import app
 
 OWN = ("own/part-0.parquet", "own/part-1.parquet", "own/part-2.parquet")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -29,7 +28,6 @@ is laid out after the length of a path."""
 
 
 def documents(folder: Path) -> dict[str, Any]:
-    app = application()
     result = {}
     for name, arguments in COMMANDS.items():
         with tempfile.TemporaryDirectory() as out:
@@ -38,13 +36,6 @@ def documents(folder: Path) -> dict[str, Any]:
         assert done.exit_code in (0, 1), done.output
         result[name] = _kept(json.loads(done.stdout), str(folder))
     return result
-
-
-def application() -> Any:
-    """What `freescale` runs, wherever the project says that it is."""
-    project = next(each / "pyproject.toml" for each in FILES.parents if (each / "pyproject.toml").exists())
-    module, _, name = tomllib.loads(project.read_text())["project"]["scripts"]["freescale"].partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _kept(value: Any, folder: str) -> Any:

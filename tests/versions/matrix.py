@@ -93,7 +93,8 @@ def bounds(row: Row, project: dict[str, Any]) -> list[str]:
     """What pip must keep to: the row's torch, and for an oldest row the lower bound of each dependency."""
     kept = [f"torch=={row.torch}"]
     if row.oldest:
-        least = (re.match(r"([\w-]+)>=([\d.]+)", each) for each in project["dependencies"])
+        declared = [*project["dependencies"], *project["optional-dependencies"]["tools"]]
+        least = (re.match(r"([\w-]+)>=([\d.]+)", each) for each in declared)
         kept += [f"{found[1]}=={found[2]}" for found in least if found and found[1] != "torch"]
     return kept
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -21,7 +20,6 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import until
 from worlds import shared_world
 
 from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
@@ -29,7 +27,7 @@ from fsdata.catalog import catalog as catalogs
 from fsdata.catalog import footers
 from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
-from fsdata.catalog.footers import ProgressBar, read_footers
+from fsdata.catalog.footers import Counter, read_footers
 from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
@@ -463,30 +461,31 @@ class Terminal(io.StringIO):
 
 
 def test_what_takes_long_to_open_is_shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """By a bar on a terminal, elsewhere by a line in the log."""
+    """By a counter on a terminal, elsewhere by a line in the log."""
 
     def advance(shown: bool = True, fails: bool = False) -> str:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
-        with ProgressBar("source 0, its footers", 100, shown=shown) as bar:
+        with Counter("source 0, its footers", 2_000, shown=shown) as counter:
             for _ in range(10):
-                bar.advance(10)
+                counter.advance(200)
             if fails:
                 raise OSError("gone")
         return terminal.getvalue()
 
     assert advance() == ""
     monkeypatch.setattr(footers, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(footers, "_REDRAWN_AFTER_S", float("inf"))
     assert advance(shown=False) == ""
-    said = advance()
-    assert "source 0, its footers" in said
-    assert "100/100" in said
+    assert advance() == "\rsource 0, its footers: 200 of 2,000\x1b[K\r\x1b[K", "ten at once are drawn once, and erased"
+    monkeypatch.setattr(footers, "_REDRAWN_AFTER_S", 0.0)
+    assert "source 0, its footers: 2,000 of 2,000" in advance()
+    drawn: list[str] = []
+    monkeypatch.setattr(Terminal, "write", lambda _, text: drawn.append(text))
     with pytest.raises(OSError, match="gone"):
         advance(fails=True)
-    until(
-        lambda: "_RefreshThread" not in {type(thread).__name__ for thread in threading.enumerate()}, "the bar is gone"
-    )
+    assert drawn[-1] == "\r\x1b[K"
     monkeypatch.setattr(Terminal, "isatty", lambda _: False)
     with caplog.at_level(logging.INFO, "fsdata"):
         advance()
-    assert [each.getMessage() for each in caplog.records] == ["source 0, its footers: 10 of 100 so far"]
+    assert [each.getMessage() for each in caplog.records] == ["source 0, its footers: 200 of 2000 so far"]
