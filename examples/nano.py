@@ -68,7 +68,7 @@ def read_sample(number: int) -> np.ndarray:
 # 2. A balanced step (the paper's Algorithm 1; `fsdata/balance/`) ------------------------------------------------------
 # Samples move inside a global batch and never between steps. So the gradient stays a sum over the same samples.
 LINEAR, QUADRATIC = 4 * D, 1  # cost of an event (projections) and of a pair of events (attention): section 4
-ROUNDS, PARTNERS, SLACK = 24, 4, 1e-5
+ROUNDS, PARTNERS, SWAPS, SLACK = 24, 4, 64, 1e-5  # fsdata's: bounds on the search, and what counts as balanced
 
 
 def balance(cost: np.ndarray, ranks: int) -> np.ndarray:
@@ -99,7 +99,8 @@ def swap_round(cost: np.ndarray, samples: list[list[int]], target: float) -> int
     swaps = first = 0  # the ranks before `first` have what they need
     for last in range(len(load) - 1, 0, -1):
         giver, at, failed = by_load[last], first, 0
-        while at < last and load[giver] > ceiling:
+        left = SWAPS + len(samples[giver])
+        while at < last and left and load[giver] > ceiling:
             taker = by_load[at]
             if load[taker] < target:
                 pair = find_swap(cost[samples[giver]], cost[samples[taker]], target, ceiling)
@@ -112,7 +113,7 @@ def swap_round(cost: np.ndarray, samples: list[list[int]], target: float) -> int
                 insort(samples[giver], back, key=(-cost).__getitem__)
                 insort(samples[taker], give, key=(-cost).__getitem__)
                 load[[giver, taker]] = cost[samples[giver]].sum(), cost[samples[taker]].sum()
-                swaps += 1
+                swaps, left = swaps + 1, left - 1
                 if target - load[taker] > ceiling - target:
                     continue  # the taker is still below its target: the same pair may swap again
             first += first == at
