@@ -16,6 +16,7 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *sorted({str(path.parent) for path in HERE.rglob("*.py")} - {str(HERE)})]
+sys.path.append(str(HERE.parent / "examples"))  # some tests compare with nano.py
 
 try:
     from hypothesis import HealthCheck, settings

@@ -13,18 +13,6 @@ def descending(cost: Sequence[int]) -> list[int]:
     return sorted(range(len(cost)), key=lambda i: (-cost[i], i))
 
 
-def zigzag(order: Sequence[int], num_ranks: int) -> list[int]:
-    """FBS by the paper's formula: counting from 1, rank i takes positions i, 2n+1-i, 2n+i, 4n+1-i, ..."""
-    rank = [-1] * len(order)
-    for r in range(1, num_ranks + 1):
-        for pair in range(0, len(order) + 1, 2 * num_ranks):
-            for position in (pair + r, pair + 2 * num_ranks + 1 - r):
-                if position <= len(order):
-                    assert rank[order[position - 1]] == -1
-                    rank[order[position - 1]] = r - 1
-    return rank
-
-
 def contiguous(cost: Sequence[int], target: Sequence[float], least: int) -> list[int]:
     """Cut where the running cost is nearest to the running target, the later cut among equals."""
     running = [0, *itertools.accumulate(cost)]
