@@ -206,7 +206,8 @@ UNPICKLING = re.compile(r"\bdist(ributed)?\.\w*object\w*\(|\btorch\.load\(|allow
 def test_nothing_is_unpickled():
     """Not by torch's collectives of objects, either. SECURITY.md names the exception: ranks that the demo starts."""
     paths = [path for package in PACKAGES for path in files(package)]
-    assert violations(paths, forbidden=("pickle", "cloudpickle", "dill", "marshal", "shelve")) == []
+    found = violations(paths, forbidden=("pickle", "cloudpickle", "dill", "marshal", "shelve"))
+    assert found == ["tools/demo/ranks.py imports pickle"]
     found = [path.relative_to(ROOT).as_posix() for path in paths if UNPICKLING.search(path.read_text())]
     assert found == ["tools/demo/train.py"]
 
