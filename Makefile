@@ -102,7 +102,8 @@ docs: $(READY)
 package: $(READY)
 	$(BIN)/python -m build --outdir build/package
 
-# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures.
+# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures. EXAMPLES=1
+# also runs the shell commands whose output a page shows, which takes minutes.
 figures: $(READY)
 	PYTHONPATH=benchmarks $(BIN)/python -m figures.pictures
 	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md

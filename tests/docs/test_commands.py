@@ -51,22 +51,6 @@ def test_commands_of_freescale_run(tmp_path, monkeypatch):
     assert Schema.from_toml("schema.toml") == Schema.from_toml(written)  # what `freescale init` guesses of these files
 
 
-@pytest.mark.long
-def test_the_program_of_getting_started_trains(tmp_path, monkeypatch):
-    """On files as its first command writes them."""
-    monkeypatch.chdir(tmp_path)
-    synth = next(command for command in commands(ROOT / "docs/getting-started.md") if " synth " in command)
-    assert CliRunner().invoke(app, [*shlex.split(synth)[1:], *_SMALLER["synth"]]).exit_code == 0
-    program, *_ = blocks("docs/getting-started.md", "python")
-    assert program.title == "train.py"
-    (tmp_path / program.title).write_text(program.text)
-    (command,) = (line for line in commands(ROOT / "docs/getting-started.md") if line.startswith("torchrun "))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]]
-    output = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True)
-    assert output.returncode == 0, output.stderr
-    assert len(re.findall(r"^step \d+: straggler share .* -> ", output.stdout, re.MULTILINE)) == 4
-
-
 def others():
     """(page, words of a command) of every other command, also of those that stand in the text."""
     for page in PAGES:

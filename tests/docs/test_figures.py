@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from cogapp import Cog
+from cogapp.cogapp import CogUserException
 from pages import PAGES, ROOT, prose
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -24,14 +25,81 @@ SETTINGS = {
 
 
 def test_pages_say_what_the_records_say(monkeypatch):
-    """As `make figures` writes them. If this fails, a record or a block of a page was changed by hand."""
+    """As `make figures` writes them. If this fails, a record, an example or a block of a page was changed by hand."""
+    monkeypatch.delenv("EXAMPLES", raising=False)
+    monkeypatch.chdir(ROOT)
+    Cog().callable_main(["cog", "--check", "--diff", *made_by_figures()])
+
+
+def made_by_figures() -> list[str]:
+    """The arguments of cog in `make figures`, but for `-r`."""
     make = subprocess.run(
         ["make", "-n", "--no-print-directory", "figures"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    _, *arguments = shlex.split(make.stdout.splitlines()[-1])
-    assert arguments[0] == "-r"
+    _, replace, *arguments = shlex.split(make.stdout.splitlines()[-1])
+    assert replace == "-r"
+    return arguments
+
+
+@pytest.mark.long
+def test_pages_show_what_their_commands_print(monkeypatch):
+    pages = [page for page in PAGES if "[[[cog examples.output(" in page.read_text()]
+    assert len(pages) > 0
+    monkeypatch.setenv("EXAMPLES", "1")
     monkeypatch.chdir(ROOT)
-    Cog().callable_main(["cog", "--check", "--diff", *arguments[1:]])
+    options = [each for each in made_by_figures() if not each.endswith(".md")]
+    Cog().callable_main(["cog", "--check", "--diff", *options, *map(str, pages)])
+
+
+SHOWN = """
+```python title="two.py"
+print("one\\ntwo", flush=True)
+two = 2
+```
+
+<!-- [[[cog examples.output(last="one") ]]] -->
+<!-- [[[end]]] -->
+
+```toml title="not-shown.toml"
+```
+
+```python
+from pathlib import Path
+
+print(two, [len(Path(file).read_text().splitlines()) for file in ("two.py", "not-shown.toml")])
+```
+
+<!-- [[[cog examples.output() ]]] -->
+<!-- [[[end]]] -->
+
+```bash
+cat two.py
+```
+
+"""
+PRINTED = ["text one ...", "text 2 [2, 0]"]
+COMMANDS = '<!-- [[[cog examples.output(first="two") ]]] -->\n<!-- [[[end]]] -->\n'
+
+
+def filled(path, text):
+    """The words of each block of output."""
+    path.write_text(text)
+    Cog().callable_main(["cog", "-r", "-P", "-p", "from figures import *", str(path)])
+    blocks = re.findall(r"^```(text.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return [" ".join(block.split()) for block in blocks]
+
+
+def test_examples_show_their_output(tmp_path, monkeypatch):
+    """Those of Python always; on a page with commands, all keep theirs until all run."""
+    page = tmp_path / "page.md"
+    monkeypatch.delenv("EXAMPLES", raising=False)
+    assert filled(page, SHOWN) == PRINTED
+    kept = page.read_text().replace("text\n2", "text\n3") + COMMANDS
+    assert filled(page, kept) == [PRINTED[0], "text 3 [2, 0]"]
+    monkeypatch.setenv("EXAMPLES", "1")
+    assert filled(page, kept) == [*PRINTED, "text two = 2"]
+    with pytest.raises(CogUserException, match="no line of the output begins with 'four'"):
+        filled(page, kept.replace('first="two"', 'first="four"'))
 
 
 def test_pictures_show_what_the_records_say():
