@@ -15,6 +15,7 @@ __all__ = [
     "loading",
     "overview",
     "simulation",
+    "timelines",
     "tools",
     "training",
     "versions",

@@ -5,15 +5,12 @@ numbers as its description, so that a test can compare them with the records wha
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from figures import communication, loading
+from figures import communication, loading, timelines
 from figures.records import Record, record
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+from figures.svg import canvas, legend
 
 WITHOUT, THEIRS, OURS = "without FreeScale", "TorchRec's pipeline", "with FreeScale"
 _COLORS = {WITHOUT: "#90a4ae", THEIRS: "#5c6bc0", OURS: "#00897b"}
@@ -42,10 +39,6 @@ class Picture:
     def written(self) -> str:
         """Its numbers, as they stand in the file."""
         return json.dumps([asdict(panel) for panel in self.panels], ensure_ascii=True, sort_keys=True)
-
-    @property
-    def path(self) -> Path:
-        return IMAGES / f"{self.name}.svg"
 
 
 def waits() -> Picture:
@@ -223,39 +216,21 @@ def object_store() -> Picture:
 PICTURES: tuple[Callable[[], Picture], ...] = (
     *(waits, demo, stragglers, loaders, histories, exposed, collisions, pooled, object_store),
 )
-
-
-def numbers_in(path: Path) -> str:
-    """What `Picture.written` gave when the file was drawn."""
-    (found,) = re.findall("<dc:description>(.*?)</dc:description>", path.read_text(), re.DOTALL)
-    return found.replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+TIMELINES = (timelines.balancing, timelines.communication)
 
 
 def draw(picture: Picture) -> None:
-    """Write the file. Its text stays text, and its bytes depend on nothing but the picture and matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     bars = sorted((bar for panel in picture.panels for bar in panel.bars.values()), key=len, reverse=True)
     series = list(dict.fromkeys(name for bar in bars for name in bar))  # in the order of the bars
     more = iter(_MORE_COLORS)
     colors = {name: _COLORS.get(name) or next(more) for name in series}
-    height = max(sum(max(_present(bar), 1) + 0.7 for bar in panel.bars.values()) for panel in picture.panels) * _BAR
-    style = {"svg.fonttype": "none", "svg.hashsalt": picture.name, "font.family": "sans-serif", "font.size": 10}
-    with matplotlib.rc_context(style):
-        figure, axes = plt.subplots(
-            1, len(picture.panels), figsize=(picture.width, height + 1.3), layout="constrained", squeeze=False
-        )
-        for axis, panel in zip(axes[0], picture.panels, strict=True):
+    lines = max(sum(max(_present(bar), 1) + 0.7 for bar in panel.bars.values()) for panel in picture.panels)
+    size = {"width": picture.width, "height": lines * _BAR + 1.3}
+    with canvas(picture.name, picture.written(), panels=len(picture.panels), **size) as (figure, axes):
+        for axis, panel in zip(axes, picture.panels, strict=True):
             _bars(axis, panel, colors)
         if len(series) > 1:
-            handles = [plt.Rectangle((0, 0), 1, 1, color=colors[name]) for name in series]
-            figure.legend(handles, series, loc="outside lower center", ncols=len(series), frameon=False)
-        metadata = {"Date": None, "Creator": None, "Description": picture.written()}
-        figure.savefig(picture.path, facecolor="white", metadata=metadata)
-        plt.close(figure)
+            legend(figure, colors)
 
 
 def _present(bar: Mapping[str, float | None]) -> int:
@@ -289,3 +264,5 @@ def _bars(axis, panel: Panel, colors: Mapping[str, str]) -> None:
 if __name__ == "__main__":
     for picture in PICTURES:
         draw(picture())
+    for timeline in TIMELINES:
+        timelines.draw(timeline())

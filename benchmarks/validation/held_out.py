@@ -121,6 +121,12 @@ def fitted(sections: Sequence[Section]) -> Fit:
 
 
 def predicted(section: Section, mode: str, fit: Fit) -> float:
+    """Milliseconds of exposed communication."""
+    return float(simulated(section, mode, fit)["bubbles"]["exposed_ms"])
+
+
+def simulated(section: Section, mode: str, fit: Fit) -> dict[str, Any]:
+    """A steady step, as `timeline` gives it."""
     shared = section.ranks / _RANKS
     lookup = shared * fit.lookup_ms * section.load.dim / 128
     part = shared * fit.part_ms
@@ -130,7 +136,7 @@ def predicted(section: Section, mode: str, fit: Fit) -> float:
         _HARDWARE, network=section.reached * section.mbit / 8e3, own_cost=shared * fit.own_ms
     )
     way, parts = way_of(mode)
-    return float(step(hardware, load, way, ranks=section.ranks, parts=parts)["bubbles"]["exposed_ms"])
+    return step(hardware, load, way, ranks=section.ranks, parts=parts)
 
 
 def way_of(mode: str) -> tuple[str, int]:

@@ -38,11 +38,7 @@ def against_parts(path: Path, held_out: Path, links: Path) -> dict[str, Any]:
     exposed: {predicted, exposed_ms, measured, least_ms}.
     """
     try:
-        measured, usual, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, held_out, links))
-        reached = shares_reached(alone)
-        without_parts = fitted([section for section in read_sections(usual, reached) if section.fitted])
-        sections = sorted(read_sections(measured, reached), key=_shared)
-        fit = _with_parts(without_parts, sections[0])
+        sections, fit = fitted_sections(path, held_out, links)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(
             f"{path} is no result of benchmarks/exposed.py --parts: {type(error).__name__}: {error}"
@@ -79,6 +75,15 @@ def against_parts(path: Path, held_out: Path, links: Path) -> dict[str, Any]:
         ],
         "best": best,
     }
+
+
+def fitted_sections(path: Path, held_out: Path, links: Path) -> tuple[list[Section], Fit]:
+    """The sections of `path`, those with the fewest shared rows first, and the fit that predicts their steps."""
+    measured, usual, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, held_out, links))
+    reached = shares_reached(alone)
+    without_parts = fitted([section for section in read_sections(usual, reached) if section.fitted])
+    sections = sorted(read_sections(measured, reached), key=_shared)
+    return sections, _with_parts(without_parts, sections[0])
 
 
 def _shared(section: Section) -> float:

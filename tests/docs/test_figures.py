@@ -13,7 +13,7 @@ from cogapp.cogapp import CogUserException
 from pages import PAGES, ROOT, prose
 
 sys.path.append(str(ROOT / "benchmarks"))
-from figures import pictures
+from figures import pictures, svg
 
 RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 _GENERATED = re.compile(r"<!-- \[\[\[cog .*?\[\[\[end\]\]\] -->", re.DOTALL)
@@ -104,8 +104,8 @@ def test_examples_show_their_output(tmp_path, monkeypatch):
 
 def test_pictures_show_what_the_records_say():
     """As `make figures` draws them, and every one stands in a page."""
-    drawn = {each.name: each for each in (made() for made in pictures.PICTURES)}
-    files = {path.stem: pictures.numbers_in(path) for path in pictures.IMAGES.glob("*.svg")}
+    drawn = {each.name: each for each in (made() for made in (*pictures.PICTURES, *pictures.TIMELINES))}
+    files = {path.stem: svg.numbers_in(path) for path in svg.IMAGES.glob("*.svg")}
     assert files == {name: picture.written() for name, picture in drawn.items()}
     pages = "".join(path.read_text() for path in PAGES)
     assert [name for name in drawn if f"images/{name}.svg" not in pages] == []
