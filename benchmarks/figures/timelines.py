@@ -1,6 +1,6 @@
 """The two pictures of "How it works": what ranks compute, send and wait for in one step, with and without a remedy.
 
-Balancing: the plans of `fsdata.pack` for a small global batch, in the time that the default cost model gives its samples.
+Balancing: the plans of `fsdata.pack` for a small global batch, in the time that the default cost model gives samples.
 Communication: simulated steps of the model that `freescale profile` predicts with (`freescale_tools.model.step`), for
 conditions that `benchmarks/exposed.py --parts` has measured, beside what was measured.
 """
@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from validation.held_out import Fit, Section, simulated
+from validation.parts import fitted_sections
+
 from figures.records import RESULTS, listed, percent, record, table
 from figures.svg import canvas, legend
 from fsdata import Polynomial, pack
-from validation.held_out import Fit, Section, simulated
-from validation.parts import fitted_sections
 
 RANKS, SAMPLES, GIANT = 4, 4, 12_000  # ranks, samples of each, events of the one giant sample
 _LEAST_MS = 0.05  # shorter waits are rounding
@@ -123,7 +124,8 @@ def communication() -> Timeline:
         ("prioritized, in 4 parts", many, "fscomm in 4 parts"),
     )
     return Timeline(
-        name="how-communication-works", strips=tuple(_step(title, section, mode, fit) for title, section, mode in strips)
+        name="how-communication-works",
+        strips=tuple(_step(title, section, mode, fit) for title, section, mode in strips),
     )
 
 

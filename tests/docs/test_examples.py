@@ -112,8 +112,8 @@ def test_no_page_with_examples_is_left_out():
     of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
     of_data |= {"docs/growing-data.md"}
     here = {"README.md", "docs/index.md", "docs/coming-from.md", "docs/fscomm.md"} | of_data
-    # By its commands; with an event log; in tests/comm/loop/test_trainers.py.
-    run_elsewhere = {"docs/getting-started.md", "docs/dlrm-v4.md", "docs/trainers.md"}
+    # By its commands; in test_checkpoints.py; with an event log; in tests/comm/loop/test_trainers.py.
+    run_elsewhere = {"docs/getting-started.md", "docs/checkpoints.md", "docs/dlrm-v4.md", "docs/trainers.md"}
     assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_elsewhere
 
 
@@ -334,7 +334,7 @@ def test_growing_data(here):
 
 
 def test_resume(training):
-    saved, over_epochs, with_fscomm, sharded, resharded = python("docs/resume.md")
+    saved, over_epochs, with_fscomm = python("docs/resume.md")
     loader = training["loader"]
     whole = [batch.features.values().tolist() for batch in loader]
     loader.set_epoch(0)
@@ -346,18 +346,6 @@ def test_resume(training):
     with fscomm.enable(training["model"]) as training["comm"]:
         exec(with_fscomm, training)
     loader.load_state_dict(training["checkpoint"]["data"])
-    assert [batch.features.values().tolist() for batch in loader] == whole[1:]
-    model = training["model"]
-    with fscomm.enable(model) as comm:
-        loader.set_epoch(0)
-        for batch in (batches := comm.lookahead(loader)):
-            model(batch).sum().backward()
-            exec(sharded, scope := training | {"batches": batches, "folder": "checkpoint"})
-            kept = [weights.clone() for weights in model.parameters()]
-            break
-    model(batch).sum().backward()
-    exec(resharded, scope)
-    assert all(map(torch.equal, model.parameters(), kept))
     assert [batch.features.values().tolist() for batch in loader] == whole[1:]
     for epoch, left in ((0, [1, 2]), (2, [])):  # saved after the last batch of an epoch
         loader.set_epoch(epoch)

@@ -1,0 +1,139 @@
+"""The program of docs/checkpoints.md: stopped after a checkpoint, then resumed on two ranks, on one, and on three."""
+
+import contextlib
+import runpy
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+from pages import blocks
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from typer.testing import CliRunner
+from worlds import shared_world
+
+import fsdata
+from freescale_tools.cli import app
+
+STEPS, STOP, GLOBAL_BATCH = 8, 4, 48
+PROGRAM = "train.py"
+
+# Of torchrec about DDP, and of torch about the sharded tensors of torchrec.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with the data, the program, and its checkpoints after STOP and STEPS on two ranks."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    (program,) = blocks("docs/checkpoints.md", "python")
+    assert program.title == PROGRAM
+    (folder / PROGRAM).write_text(program.text)
+    synth = ["synth", "sources", str(folder / "data"), "--rows", "192", "--median", "20", "--p95", "60"]
+    assert CliRunner().invoke(app, synth).exit_code == 0
+    run(2, folder)
+    return folder
+
+
+def run(ranks: int, folder: Path) -> None:
+    shared_world(ranks).run(program, str(folder))
+
+
+def program(rank: int, size: int, folder: str) -> None:
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(dist, "init_process_group"),  # the ranks of a world have one
+        mock.patch.object(dist, "destroy_process_group"),
+        mock.patch.object(sys, "argv", [PROGRAM, "--steps", str(STEPS), "--every", str(STOP)]),
+    ):
+        runpy.run_path(PROGRAM, run_name="__main__")
+
+
+def stopped(trained: Path, folder: Path) -> Path:
+    """A copy in which the program was stopped after its first checkpoint."""
+    copy = folder / "stopped"
+    shutil.copytree(trained, copy)
+    shutil.rmtree(copy / "checkpoints" / str(STEPS))
+    return copy
+
+
+def saved(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint holds of all ranks, by path."""
+    dcp_to_torch_save(str(folder / "checkpoints" / str(step)), str(folder / "whole.pt"))
+    return dict(leaves(torch.load(folder / "whole.pt", weights_only=False)))
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(state, dict):
+        for name, value in state.items():
+            yield from leaves(value, f"{path}/{name}")
+    else:
+        yield path, state
+
+
+def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [
+        name
+        for name, value in one.items()
+        if not (torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name])
+    ]
+
+
+def test_a_job_that_resumes_is_the_job_that_did_not_stop(trained, tmp_path):
+    folder = stopped(trained, tmp_path)
+    run(2, folder)
+    expected = saved(trained, STEPS)
+    assert sum(isinstance(value, torch.Tensor) for value in expected.values()) >= 6  # weights, and their optimizers'
+    assert different(expected, saved(folder, STEPS)) == []
+    assert different(expected, saved(folder, STOP)) != []
+
+
+def loader_of(size: int) -> fsdata.FreeScaleDataLoader:
+    """The program's, in its folder."""
+    *files, _ = sorted(Path("data/source-0").glob("*.parquet"))
+    schema, source = fsdata.Schema.from_toml("data/schema.toml"), fsdata.ParquetSource(files)
+    options = {"shuffle": True, "balance": fsdata.Balance()}
+    return fsdata.FreeScaleDataLoader(source, schema, batch_size=GLOBAL_BATCH // size, **options)
+
+
+def users(batches: Iterable[fsdata.Batch]) -> list[int]:
+    return [user for batch in batches for user in batch.features["user_id"].values().tolist()]
+
+
+def resumed(rank: int, size: int, folder: str) -> tuple[int, list[int]]:
+    """The step of the checkpoint, and the users that are left of the epoch. Saves what it has loaded as step STEPS."""
+    with contextlib.chdir(folder):
+        names = runpy.run_path(PROGRAM)
+        with loader_of(size) as loader:
+            model, optimizer = names["sharded"]()
+            step = names["resume"](model, optimizer, loader)
+            names["save"](STEPS, model, optimizer, loader)
+            return step, users(loader)
+
+
+def begun(rank: int, size: int, folder: str) -> list[int]:
+    """The users of the first STOP steps of an epoch."""
+    with contextlib.chdir(folder), loader_of(size) as loader:
+        return users(islice(loader, STOP))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_number_of_ranks_has_the_state_and_the_rest_of_the_epoch(ranks, trained, tmp_path):
+    folder = stopped(trained, tmp_path)
+    steps, left = zip(*shared_world(ranks).run(resumed, str(folder)), strict=True)
+    assert steps == (STOP,) * ranks
+    assert set(different(saved(folder, STOP), saved(folder, STEPS))) <= {"/step", "/data"}
+    *files, _ = sorted((folder / "data" / "source-0").glob("*.parquet"))
+    everyone = Counter(pl.read_parquet(files)["user_id"].to_list())
+    seen = Counter(chain(*shared_world(2).run(begun, str(folder))))
+    assert seen.total() == STOP * GLOBAL_BATCH
+    assert Counter(chain(*left)) == everyone - seen
