@@ -15,6 +15,7 @@ __all__ = [
     "loading",
     "overview",
     "simulation",
+    "slower",
     "timelines",
     "tools",
     "training",
