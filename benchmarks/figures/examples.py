@@ -1,8 +1,9 @@
 """What the examples of a page print, below each of them: `<!-- [[[cog examples.output() ]]] -->`.
 
 The examples with such a comment run in the order of the page, in one temporary folder; those of Python share their
-names, and a block with a title is written into the folder first. Their output may not depend on the machine: `output`
-cuts off lines that hold times.
+names, and a block with a title is written into the folder first. `<!-- [[[cog examples.given("histories") ]]] -->` at
+the top of a page names the files that it reads, a function of `example_data`. Output may not depend on the machine:
+`output` cuts off lines that hold times.
 
 Shell commands take minutes. So a page that shows the output of some is run by `make figures EXAMPLES=1`, and keeps what
 it shows otherwise; a test of the long tier compares it with a run.
@@ -21,11 +22,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from figures import example_data
+
 _BLOCK = re.compile(
     r'^```(?P<language>python|bash|console|toml)(?: title="(?P<title>[^"]*)")?\n(?P<text>.*?)^```\n'
     r"(?P<shown>\n<!-- \[\[\[cog\s+examples\.output\()?",
     re.DOTALL | re.MULTILINE,
 )
+_GIVEN = re.compile(r'\[\[\[cog examples\.given\("(\w+)"\)')
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 100  # of a terminal, in columns
 
@@ -68,6 +72,11 @@ def _line(lines: list[str], begin: str, start: int) -> int:
     raise ValueError(f"no line of the output begins with {begin!r}, so it cannot be cut there:\n" + "\n".join(lines))
 
 
+def given(name: str) -> None:
+    """Prints nothing: `outputs` looks for its comment, and writes these files of `example_data` before it runs any."""
+    getattr(example_data, name)
+
+
 def examples(page: str) -> Iterator[Example]:
     for found in _BLOCK.finditer(page):
         comment = page.count("\n", 0, found.end()) + 1 if found["shown"] else 0
@@ -80,6 +89,8 @@ def outputs(page: str) -> dict[int, str]:
     printed: dict[int, str] = {}
     names: dict[str, Any] = {"__name__": "example"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for function in _GIVEN.findall(page):
+            getattr(example_data, function)()
         for example in examples(page):
             if example.title:
                 Path(example.title).write_text(example.text)
