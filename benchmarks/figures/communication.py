@@ -67,17 +67,6 @@ def managed() -> None:
     say(shares, found)
 
 
-def maps() -> None:
-    """What mapping costs."""
-    found = record("managed_maps")
-    rows = []
-    for row in found.rows:
-        ns = [f"{1e3 * row[what]:.0f}" for what in ("TorchRec us/id", "twin us/id", "publish us/id")]
-        rows.append([row["maps"], *ns, f"{row['twin / TorchRec']:.2f}"])
-    columns = ["maps", "TorchRec's own mapping", "of the batch ahead", "published in the forward", "ahead / own"]
-    table(columns, rows, found)
-
-
 def parts() -> None:
     found = record("exposed_parts")
     modes = list(dict.fromkeys(row["mode"] for row in found.rows))
@@ -103,18 +92,6 @@ def parts() -> None:
         for row in auto.rows
     ]
     say(f'Numbers of parts that `parts="auto"` took in two runs, and what stayed exposed: {", ".join(chosen)}.', auto)
-
-
-def pooled_ms() -> None:
-    pooled = record("exposed_pooled")
-    table(
-        ["tables", "plain loop", "TrainPipelineSparseDist", "fscomm"],
-        [
-            [row["tables"], *(row[name] for name in ("plain loop", "TorchRec SparseDist", "fscomm"))]
-            for row in pooled.rows
-        ],
-        pooled,
-    )
 
 
 def pooled_bytes() -> None:
@@ -173,21 +150,3 @@ def exchanges() -> None:
         rows,
         transports,
     )
-
-
-def behind_bulk() -> None:
-    near, far = record("transports_behind"), record("transports_behind_link")
-    titles = {
-        "idle": "idle link",
-        "one group": "one process group for both",
-        "two groups": "a group for each",
-        "512 x 1024 KiB": "fscomm: chunks of 512 KiB, 1 MiB under way",
-        "1024 x 2048 KiB": "the same with 1 MiB, 2 MiB under way",
-    }
-    rows = []
-    for way, title in titles.items():
-        row, slow = near.row(way=way), far.row(way=way)
-        alone, beside = (row[f"bulk {what}, GB/s"] for what in ("alone", "beside"))
-        bulk = f"{alone:.2f}" if alone is not None else None if beside is None else f"{beside:.2f} (beside)"
-        rows.append([title, short(row["P50, ms"]), short(row["P99, ms"]), bulk, short(slow["P50, ms"])])
-    table(["", "P50, ms", "P99, ms", "bulk alone, GB/s", "P50, ms, over links of 2 Gbit/s"], rows, near, far)
