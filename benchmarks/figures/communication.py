@@ -1,6 +1,6 @@
-"""Exposed communication, many ranks, transports."""
+"""Exposed communication, and the bytes of pooled tables."""
 
-from figures.records import Record, listed, percent, record, say, short, table
+from figures.records import Record, listed, percent, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
 
@@ -14,7 +14,16 @@ SECTIONS = {
     "real compute, 2 ranks": "2 ranks, real compute",
     "8 ranks, 3 groups, skewed ids": "8 ranks, row-, table- and column-wise, skewed ids",
     "20 M under DDP, 1 Gbit": "1 Gbit, 20 M dense parameters under DDP",
+    "26 one-hot features, table-wise": "26 one-hot features, pooled, table-wise",
+    "26 one-hot features, row-wise": "26 one-hot features, pooled, row-wise",
+    "behind MPZCH": "behind managed collision (MPZCH)",
 }
+
+
+def sections(exposed: Record) -> dict[str, str]:
+    """Section -> title. Older records lack sections that were added later."""
+    present = {row["section"] for row in exposed.rows}
+    return {section: title for section, title in SECTIONS.items() if section in present}
 
 
 def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
@@ -26,7 +35,7 @@ def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
 def exposed() -> None:
     record_ = record("exposed")
     rows = []
-    for section, title in SECTIONS.items():
+    for section, title in sections(record_).items():
         times = [exposed_ms(record_, section, mode) for mode in _MODES]
         rows.append([title, *(None if time is None else f"{time:.0f}" for time in times)])
     table(
@@ -57,14 +66,6 @@ def exposed_besides() -> None:
         f"{busy['(3) blocked']:.0f} ms, and loses the rest to the look-ups and updates of fscomm, which take the time "
         "of the compute.",
     ], record_, record("exposed_collisions"))  # fmt: skip
-
-
-def managed() -> None:
-    found = record("managed")
-    rows = [[row["tables"], *(f"{row[mode]:.0f}" for mode in ("plain loop ms", "fscomm ms"))] for row in found.rows]
-    table(["tables", "plain loop", "fscomm"], rows)
-    (shares,) = found.note(r"(Behind MPZCH: .*)$")
-    say(shares, found)
 
 
 def parts() -> None:
@@ -121,32 +122,4 @@ def many_ids() -> None:
         f"At 12 % collisions, one id a vector exposes {percent(one)} of the bytes, five ids expose {percent(five)} "
         f"table-wise, {percent(row_wise)} row-wise.",
         pooled,
-    )
-
-
-def exchanges() -> None:
-    transports = record("transports")
-    ways = (
-        "all_to_all_single",
-        "gloo",
-        "copy-engine, shared memory",
-        "host-staged, gloo",
-        "host-staged, shared memory",
-    )
-    rows = []
-    for size in ("1 KiB", "256 KiB", "4 MiB", "64 MiB"):
-        row = transports.row(**{"skew": "even", "mean bytes a pair": size})
-        rows.append([size, *(short(row[way]) for way in (*ways, "copy alone"))])
-    table(
-        [
-            "bytes to each peer",
-            "`all_to_all_single`",
-            "`gloo`",
-            "`copy-engine`",
-            "`host-staged` over gloo",
-            "over shared memory",
-            "copy alone",
-        ],
-        rows,
-        transports,
     )
