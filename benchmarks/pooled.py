@@ -30,16 +30,6 @@ RANKS, SAMPLES, WIDTH = 4, 128, 64
 WARM = 4  # steps until everything is fetched ahead
 COLLISION = 0.12
 SKEW = 1.05
-GOALS = {
-    ("1 ids a bag", "table-wise"): 0.13,
-    ("2 ids a bag", "table-wise"): 0.25,
-    ("5 ids a bag", "table-wise"): 0.50,
-    ("1 ids a bag", "row-wise"): 0.03,
-    ("2 ids a bag", "row-wise"): 0.05,
-    ("5 ids a bag", "row-wise"): 0.11,
-    ("26 one-hot features", "table-wise"): 0.47,
-    ("26 one-hot features", "row-wise"): 0.13,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,12 +124,11 @@ def main() -> None:
         share = (
             sum(share for _, share in answers) / RANKS if case.sharding == "row-wise" else max(s for _, s in answers)
         )
-        goal = GOALS.get((case.name, case.sharding))
-        rows.append([case.sharding, case.name, 100 * share, exposed / 1e3, whole / 1e3, exposed / whole, goal])
+        rows.append([case.sharding, case.name, 100 * share, exposed / 1e3, whole / 1e3, exposed / whole])
     emit(
         "pooled",
         f"Exposed bytes of pooled tables, {RANKS} ranks x {SAMPLES} samples",
-        ["sharding", "model", "ids that collide %", "exposed KB", "SparseDist KB", "ratio", "goal"],
+        ["sharding", "model", "ids that collide %", "exposed KB", "SparseDist KB", "ratio"],
         rows,
         ["Bytes that all ranks send in a step, and wait for. Collisions: of the owner with the most."],
         data="random ids, made as it runs",

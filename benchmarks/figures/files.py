@@ -1,6 +1,6 @@
-"""Many files, object stores."""
+"""Object stores."""
 
-from figures.records import listed, percent, record, short, table
+from figures.records import listed, percent, record, table
 
 
 def object_store() -> None:
