@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from common.ranks import run_ranks
-from common.table import emit
+from common.table import add_results_option, emit
 from exposed import ONE_HOT
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -116,6 +116,7 @@ def waited_for(case: Case) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
+    add_results_option(parser)
     options = parser.parse_args()
     rows = []
     for case in cases():
@@ -132,6 +133,7 @@ def main() -> None:
         rows,
         ["Bytes that all ranks send in a step, and wait for. Collisions: of the owner with the most."],
         data="random ids, made as it runs",
+        results=options.results,
     )
 
 
