@@ -105,6 +105,10 @@ def train(rank: int, size: int, case: Case, steps: int) -> tuple[int, float]:
     return sent // len(measured), share
 
 
+def train_all(rank: int, size: int, steps: int) -> list[tuple[int, float]]:
+    return [train(rank, size, case, steps) for case in cases()]
+
+
 def waited_for(case: Case) -> int:
     """Bytes that all ranks of TrainPipelineSparseDist send in a step, and wait for."""
     vectors = RANKS * SAMPLES * WIDTH * 4 * len(case.rows)  # of all ranks
@@ -119,8 +123,7 @@ def main() -> None:
     add_results_option(parser)
     options = parser.parse_args()
     rows = []
-    for case in cases():
-        answers = run_ranks(RANKS, train, case, options.steps)
+    for case, *answers in zip(cases(), *run_ranks(RANKS, train_all, options.steps), strict=True):
         exposed, whole = sum(sent for sent, _ in answers), waited_for(case)
         share = (
             sum(share for _, share in answers) / RANKS if case.sharding == "row-wise" else max(s for _, s in answers)
