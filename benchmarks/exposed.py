@@ -8,7 +8,8 @@ in each. Three measures stand side by side:
 
 1. exposed: a step minus the step of the same model without embeddings (compute only), in the same round;
 2. shaped - unshaped: a step minus the step of the same mode on links that are not held to a rate;
-3. blocked: milliseconds in which the thread that trains waits for communication, waits for other threads included.
+3. blocked, of fscomm: milliseconds in which the thread that trains waits for communication or for other threads, as
+   fscomm reports.
 
 Compute is emulated by sleeping (a GPU leaves the CPU idle too) except where a row says otherwise. Needs root.
 """

@@ -47,12 +47,13 @@ class Blocks:
         """Step minus the compute-only step of the same round."""
         return [step - alone for step, alone in zip(self.steps_ms(mode), self.steps_ms("compute"), strict=True)]
 
-    def blocked_ms(self, mode: str) -> list[float]:
-        """Milliseconds per step in which the training thread waited, per round."""
-        return [statistics.mean(map(_blocked_ms, ranks)) for ranks in self._rounds(mode)]
-
-    def mean(self, mode: str, key: str) -> float:
-        return statistics.mean(answer[key] for ranks in self._rounds(mode) for answer in ranks)
+    def blocked_ms(self, mode: str) -> float | None:
+        """Of a step, in which the training thread waited, as fscomm reports; None of other modes."""
+        rounds = [
+            [sum(step["exposed_ms"].values()) for answer in ranks for step in answer["said"]]
+            for ranks in self._rounds(mode)
+        ]
+        return statistics.median(map(statistics.mean, rounds)) if all(rounds) else None
 
     def managed(self) -> dict[str, float] | None:
         """Shares of the ids that the ranks own behind managed collision, over all measured steps; None without it."""
@@ -94,13 +95,6 @@ class Blocks:
             yield ranks
 
 
-def _blocked_ms(answer: dict[str, Any]) -> float:
-    """Of a step: as fscomm says, else the waits for collectives that were intercepted."""
-    if not answer["said"]:
-        return sum(answer["blocked_ms"].values())
-    return statistics.mean(sum(step["exposed_ms"].values()) for step in answer["said"])
-
-
 def headline_table(blocks: Sequence[Blocks]) -> Table:
     """One line per section and mode: the three measures."""
     unshaped = {block.condition["compute_ms"]: block for block in blocks if block.condition["rate_mbit"] is None}
@@ -124,13 +118,10 @@ def headline_table(blocks: Sequence[Blocks]) -> Table:
                 "" if mode == "compute" else _quartiles(block.exposed_ms(mode)),
                 None if mode == "compute" or not plain else round(100 * (exposed / plain - 1), 1),
                 shaped,
-                statistics.median(block.blocked_ms(mode)),
-                block.mean(mode, "sent_bytes") / 1e6,
-                1e3 * block.mean(mode, "cpu_s"),
+                block.blocked_ms(mode),
             ])  # fmt: skip
     columns = [
         "section", "mode", "step ms", "(1) exposed", "quartiles", "vs plain %", "(2) shaped - unshaped", "(3) blocked",
-        "sent MB", "CPU ms",
     ]  # fmt: skip
     return "Embedding communication that a step still pays for, ms (per rank and step)", columns, rows
 
@@ -147,7 +138,7 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
                 exposed = block.exposed_ms(mode)
                 rows.append([
                     100 * data["by occurrence"], 100 * data["by distinct row"], title(mode),
-                    statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
+                    statistics.median(exposed), _quartiles(exposed), block.blocked_ms(mode),
                     block.floor_ms() / statistics.median(block.parts(mode)), _list(block.parts(mode)),
                 ])  # fmt: skip
     notes = []
@@ -168,8 +159,7 @@ def cost_notes(
     """What the headline table needs to be read: the floor, shares of ids, whether tables are equal, memory."""
     notes = [
         "Medians over rounds of block means. Compute is emulated by sleeping except in sections named real compute.",
-        "Compute only: the same dense network under DDP, rows constant. (3) of fscomm: its report; of the others: the "
-        "training thread in torch.distributed.Work.wait; DDP's own waits are in neither.",
+        "Compute only: the same dense network under DDP, rows constant. (3): without the waits of DDP.",
         "TorchRec's PEC is for CUDA, runs here on two stubs, and its updates are wrong.",
     ]
     for block in blocks:

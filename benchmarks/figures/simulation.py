@@ -30,22 +30,6 @@ def against_paper() -> None:
     )
 
 
-def against_exposed() -> None:
-    adviser = record("adviser")
-    rows = []
-    for mode in ("TorchRec SparseDist", "fscomm"):
-        for section in ("400 ms", "270 ms"):
-            row = adviser.row(against="exposed.py", what=f"exposed, {section}, {mode}")
-            rows.append([
-                f"{mode.removeprefix('TorchRec ')}, {section} of compute",
-                f"{row['predicted']:.1f} ms",
-                f"{row['measured']:.1f} ms",
-                _error(row["error"]),
-                row["verdict"].replace("%", " %"),
-            ])  # fmt: skip
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-
-
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
