@@ -101,7 +101,7 @@ def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
         (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, fewer parts, or --link none"),
         (["--zch", "--steps", "9"], "--zch needs 10 steps, the data and --steps give 9"),
         (["--zch", "--batch-size", "16"], "--zch needs 10 steps, the data and --steps give 3"),
-        (["--link", "fast"], "--link takes none, or a speed in kbit, mbit or gbit per second"),
+        (["--link", "fast"], "--link takes none, or a speed of at least 5 Mbit/s"),
         (["--steps", "5"], "the runs on the link need 6 steps, the data and --steps give 5"),
     ],
     ids=" ".join,
