@@ -99,9 +99,12 @@ def communication_sentence(outcome: Outcome, parts: int) -> str:
         effects += [f"in {parts} parts it {effect(act, in_parts)}"] if act.run(in_parts) else []
         effects += [f"TorchRec's pipeline {effect(act, _PIPELINE)}"] if act.run(_PIPELINE) else []
         said.append(f"- {links(act)}: it {'; '.join(effects)}")
+    served = [run for act in outcome.communication for run in act.runs if run.name == "prioritized"]
+    dense = sum(run.seconds["dense"] for run in served) / len(served)
     return "\n".join([
         "Prioritized communication, beside the plain loop on the same links:",
         *said,
+        f"Of what its steps still wait for the link, {1e3 * dense:.0f} ms are DDP's all-reduce of dense gradients.",
         "It brings more the longer exchanges take beside the compute, and the fewer ids collide. Steps in parts also "
         "hide rows that collide. Links as fast as memory leave nothing to hide, and its threads take time of cores.",
     ])  # fmt: skip

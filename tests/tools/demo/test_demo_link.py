@@ -19,7 +19,9 @@ from fsranks.control_group import control_group
 from fsranks.rank_context import resolve
 
 
-@pytest.mark.parametrize(("text", "mbit"), [("100mbit", 100), (" 1Gbit ", 1_000), ("51200kbit", 51.2), ("12.5mbit", 12.5)])
+@pytest.mark.parametrize(
+    ("text", "mbit"), [("100mbit", 100), (" 1Gbit ", 1_000), ("51200kbit", 51.2), ("12.5mbit", 12.5)]
+)
 def test_speeds_are_read_with_their_unit(text, mbit):
     assert parse_link(text) == mbit
 

@@ -131,6 +131,7 @@ def test_a_sentence_says_what_communication_brought_or_cost_on_all_links():
     slower = replace(link(whole_s=2.4, cut_s=1.99), collisions=0.8)
     slower = replace(slower, runs=tuple(replace(run, collisions=0.8) for run in slower.runs))
     found = communication_sentence(Outcome(balancing=memory(), communication=(link(), slower)), 4)
+    assert "still wait for the link, 1 ms are DDP's all-reduce" in found
     assert found.splitlines()[1:4] == [
         "- 100 Mbit/s, 12% of ids collide: it took 30% off a step (1400 instead of 2000 ms); in 4 parts it took 50% "
         "off a step (1000 instead of 2000 ms); TorchRec's pipeline changed a step by less than 5% (1960 instead of "

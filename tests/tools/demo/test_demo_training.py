@@ -42,11 +42,12 @@ def test_the_command_trains_on_two_ranks(tmp_path, monkeypatch):
     ):
         assert re.search(expected.replace(" .* ", "[^\\n]* ") + " +│$", done.stdout, re.MULTILINE), expected
     assert re.search(r"^prioritized, zch: \d of 10 forwards served$", done.stdout, re.MULTILINE)
-    balancing, title, on_link, on_memory, _ = done.stdout.splitlines()[-5:]
+    balancing, title, on_link, on_memory, dense, _ = done.stdout.splitlines()[-6:]
     assert balancing.startswith("Balancing ")
     assert title.startswith("Prioritized communication")
     assert re.match(r"- 1000 Mbit/s, \d+% of ids collide: it .* in 2 parts it .* TorchRec's pipeline ", on_link)
     assert re.match(r"- memory, \d+% of ids collide: it ", on_memory)
+    assert re.search(r"\d+ ms are DDP's all-reduce of dense gradients", dense)
     (picture,) = out.iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"picture: {picture}" in done.stdout
