@@ -102,10 +102,12 @@ docs: $(READY)
 package: $(READY)
 	$(BIN)/python -m build --outdir build/package
 
-# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures.
+# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures. They are
+# written in any case; it fails if a figure of README.md or docs/index.md is old.
 figures: $(READY)
 	PYTHONPATH=benchmarks $(BIN)/python -m figures.pictures
 	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md
+	PYTHONPATH=benchmarks $(BIN)/python -m figures.ages
 
 format: $(READY)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -13,7 +13,6 @@ __all__ = [
     "loading",
     "overview",
     "simulation",
-    "tools",
     "training",
     "versions",
 ]

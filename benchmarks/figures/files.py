@@ -1,28 +1,6 @@
-"""Many files, object stores."""
+"""Object stores."""
 
-from figures.records import listed, percent, record, short, table
-
-
-def many() -> None:
-    catalog = record("catalog")
-    titles = {
-        "listed, 1 rank": "100,000 files, listed, 1 rank",
-        "listed, 2 ranks of a host": "the same by 2 ranks of a host at once",
-        "from the catalog": "the same from a catalog",
-        "freescale catalog": "`freescale catalog` of them",
-        "freescale catalog --update": "`freescale catalog --update`, nothing new",
-        "key=value folders": "10,000 `key=value` folders with a file each",
-        "key=value folders, key read": "the same, the key is a field",
-    }
-    table(
-        ["", "seconds", "MB more afterwards", "at most"],
-        [
-            [title, short(row["s"]), *(row[name] and f"{row[name]:.0f}" for name in ("MB", "MB at most"))]
-            for way, title in titles.items()
-            if (row := catalog.row(way=way))
-        ],
-        catalog,
-    )
+from figures.records import listed, percent, record, table
 
 
 def object_store() -> None:

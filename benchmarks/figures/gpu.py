@@ -12,6 +12,13 @@ def _of_part(part: str) -> Record:
     return Record(part, found | {"command": f'make gpu PARTS="{part}"'})
 
 
+def parts() -> None:
+    """What each part of `make gpu` has asked, and how far it came."""
+    documents = [json.loads(path.read_text()) for path in sorted((RESULTS / "gpu").glob("*.json"))]
+    rows = [[f"`{found['part']}`", found["asked"], found["reached"], len(found["failures"])] for found in documents]
+    table(["part", "asks", "reached", "failures"], rows)
+
+
 def feeding() -> None:
     fed = _of_part("feeding")
     rows = [

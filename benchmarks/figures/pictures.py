@@ -176,7 +176,7 @@ def histories() -> Picture:
 def exposed() -> Picture:
     exposed = record("exposed")
     modes = {WITHOUT: "plain loop", THEIRS: "TorchRec SparseDist", OURS: "fscomm"}
-    bars = {title: _exposed(exposed, section, modes) for section, title in communication.SECTIONS.items()}
+    bars = {title: _exposed(exposed, section, modes) for section, title in communication.sections(exposed).items()}
     return Picture(name="exposed", panels=(Panel(title="exposed communication", unit="ms of a step", bars=bars),))
 
 

@@ -30,22 +30,6 @@ def against_paper() -> None:
     )
 
 
-def against_exposed() -> None:
-    adviser = record("adviser")
-    rows = []
-    for mode in ("TorchRec SparseDist", "fscomm"):
-        for section in ("400 ms", "270 ms"):
-            row = adviser.row(against="exposed.py", what=f"exposed, {section}, {mode}")
-            rows.append([
-                f"{mode.removeprefix('TorchRec ')}, {section} of compute",
-                f"{row['predicted']:.1f} ms",
-                f"{row['measured']:.1f} ms",
-                _error(row["error"]),
-                row["verdict"].replace("%", " %"),
-            ])  # fmt: skip
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-
-
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
@@ -186,37 +170,6 @@ def balancing_measured() -> None:
         "outweighs all else in a step, balancing brings little: cut or split such histories.",
         measured,
     )
-
-
-def plans() -> None:
-    plans = record("plans")
-    sets = [row for row in plans.rows if isinstance(row["set"], int)]
-    mean, worst = plans.row(set="mean"), plans.row(set="worst")
-    reached = sum(row["tau"] >= 0.8 for row in sets)
-    by_kind = [_mean([row["tau"] for row in sets if row["kind"] == kind]) for kind in ("pooled", "sequence")]
-    kept = sum(row["chosen / default"] == 1 for row in sets)
-    table(
-        ["", "reached", "goal"],
-        [
-            [
-                "Kendall's tau of predicted and measured steps over the plans of a set, mean",
-                f"{mean['tau']:.2f}",
-                0.8,
-            ],
-            ["the same, pooled tables", f"{by_kind[0]:.2f}", 0.8],
-            ["the same, sequence tables", f"{by_kind[1]:.2f}", 0.8],
-            ["sets that reach 0.8", f"{reached} of {len(sets)}", None],
-            ["the same, over pairs that are more than 5 % apart", f"{mean['tau 5 % apart']:.2f}", None],
-            ["step of the chosen plan over that of TorchRec's default, mean", f"{mean['chosen / default']:.2f}", 1],
-            ["the same, worst", f"{worst['chosen / default']:.2f}", 1.05],
-            ["sets in which TorchRec's plan is kept", kept, None],
-        ],
-        plans,
-    )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _error(text: str) -> str:
