@@ -1,6 +1,6 @@
 """Exposed communication, and the bytes of pooled tables."""
 
-from figures.records import Record, listed, percent, record, say, table
+from figures.records import Record, listed, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
 
@@ -107,19 +107,3 @@ def pooled_bytes() -> None:
         pooled,
     )
 
-
-def many_ids() -> None:
-    pooled = record("pooled")
-    one, five, row_wise = (
-        pooled.row(sharding=sharding, model=model)["ratio"]
-        for sharding, model in (
-            ("table-wise", "1 ids a bag"),
-            ("table-wise", "5 ids a bag"),
-            ("row-wise", "5 ids a bag"),
-        )
-    )
-    say(
-        f"At 12 % collisions, one id a vector exposes {percent(one)} of the bytes, five ids expose {percent(five)} "
-        f"table-wise, {percent(row_wise)} row-wise.",
-        pooled,
-    )
