@@ -24,9 +24,9 @@ def against_paper() -> None:
     (fit,) = (fit for fit in adviser.extra["paper"]["fits"] if fit["name"] == "dim")
     low, high = adviser.note(r"predicted to leave ([\d.]+)% and ([\d.]+)%")
     say(
-        f"The first line is steep: a plain loop of 21.5 % gives {low} %, one of 22.5 % gives {high} %. All this can "
-        "test relations between the paper's own figures. It cannot test how long anything takes: the dim of "
-        f"{fit['value']:.0f} floats is fitted so that the plain loop comes out."
+        f"The first line is steep: a plain loop of 21.5 % gives {low} %, one of 22.5 % gives {high} %. This tests "
+        "relations between the paper's own figures, not durations: the dim of "
+        f"{fit['value']:.0f} floats is fitted to the plain loop."
     )
 
 
@@ -54,7 +54,7 @@ def held_out() -> None:
     say("These missed the goal (ranks, links, collisions, floats a row):")
     listed(misses)
     inside, goal = adviser.note(r"(\d+)% of the held-out figures are inside their interval \(goal (\d+)%\)")
-    say(f"{inside} % of these figures are inside the intervals that the factors of a verdict give (goal {goal} %).")
+    say(f"{inside} % of these figures are inside the intervals of the verdicts (goal {goal} %).")
 
 
 def in_parts() -> None:
@@ -139,8 +139,8 @@ def time_lost() -> None:
     ]
     say(
         "By the fitted cost of the same batches, time lost is never further off than "
-        f"{100 * off:.1f} points. Ranks that train on equal batches seem to lose {noise[0]} % with 2 ranks and "
-        f"{noise[1]} % with 4: so much is noise."
+        f"{100 * off:.1f} points. Ranks with equal batches seem to lose {noise[0]} % with 2 ranks and "
+        f"{noise[1]} % with 4: that is the noise."
     )
     if known:
         say("\\* further off than 3 points, and outside the interval of the prediction.")
