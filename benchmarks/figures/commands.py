@@ -19,15 +19,15 @@ _VALUES = {str: "text", int: "integer", float: "number", Path: "path"}
 
 
 def reference() -> None:
-    """A table of the commands, then for each of them its help, its example and its options."""
+    """A table of the commands, then for each of them its example, its help and its options."""
     examples = {function.__name__.replace("_", "-"): example for function, example in EXAMPLES.items()}
     commands: Mapping[str, Any] = typer.main.get_command(app).commands  # typer's own class, or click's: by its version
     table(["command", "what it does"], [[f"[`{name}`](#{name})", commands[name].short_help] for name in examples])
     for name, example in examples.items():
-        print(f"\n## {name}")
-        for paragraph in commands[name].help.split("\n\n"):
+        print(f"\n## {name}\n\n```bash\n{example}\n```")
+        _, *details = commands[name].help.split("\n\n")  # the first paragraph is in the table
+        for paragraph in details:
             say(" ".join(paragraph.split()))
-        print(f"\n```bash\n{example}\n```")
         _parameters(commands[name])
 
 

@@ -5,31 +5,6 @@ from typing import Any
 from figures.records import listed, percent, record, say, table
 
 
-def against_paper() -> None:
-    adviser = record("adviser")
-    titles = {
-        "straggler share, FBS": ("straggler share with zig-zag balancing (FBS)", "{:.2%}"),
-        "exposed communication, prioritized": ("exposed communication, prioritized", "{:.1f} ms"),
-        "change of exposed communication, all together, 256 ranks": (
-            "change of it at 256 ranks, all remedies",
-            "{:.1%}",
-        ),
-    }
-    rows = []
-    for what, (title, form) in titles.items():
-        row = adviser.row(against="paper", what=what)
-        found = [form.format(row[name]).replace("%", " %") for name in ("predicted", "measured")]
-        rows.append([title, *found, _error(row["error"]), row["verdict"].replace("%", " %")])
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-    (fit,) = (fit for fit in adviser.extra["paper"]["fits"] if fit["name"] == "dim")
-    low, high = adviser.note(r"predicted to leave ([\d.]+)% and ([\d.]+)%")
-    say(
-        f"The first line is steep: a plain loop of 21.5 % gives {low} %, one of 22.5 % gives {high} %. This tests "
-        "relations between the paper's own figures, not durations: the dim of "
-        f"{fit['value']:.0f} floats is fitted to the plain loop."
-    )
-
-
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
