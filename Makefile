@@ -13,6 +13,9 @@ DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
 .PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs package figures format clean
 
+# Some images keep Python from writing bytecode, and pip installs without: then each process compiles torch and torchrec.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
 # because they name the CUDA fbgemm; what it really needs stands in requirements/torchrec.txt.
