@@ -105,8 +105,8 @@ docs: $(READY)
 package: $(READY)
 	$(BIN)/python -m build --outdir build/package
 
-# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures. They are
-# written in any case; it fails if a figure of README.md or docs/index.md is old.
+# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures; and the
+# command reference. They are written in any case; it fails if a figure of README.md or docs/index.md is old.
 figures: $(READY)
 	PYTHONPATH=benchmarks $(BIN)/python -m figures.pictures
 	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md

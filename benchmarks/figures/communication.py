@@ -1,6 +1,6 @@
 """Exposed communication, and the bytes of pooled tables."""
 
-from figures.records import Record, listed, percent, record, say, table
+from figures.records import Record, listed, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
 
@@ -58,13 +58,13 @@ def exposed_besides() -> None:
     (memory,) = record_.note(r"peak memory over the plain loop ([\d,]+) bytes")
     busy = record_.row(section="real compute, 2 ranks", mode="fscomm")
     listed([
-        f"Sending the collision rows and their gradients alone takes {floor} ms at 200 Mbit (the links let a first "
-        "burst pass for free).",
-        f"With the collision rate the exposed time of fscomm grows by {slope} ms per percent, from {base} ms.",
+        f"Sending only the collision rows and their gradients takes {floor} ms at 200 Mbit (links do not limit a first "
+        "burst).",
+        f"The exposed time of fscomm is {base} ms, and {slope} ms more per percent of collisions.",
         f"fscomm takes {int(memory.replace(',', '')) / 1e6:.0f} MB more memory than the plain loop here.",
-        "Real compute leaves no core to the threads of fscomm. There the training thread waits for communication for "
-        f"{busy['(3) blocked']:.0f} ms, and loses the rest to the look-ups and updates of fscomm, which take the time "
-        "of the compute.",
+        "With real compute the threads of fscomm have no core to themselves. The training thread waits for "
+        f"communication for {busy['(3) blocked']:.0f} ms; the rest are look-ups and updates of fscomm, which compete "
+        "with the compute.",
     ], record_, record("exposed_collisions"))  # fmt: skip
 
 
@@ -80,19 +80,18 @@ def parts() -> None:
         for share in shares
     ]
     floors = {row["mode"]: row["floor ms"] for row in found.where(**{"% of ids": shares[-1]})}
-    table(["shared ids", *modes], rows, found)
     say(
-        "Milliseconds per step that are not computing, on 4 ranks whose links are held to 200 Mbit, with 400 ms of "
-        f"emulated computing. At {shares[-1]:.0f} % a fourth of the shared rows and gradients takes "
-        f"{floors['fscomm in 4 parts']:.0f} ms of the links alone.",
-        found,
+        "Exposed milliseconds per step, on 4 ranks whose links are limited to 200 Mbit, with 400 ms of emulated "
+        f"compute. At {shares[-1]:.0f} % the links need {floors['fscomm in 4 parts']:.0f} ms for a fourth of the "
+        "shared rows and gradients."
     )
+    table(["shared ids", *modes], rows, found)
     auto = record("exposed_auto")
     chosen = [
         f"{row['parts'].replace(', ', ' or ')} at {row['% of ids']:.0f} % ({row['(1) exposed ms']:.0f} ms)"
         for row in auto.rows
     ]
-    say(f'Numbers of parts that `parts="auto"` took in two runs, and what stayed exposed: {", ".join(chosen)}.', auto)
+    say(f'Numbers of parts that `parts="auto"` chose in two runs, and the exposed time: {", ".join(chosen)}.', auto)
 
 
 def pooled_bytes() -> None:
@@ -104,22 +103,5 @@ def pooled_bytes() -> None:
             [sharding, *(f"{pooled.row(sharding=sharding, model=model)['ratio']:.2f}" for model in models)]
             for sharding in ("table-wise", "row-wise")
         ],
-        pooled,
-    )
-
-
-def many_ids() -> None:
-    pooled = record("pooled")
-    one, five, row_wise = (
-        pooled.row(sharding=sharding, model=model)["ratio"]
-        for sharding, model in (
-            ("table-wise", "1 ids a bag"),
-            ("table-wise", "5 ids a bag"),
-            ("row-wise", "5 ids a bag"),
-        )
-    )
-    say(
-        f"At 12 % collisions, one id a vector exposes {percent(one)} of the bytes, five ids expose {percent(five)} "
-        f"table-wise, {percent(row_wise)} row-wise.",
         pooled,
     )

@@ -61,9 +61,7 @@ def contention() -> None:
     ]
     table(["compute, tokens", "beside", "slower, %", "moved, GB/s"], rows, found)
     least = min(row["slower, %"] for row in found.rows)
-    say(
-        f"The clock of the GPU varies: from one turn to the next the same compute may take {-least:.0f} % more or less."
-    )
+    say(f"The clock of the GPU varies: the same compute, repeated, may take {-least:.0f} % more or less.")
 
 
 def probes() -> None:

@@ -65,21 +65,6 @@ def flat() -> None:
     )
 
 
-def flat_goals() -> None:
-    flat = record("flat")
-    missed = [
-        f"{row['shape']}: {what} {row[found]:.2f}, {row[asked]:g} wanted"
-        for row in flat.rows
-        for what, found, asked in (
-            ("in order", "in order / raw", "asked"),
-            ("shuffled", "shuffled / raw", "asked shuffled"),
-            ("over twenty lines", "in order / twenty lines", "asked of it"),
-        )
-        if row[asked] is not None and row[found] > row[asked]
-    ]
-    listed([f"{each}." for each in missed], flat)
-
-
 def small_batches() -> None:
     loader = record("loader")
     plain, shuffled = (loader.row(way=name, batch=128) for name in ("FreeScale", "FreeScale shuffled"))

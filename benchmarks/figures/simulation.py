@@ -5,31 +5,6 @@ from typing import Any
 from figures.records import listed, percent, record, say, table
 
 
-def against_paper() -> None:
-    adviser = record("adviser")
-    titles = {
-        "straggler share, FBS": ("straggler share with zig-zag balancing (FBS)", "{:.2%}"),
-        "exposed communication, prioritized": ("exposed communication, prioritized", "{:.1f} ms"),
-        "change of exposed communication, all together, 256 ranks": (
-            "change of it at 256 ranks, all remedies",
-            "{:.1%}",
-        ),
-    }
-    rows = []
-    for what, (title, form) in titles.items():
-        row = adviser.row(against="paper", what=what)
-        found = [form.format(row[name]).replace("%", " %") for name in ("predicted", "measured")]
-        rows.append([title, *found, _error(row["error"]), row["verdict"].replace("%", " %")])
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-    (fit,) = (fit for fit in adviser.extra["paper"]["fits"] if fit["name"] == "dim")
-    low, high = adviser.note(r"predicted to leave ([\d.]+)% and ([\d.]+)%")
-    say(
-        f"The first line is steep: a plain loop of 21.5 % gives {low} %, one of 22.5 % gives {high} %. All this can "
-        "test relations between the paper's own figures. It cannot test how long anything takes: the dim of "
-        f"{fit['value']:.0f} floats is fitted so that the plain loop comes out."
-    )
-
-
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
@@ -54,7 +29,7 @@ def held_out() -> None:
     say("These missed the goal (ranks, links, collisions, floats a row):")
     listed(misses)
     inside, goal = adviser.note(r"(\d+)% of the held-out figures are inside their interval \(goal (\d+)%\)")
-    say(f"{inside} % of these figures are inside the intervals that the factors of a verdict give (goal {goal} %).")
+    say(f"{inside} % of these figures are inside the intervals of the verdicts (goal {goal} %).")
 
 
 def in_parts() -> None:
@@ -139,8 +114,8 @@ def time_lost() -> None:
     ]
     say(
         "By the fitted cost of the same batches, time lost is never further off than "
-        f"{100 * off:.1f} points. Ranks that train on equal batches seem to lose {noise[0]} % with 2 ranks and "
-        f"{noise[1]} % with 4: so much is noise."
+        f"{100 * off:.1f} points. Ranks with equal batches seem to lose {noise[0]} % with 2 ranks and "
+        f"{noise[1]} % with 4: that is the noise."
     )
     if known:
         say("\\* further off than 3 points, and outside the interval of the prediction.")
