@@ -13,6 +13,9 @@ DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
 .PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs package figures format clean
 
+# Some images keep Python from writing bytecode, and pip installs without: then each process compiles torch and torchrec.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch first and by itself: with it in place nothing that depends on torch pulls another build.
 # fbgemm x.y goes with one torch minor (1.8 with 2.13). torchrec comes without its declared dependencies,
 # because they name the CUDA fbgemm; what it really needs stands in requirements/torchrec.txt.
@@ -102,11 +105,13 @@ docs: $(READY)
 package: $(READY)
 	$(BIN)/python -m build --outdir build/package
 
-# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures. EXAMPLES=1
+# The measured figures and the pictures of README and docs, from benchmarks/results: see benchmarks/figures; and the
+# command reference. They are written in any case; it fails if a figure of README.md or docs/index.md is old. EXAMPLES=1
 # also runs the shell commands whose output a page shows, which takes minutes.
 figures: $(READY)
 	PYTHONPATH=benchmarks $(BIN)/python -m figures.pictures
 	$(BIN)/cog -r -P -I benchmarks -p "from figures import *" README.md docs/*.md
+	PYTHONPATH=benchmarks $(BIN)/python -m figures.ages
 
 format: $(READY)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

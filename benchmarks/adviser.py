@@ -1,11 +1,10 @@
 """How well `freescale profile` predicts: its errors on measurements that it was not fitted to.
 
-    python benchmarks/adviser.py [--exposed FILE] [--held-out FILE] [--links FILE] [--parts FILE] [--time-lost FILE]
+    python benchmarks/adviser.py [--held-out FILE] [--links FILE] [--parts FILE] [--time-lost FILE]
 
-Six comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
-between its own numbers and no length of time. `benchmarks/exposed.py`: two numbers are fitted to its plain loop, the
-steps of TorchRec's pipeline and of fscomm are predicted. `benchmarks/held_out.py`: `durations.py` as `profile` uses
-it, links measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out.
+Five comparisons. The paper: two numbers are fitted to its plain loop, the others are predicted, which tests relations
+between its own numbers and no length of time. `benchmarks/held_out.py`: `durations.py` as `profile` uses it, links
+measured by `benchmarks/links.py`, two numbers fitted on three conditions, the other twelve held out.
 `benchmarks/exposed.py --parts`: the same two numbers, and the cost of a part fitted where the fewest rows are shared.
 What others published: nothing is fitted. `benchmarks/time_lost.py`: `freescale profile` predicts the time that ranks
 lose to waiting, from the files and a cost model that was fitted to other steps. Nothing is measured here; results are
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from common.table import RESULTS, add_results_option, emit
-from validation.against_benchmark import against_benchmark
 from validation.against_paper import against_paper
 from validation.held_out import against_held_out
 from validation.parts import against_parts
@@ -33,7 +31,6 @@ NOTE = "In brackets: lines that no goal was set for."
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exposed", type=Path, default=RESULTS / "exposed.json", help="results of exposed.py")
     parser.add_argument("--held-out", type=Path, default=RESULTS / "held_out.json", help="results of held_out.py")
     parser.add_argument("--links", type=Path, default=RESULTS / "links.json", help="results of links.py")
     parser.add_argument("--parts", type=Path, default=RESULTS / "exposed_parts.json", help="of exposed.py --parts")
@@ -43,7 +40,6 @@ def main() -> None:
     # The paper measured on its own cluster.
     reports = {
         "paper": against_paper(load_hardware("h100-ib")),
-        "exposed.py": against_benchmark(given.exposed),
         "held_out.py": against_held_out(given.held_out, given.links),
         "exposed.py --parts": against_parts(given.parts, given.held_out, given.links),
         "published": published(),
@@ -63,7 +59,7 @@ def main() -> None:
         [*notes, NOTE],
         reports,
         results=given.results,
-        data="figures of the paper and of other published runs, exposed.json, held_out.json, links.json, "
+        data="figures of the paper and of other published runs, held_out.json, links.json, "
         "exposed_parts.json, time_lost.json",
     )
 

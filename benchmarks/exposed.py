@@ -1,6 +1,6 @@
 """How much embedding communication does a training step still pay for? (The paper's Fig. 9 and 11, in namespaces.)
 
-    python benchmarks/exposed.py [--rounds 4] [--steps 5] [--modes compute,plain,fscomm] [--only TEXT] [--quick]
+    python benchmarks/exposed.py [--rounds 4] [--steps 5] [--parts 1,2,4,8] [--only TEXT]
 
 Ranks live in network namespaces whose links are held to a rate. Every mode trains the same model, from the same
 weights, on the same batches: short blocks of steps behind a barrier, all modes once per round, the order turned by one
@@ -8,7 +8,8 @@ in each. Three measures stand side by side:
 
 1. exposed: a step minus the step of the same model without embeddings (compute only), in the same round;
 2. shaped - unshaped: a step minus the step of the same mode on links that are not held to a rate;
-3. blocked: milliseconds in which the thread that trains waits for communication, waits for other threads included.
+3. blocked, of fscomm: milliseconds in which the thread that trains waits for communication or for other threads, as
+   fscomm reports.
 
 Compute is emulated by sleeping (a GPU leaves the CPU idle too) except where a row says otherwise. Needs root.
 """
@@ -18,10 +19,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from common.table import emit
-from exposure.figures import Blocks, collision_table, cost_notes, headline_table, kinds_table
+from common.table import add_results_option, emit
+from exposure.figures import Blocks, collision_table, cost_notes, headline_table
 from exposure.shape import Shape
 from network.namespaces import why_not
 from network.world import World
@@ -43,6 +45,7 @@ ONE_HOT = (
 )  # fmt: skip
 BAGS = Shape(sharding=("table",) * 26, rows=0, width=64, samples=128, ids_per_sample=1, pooled=ONE_HOT)
 WIDE = replace(USUAL, dense_parameters=20_000_000)
+MANAGED = replace(USUAL, slots=120_000)  # ids are evicted that nobody used since the block before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,7 @@ def plan(rounds: int, steps: int) -> list[Section]:
             )
             for kind in ("table", "row")
         ),
+        replace(usual, name="behind MPZCH", shape=MANAGED, modes=loops, rounds=max(rounds, 4)),  # until ids are evicted
         Section(name="20 M under DDP, 1 Gbit", shape=WIDE, rate_mbit=1000, modes=loops, rounds=1, steps=4),
     ]  # fmt: skip
 
@@ -173,40 +177,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
-    parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s; always with compute")
-    parser.add_argument(
-        "--parts", help="such as 1,2,4,8, or auto: measure only steps that are computed in so many parts"
-    )
-    parser.add_argument("--only", help="sections whose name contains this; not for the record")
-    parser.add_argument("--quick", action="store_true", help="270 ms only, 1 round of 3 steps; not for the record")
-    arguments = parser.parse_args()
-    wanted = {"compute", *arguments.modes.split(",")}
-    if unknown := wanted - set(MODES):
-        parser.error(f"--modes has {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
+    parser.add_argument("--parts", help="such as 1,2,4,8, or auto: only steps that are computed in so many parts")
+    parser.add_argument("--only", default="", help="sections whose name contains this; not for the record")
+    add_results_option(parser)
+    given = parser.parse_args()
     if reason := why_not():
         print(f"skipped: {reason}")
         return
-    if arguments.parts is not None:
-        sections = plan_in_parts(arguments.rounds, arguments.steps, arguments.parts.split(","))
-        sections = [each for each in sections if (arguments.only or "") in each.name]
-        name = "exposed_auto" if arguments.parts == "auto" else "exposed_parts"
-        run(sections, name="exposed-partial" if arguments.only else name, with_memory=False)
-        return
-    sections = plan(1, 3) if arguments.quick else plan(arguments.rounds, arguments.steps)
-    only = "270 ms" if arguments.quick and not arguments.only else arguments.only
-    sections = [
-        replace(section, modes=tuple(mode for mode in section.modes if mode in wanted))
-        for section in sections
-        if not only or only in section.name
-    ]
-    if not sections:
-        parser.error(f"--only {only!r} leaves nothing")
-    complete = not only and wanted == set(MODES)
-    run(sections, name="exposed" if complete else "exposed-partial", with_memory=complete)
+    if given.parts is None:
+        name, sections = "exposed", plan(given.rounds, given.steps)
+    else:
+        name = "exposed_auto" if given.parts == "auto" else "exposed_parts"
+        sections = plan_in_parts(given.rounds, given.steps, given.parts.split(","))
+    chosen = [section for section in sections if given.only in section.name]
+    if not chosen:
+        parser.error(f"--only {given.only!r} leaves nothing")
+    with_memory = given.parts is None and not given.only
+    run(chosen, name=f"{name}-partial" if given.only else name, with_memory=with_memory, results=given.results)
 
 
-def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
-    """Measure, print the tables, write `results/<name>*.json`."""
+def run(sections: Sequence[Section], *, name: str, with_memory: bool, results: Path) -> None:
+    """Measure, print the tables, write `<name>*.json` into the folder `results`."""
     blocks: list[Blocks] = []
     different: dict[str, dict[str, list[str]]] = {}
     worlds: dict[tuple[int, Shape, bool], list[Section]] = {}
@@ -221,21 +212,13 @@ def run(sections: Sequence[Section], *, name: str, with_memory: bool) -> None:
     costs, data = cost_notes(blocks, different, peaks), "random ids, made as it runs"
     by_collisions = [block.condition["name"].startswith("collision") for block in blocks]
     if not all(by_collisions):
-        emit(name, *headline_table(blocks), notes=costs, extra=raw, data=data)
-        emit(f"{name}_kinds", *kinds_table(blocks), data=data)
+        emit(name, *headline_table(blocks), notes=costs, extra=raw, data=data, results=results)
     if any(by_collisions):
         title, columns, rows, notes = collision_table(blocks)
-        alone = all(by_collisions)
-        whole = name if alone else f"{name}_collisions"
-        emit(
-            whole,
-            title,
-            columns,
-            rows,
-            notes=[*notes, *costs] if alone else notes,
-            extra=raw if alone else None,
-            data=data,
-        )
+        if all(by_collisions):
+            emit(name, title, columns, rows, [*notes, *costs], raw, data=data, results=results)
+        else:
+            emit(f"{name}_collisions", title, columns, rows, notes, data=data, results=results)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,6 @@ from common.table import add_results_option, emit
 from torchrec import KeyedJaggedTensor
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.decode.block import Block
 
 Way = Callable[[], int]
 """One epoch -> its rows."""
@@ -135,8 +133,6 @@ def main() -> None:
     add_results_option(parser)
     arguments = parser.parse_args()
     rows = [_row(shape, arguments.rounds) for shape in SHAPES if arguments.only in shape.name]
-    if not arguments.only:
-        rows += [*_sequences_row(), *_nulls_row(arguments.rounds)]
     emit(
         "flat" if not arguments.only else "flat-partial",
         "CPU of an epoch by the shape of rows",
@@ -233,55 +229,6 @@ def _batch(
     dense = [columns[name].to_numpy() for name in schema.dense]
     label = [torch.from_numpy(columns[name].to_numpy().copy()) for name in schema.labels]
     return features, torch.from_numpy(np.stack(dense, axis=1)) if dense else None, label[0] if label else None
-
-
-def _sequences_row() -> Iterator[list[Any]]:
-    """Which share of the CPU goes into making blocks, where there are 150 sequences."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, spent, of = Path(folder, "x.parquet"), [0.0], Block.of
-        pq.write_table(lists(20_000, 150, 0, 3), path, row_group_size=20_000)
-        shape = Shape(name="", table=flat_table, schema=Schema(sequences=sequences(150)), rows=20_000, groups=1)
-
-        def timed(*arguments: Any) -> Block:
-            start = time.thread_time()
-            made = of(*arguments)
-            spent[0] += time.thread_time() - start
-            return made
-
-        with mock.patch.object(Block, "of", timed):
-            loaded(path, shape)
-            spent[0], start = 0.0, time.process_time()
-            loaded(path, shape)
-        share = spent[0] / (time.process_time() - start)
-    yield ["150 sequences: share of CPU in Block.of", None, None, share, 0.05, None, None, None, None, None]
-
-
-def _nulls_row(rounds: int) -> Iterator[list[Any]]:
-    """What one null or NaN in every row group costs, over a file without."""
-    rows, length, group = 8000, 200, 500
-    rng = np.random.default_rng(0)
-    numbers, floats = rng.integers(0, 50_000, rows * length), rng.random(rows * length, np.float32)
-    starts = pa.array(np.arange(0, rows * length + 1, length), pa.int32())
-    schema = Schema(sequences=(Sequence("s", fields=("a",), floats=("b",)),))
-    with tempfile.TemporaryDirectory() as folder:
-        ways = {}
-        for name in ("good", "bad"):
-            mask = np.zeros(rows * length, bool)
-            mask[group * length - 7 :: group * length] = name == "bad"
-            a = pa.ListArray.from_arrays(starts, pa.array(numbers, mask=mask))
-            b = pa.ListArray.from_arrays(starts, pa.array(np.where(mask, np.float32("nan"), floats)))
-            path = Path(folder, name)
-            pq.write_table(pa.table({"a": a, "b": b}), path, row_group_size=group, compression="zstd")
-
-            def way(path: Path = path) -> int:
-                source = ParquetSource(path, defaults={"a": 0, "b": 0.0})
-                with FreeScaleDataLoader(source, schema, batch_size=128, num_threads=1) as loader:
-                    return sum(len(batch) for batch in loader)
-
-            ways[name] = way
-        cpu = measured(ways, rounds)
-    ratio = cpu["bad"] / cpu["good"]
-    yield ["one null a row group, over none", None, None, ratio, 1.1, None, None, None, None, None]
 
 
 if __name__ == "__main__":

@@ -80,11 +80,6 @@ PARTS = (
         steps=(python("feeding.py", limit_s=480),),
     ),
     Part(
-        name="run_ahead",
-        asked="does the host run ahead of the GPU",
-        steps=(python("run_ahead.py", limit_s=480),),
-    ),
-    Part(
         name="exactness",
         asked="two processes: equal to the bit",
         steps=(tests("tests/gpu", "--ignore=tests/gpu/kernels", "--ignore=tests/gpu/transports", limit_s=480),),

@@ -13,7 +13,7 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Any
 
-from common.table import emit
+from common.table import add_results_option, emit
 from exposed import USUAL, Section, measure
 from exposure.figures import TITLES
 from network.namespaces import why_not
@@ -61,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="measured steps of a block")
+    add_results_option(parser)
     arguments = parser.parse_args()
     if reason := why_not():
         print(f"skipped: {reason}")
@@ -93,6 +94,7 @@ def main() -> None:
         notes,
         extra,
         data="random ids, made as it runs",
+        results=arguments.results,
     )
 
 

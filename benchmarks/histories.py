@@ -5,8 +5,7 @@
    holds some stretches of the requests, as all of them would take gigabytes; both loaders read the same requests;
 3. memory of the table with 4 ranks on one host: their shares of the pages of the table, added up;
 4. sharing: events that batches of 64 ranks hold, of those that they hold without, as the balance of the loader plans
-   it, and the straggler share; requests in time order, 512 a rank;
-5. the cost of `Sequence(split=...)` in the loader.
+   it, and the straggler share; requests in time order, 512 a rank.
 
 Run: python benchmarks/histories.py --events FOLDER [--check] [--requests 65536]
 """
@@ -28,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from common.table import add_results_option, emit
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, Split, pack
+from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing.plan import straggler_share
 from fsdata.batch.windows import merge_windows
@@ -163,28 +162,6 @@ def sharing(folder: Path) -> list[list[Any]]:
     return rows
 
 
-def split_cost(source: Any) -> float:
-    """Processor time with `split` over that without, each the best of some epochs taken in turn."""
-    split = Split(recent=100, segment=400, tokens=4)
-    best = [float("inf")] * 2
-    loaders = [
-        FreeScaleDataLoader(
-            source(), Schema(sequences=(Sequence("uih", FIELDS, max_length=CAP, split=each),)),
-            batch_size=BATCH, num_threads=1, prefetch=0,
-        )
-        for each in (None, split)
-    ]  # fmt: skip
-    for _ in range(3 * ROUNDS):
-        for number, loader in enumerate(loaders):
-            begin = time.process_time()
-            for _ in loader:
-                pass
-            best[number] = min(best[number], time.process_time() - begin)
-    for loader in loaders:
-        loader.close()
-    return best[1] / best[0]
-
-
 def resident(folder: Path) -> tuple[float, float]:
     """(bytes of the table, bytes of memory that it takes on a host with 4 ranks that have read all of it)."""
     command = [sys.executable, __file__, "--events", str(folder), "--rank"]
@@ -243,7 +220,6 @@ def main() -> None:
             run(as_of(given.events, str(out / "requests.parquet"))),
             run(ParquetSource(str(out / "fat.parquet"))),
         )
-        parts = split_cost(lambda: as_of(given.events, str(out / "requests.parquet")))
         thin = sum(path.stat().st_size for path in (given.events).glob("interactions-*.parquet"))
         sizes = [thin + (out / "requests.parquet").stat().st_size, (out / "fat.parquet").stat().st_size]
     all_requests = sum(path.stat().st_size for path in given.events.glob("requests-*.parquet"))
@@ -267,7 +243,6 @@ def main() -> None:
         ]
         for stored, size, each in zip(("once, as of the request", "in every row"), sizes, (once, fat), strict=True)
     ]
-    notes.append(f"With Split(recent=100, segment=400, tokens=4): {100 * (parts - 1):+.1f} % processor time.")
     title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
     of_all = {
         "requests": total,
@@ -276,7 +251,6 @@ def main() -> None:
         "disk MB, in rows": sizes[1] * total / given.requests / 1e6,
         "table MB": table / 1e6,
         "memory of 4 ranks / table": memory / table,
-        "split, CPU %": 100 * (parts - 1),
     }
     emit("histories", title, COLUMNS, rows, notes, of_all, results=given.results, data="oss_events")
     emit(

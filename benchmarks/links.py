@@ -7,7 +7,7 @@ Needs root; takes about a minute. `adviser.py` reads what this writes: the links
 
 import argparse
 
-from common.table import emit
+from common.table import add_results_option, emit
 from network.namespaces import why_not
 from network.world import World
 
@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--mbit", default="100,200,400,1000")
     parser.add_argument("--repeats", type=int, default=7)
+    add_results_option(parser)
     given = parser.parse_args()
     if reason := why_not():
         print(f"skipped: {reason}")
@@ -37,7 +38,16 @@ def main() -> None:
         "Between 2 ranks gloo has one connection. A rank's data stand there before the word that it is ready for the "
         "other's data, so that the two directions take turns unless both begin at once."
     ]
-    emit("links", "All-to-alls over links that are held to a rate", COLUMNS, rows, notes, {}, data="zeros")
+    emit(
+        "links",
+        "All-to-alls over links that are held to a rate",
+        COLUMNS,
+        rows,
+        notes,
+        {},
+        data="zeros",
+        results=given.results,
+    )
 
 
 if __name__ == "__main__":

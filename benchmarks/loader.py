@@ -1,6 +1,6 @@
 """What does loading cost over decoding, and what do others pay?
 
-    python benchmarks/loader.py [--set flat] [--rounds 5] [--quick] [--data FOLDER]
+    python benchmarks/loader.py [--set flat] [--rounds 5] [--only TEXT] [--data FOLDER]
 
 Every way of `ways/` reads an epoch of the reference set (8 files, 200,000 rows, 27 of 67 columns), or of a set of flat
 rows (32 files, 1.6 million rows in row groups of 6,144, 40 of 200 columns), in a process of its own, all ways once per
@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.reference import written
-from common.table import emit
+from common.table import add_results_option, emit
 from ways import WAYS, Way
 from ways.common import SET
 
@@ -34,18 +34,6 @@ BATCHES = {"reference": (512, 128), "flat": (4096,)}
 """Of ours; the first is that of all."""
 # No OpenMP threads anywhere: they spin while waiting, which would be counted as loading.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-_PLAIN = {"wall / raw": 0.75, "first batch, s": 0.1, "peak memory over imports, MB": 250}
-_SHUFFLED = {"wall / raw": 0.9, "first batch, s": 0.25, "peak memory over imports, MB": 400}
-GOALS: dict[str, dict[tuple[str, int], dict[str, float]]] = {
-    "reference": {
-        ("no", 512): {"CPU / raw": 0.65, **_PLAIN},
-        ("no", 128): {"CPU / raw": 0.75, **_PLAIN},
-        ("rows in 4 row groups", 512): {"CPU / raw": 0.75, **_SHUFFLED},
-        ("rows in 4 row groups", 128): {"CPU / raw": 0.85, **_SHUFFLED},
-    },
-    "flat": {("no", 4096): {"CPU / raw": 1.3}, ("rows in 4 row groups", 4096): {"CPU / raw": 1.6}},
-}
-"""Set -> (what is shuffled, batch) -> what is at most wanted."""
 COLUMNS = (
     "way", "shuffled", "batch", "CPU s", "CPU / raw", "CPU range", "wall s", "wall / raw", "wall range", "rows/s",
     "first batch s", "peak MiB",
@@ -76,23 +64,21 @@ class Entry:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="2 files, 2 rounds, no cold start; not for the record")
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--files", type=int, help="only so many of the set; not for the record")
     parser.add_argument("--set", choices=sorted(BATCHES), default="reference")
     parser.add_argument("--data", type=Path, help="where the set is written, unless it is there")
-    parser.add_argument("--only", help="ways whose name contains this, and the yardstick; not for the record")
+    parser.add_argument("--only", default="", help="ways whose name contains this, and raw decode; not for the record")
+    add_results_option(parser)
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
-    if arguments.peers and importlib.util.find_spec("datasets") is None:
-        parser.error("the peers need Hugging Face datasets: pip install -e '.[bench]', or pass --no-peers")
-    rounds = min(arguments.rounds, 2) if arguments.quick else arguments.rounds
+    batches, rounds = BATCHES[arguments.set], arguments.rounds
+    entries = list(_entries(rounds, arguments.only, batches, flat=arguments.set == "flat"))
+    if any(entry.way.name.startswith("HF") for entry in entries) and importlib.util.find_spec("datasets") is None:
+        parser.error("Hugging Face datasets are missing: pip install -e '.[bench]', or pass --only FreeScale")
     data = (arguments.data or Path(tempfile.gettempdir()) / f"freescale-{arguments.set}").resolve()
     print(f"the {arguments.set} set in {data} ...", file=sys.stderr)
-    paths = [str(path) for path in written(arguments.set, data)][: 2 if arguments.quick else None]
-    batches = BATCHES[arguments.set]
-    flat = arguments.set == "flat"
-    entries = list(_entries(rounds, arguments.peers, arguments.only, batches, flat=flat))
+    paths = [str(path) for path in written(arguments.set, data)][: arguments.files]
     child = Child(paths=paths, cache=str(data / f"hf-cache-{len(paths)}"), set=arguments.set)
     for path in paths:
         Path(path).read_bytes()  # into the page cache
@@ -102,24 +88,20 @@ def main() -> None:
         child.run(way, batches[0], "--only-first")  # into numba's cache, and Python's
     _play(entries, child, rounds)
     _check_equal(entries)
-    cold = {} if arguments.quick or arguments.only else _cold(child, batches[0])
-    complete = arguments.peers and not arguments.quick and not arguments.only
     name = "loader" if arguments.set == "reference" else f"loader_{arguments.set}"
+    name += "-partial" if arguments.only or arguments.files else ""
     size = f"{len(paths)} files, {rounds} rounds"
-    _report(entries, cold, size, name=name if complete else f"{name}-partial", of=arguments.set)
+    _report(entries, size, name=name, of=arguments.set, results=arguments.results)
 
 
-def _entries(rounds: int, peers: bool, only: str | None, batches: Sequence[int], *, flat: bool) -> Iterator[Entry]:
+def _entries(rounds: int, only: str, batches: Sequence[int], *, flat: bool) -> Iterator[Entry]:
     for way in WAYS:
-        if way.role == "peer" and not peers:
-            continue
         if way.shuffle == "all rows" and flat:  # it picks every value of a row by itself: 90 times raw decode
             continue
-        if only and only.lower() not in way.name.lower() and way.role != "raw":
+        if only.lower() not in way.name.lower() and way.role != "raw":
             continue
-        short = way.role in ("peer", "information")
         for batch in batches if way.role == "ours" else batches[:1]:
-            yield Entry(way=way, batch_size=batch, rounds=min(rounds, PEER_ROUNDS) if short else rounds)
+            yield Entry(way=way, batch_size=batch, rounds=min(rounds, PEER_ROUNDS) if way.role == "peer" else rounds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,13 +112,13 @@ class Child:
     cache: str
     set: str
 
-    def run(self, way: Way, batch_size: int, *options: str, environment: dict[str, str] | None = None) -> Any:
+    def run(self, way: Way, batch_size: int, *options: str) -> Any:
         """The JSON line it printed."""
         command = ["-m", "ways.measured", way.name, "--batch-size", str(batch_size), "--cache", self.cache]
-        out = self.call(*command, *options, "--paths", *self.paths, environment=environment)
+        out = self.call(*command, *options, "--paths", *self.paths)
         return json.loads(out.splitlines()[-1])
 
-    def call(self, *command: str, environment: dict[str, str] | None = None) -> str:
+    def call(self, *command: str) -> str:
         """What a Python process printed. RuntimeError with the end of its stderr if it failed."""
         # HF writes locks below HF_HOME: keep them beside the data. Likewise the bytecode of libraries, which pip keeps
         # and not every environment does: without it, numba's modules are compiled while the first batch is made.
@@ -149,7 +131,7 @@ class Child:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=HERE,
-            env={**os.environ, **ENVIRONMENT, **kept, SET: self.set, **(environment or {})},
+            env={**os.environ, **ENVIRONMENT, **kept, SET: self.set},
             capture_output=True,
             text=True,
         )
@@ -164,7 +146,7 @@ def _play(entries: Sequence[Entry], child: Child, rounds: int) -> None:
         for entry in entries if number % 2 else reversed(entries):
             if number > entry.rounds:
                 continue
-            hashed = number == 1 and entry.way.role in ("ours", "peer")
+            hashed = number == 1 and entry.way.role != "raw"
             result = child.run(entry.way, entry.batch_size, *(["--checksum"] if hashed else []))
             entry.runs.append(result | {"round": number})
             print(
@@ -188,18 +170,7 @@ def _check_equal(entries: Sequence[Entry]) -> None:
             raise RuntimeError(f"the ways did not deliver the same data; {key}:\n{lines}")
 
 
-def _cold(child: Child, batch_size: int) -> dict[str, float]:
-    """First batch in seconds where nothing was compiled before, per way of ours."""
-    cold = {}
-    for way in WAYS:
-        if way.role == "ours":
-            with tempfile.TemporaryDirectory() as empty:
-                result = child.run(way, batch_size, "--only-first", environment={"NUMBA_CACHE_DIR": empty})
-            cold[way.name] = result["first_batch_s"]
-    return cold
-
-
-def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name: str, of: str) -> None:
+def _report(entries: Sequence[Entry], size: str, *, name: str, of: str, results: Path) -> None:
     raw = next(entry for entry in entries if entry.way.role == "raw")
     rows = []
     for entry in entries:
@@ -207,7 +178,7 @@ def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name
         rows.append((
             entry.way.name,
             entry.way.shuffle,
-            None if entry.way.role in ("raw", "information") else entry.batch_size,
+            None if entry.way.role == "raw" else entry.batch_size,
             entry.median("cpu_s"),
             statistics.median(cpu),
             _spread(cpu),
@@ -221,50 +192,15 @@ def _report(entries: Sequence[Entry], cold: dict[str, float], size: str, *, name
     notes = [
         "Medians of the rounds. CPU: user + system, workers included. Peak: resident memory over what imports left.",
         *(f"{entry.way.name}: {entry.way.note}." for entry in entries if entry.way.note),
-        *(f"First batch with an empty numba cache, {way}: {seconds:.1f} s." for way, seconds in cold.items()),
-        *_goals(entries, raw, GOALS[of]),
     ]
-    extra = {
-        "runs": [{"way": e.way.name, "batch_size": e.batch_size, **run} for e in entries for run in e.runs],
-        "first_batch_cold_s": cold,
-    }
+    extra = {"runs": [{"way": e.way.name, "batch_size": e.batch_size, **run} for e in entries for run in e.runs]}
     first = entries[0].runs[0]
     title = f"Loading the {of} set: {first['rows']:,} rows, {first['columns']} columns, {size}"
-    print(emit(name, title, COLUMNS, rows, notes, extra, data=f"the {of} set"))
+    emit(name, title, COLUMNS, rows, notes, extra, data=f"the {of} set", results=results)
 
 
 def _spread(values: Sequence[float]) -> str:
     return f"[{min(values):.2f}..{max(values):.2f}]" if len(values) > 1 else ""
-
-
-def _goals(
-    entries: Sequence[Entry], raw: Entry, limits: Mapping[tuple[str, int], Mapping[str, float]]
-) -> Iterator[str]:
-    """One line per goal, with what was measured and whether that reaches it."""
-    yield "Goals:"
-    ours = [entry for entry in entries if entry.way.role == "ours"]
-    for entry in ours:
-        label = f"{entry.way.name}, batch {entry.batch_size}"
-        found = {
-            "CPU / raw": entry.ratio("cpu_s", raw),
-            "wall / raw": entry.ratio("wall_s", raw),
-            "first batch, s": entry.median("first_batch_s"),
-            "peak memory over imports, MB": entry.median("peak_mib") * 2**20 / 1e6,
-        }
-        for what, limit in limits[entry.way.shuffle, entry.batch_size].items():
-            yield _goal(f"{label}: {what}", found[what], limit)
-    peers = [e for e in entries if e.way.role == "peer"]
-    for key, what in (("cpu_s", "CPU"), ("wall_s", "wall")):
-        for entry in ours if peers else ():
-            if entry.way.shuffle != "no" and entry.batch_size == peers[0].batch_size:
-                best, name = min((peer.ratio(key, raw), peer.way.name) for peer in peers)
-                label = f"{entry.way.name}, batch {entry.batch_size}: {what} / best peer ({name})"
-                yield _goal(label, entry.ratio(key, raw) / best, 1.0)
-
-
-def _goal(what: str, value: float, limit: float) -> str:
-    verdict = "reached" if value <= limit else f"NOT reached, {value / limit - 1:.0%} over"
-    return f"  {what}: {value:.3g}, goal at most {limit:g}: {verdict}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from common.table import emit
+from common.table import add_results_option, emit
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "freescale-reference")
+    add_results_option(parser)
     arguments = parser.parse_args()
     before = reference_set(arguments.data)[: arguments.files]
     out = Path(tempfile.gettempdir()) / "freescale-optimized"
@@ -55,6 +56,7 @@ def main() -> None:
         ],
         extra={"runs": measured},
         data="the reference set",
+        results=arguments.results,
     )
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common.lengths import LOGNORMAL
+from common.lengths import lognormal
 from common.table import emit
 
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import Plan, pack
 from fsdata.balance.packing.plan import straggler_share
 
+MEDIAN = 2000
 PER_RANK = 128
 NODE = 8
 SEEDS = range(10)
@@ -53,7 +54,7 @@ def crossing(plan: Plan, length: np.ndarray, ranks: int) -> float:
 
 def measure(ranks: int) -> list[list[Any]]:
     """The rows of one number of ranks; times are the best of several, methods and yardstick in turn."""
-    batches = [LOGNORMAL.batch(ranks * PER_RANK, seed) for seed in SEEDS]
+    batches = [lognormal(ranks * PER_RANK, seed, median=MEDIAN) for seed in SEEDS]
     costs = [Polynomial()({"uih": length}) for length in batches]
     plans = {
         m: [pack(c, ranks, **arguments(m, n, ranks)) for c, n in zip(costs, batches, strict=True)] for m in METHODS

@@ -257,7 +257,7 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":
-        """Read the schema from the `[schema]` table of a TOML file (see docs/sources-and-schema.md)."""
+        """Read the schema from the `[schema]` table of a TOML file (see docs/schema.md)."""
         return schema_of(load_toml(path), path)
 
 

@@ -13,6 +13,7 @@ TITLES = {
     "pec": "TorchRec PEC, stubbed",
     "fscomm": "fscomm",
 }
+_OF_MAPS = {"hits": "hit", "own": "have a row of their own", "late": "have a row that the step evicted"}
 Table = tuple[str, list[str], list[list[Any]]]
 
 
@@ -46,32 +47,25 @@ class Blocks:
         """Step minus the compute-only step of the same round."""
         return [step - alone for step, alone in zip(self.steps_ms(mode), self.steps_ms("compute"), strict=True)]
 
-    def times_ms(self, mode: str, what: str = "exposed_ms") -> dict[str, float]:
-        """Mean per step over rounds and ranks, by kind; only fscomm tells what was hidden or done inline."""
-        by_rank = [_times(answer, what) for ranks in self._rounds(mode) for answer in ranks]
-        kinds = sorted({kind for times in by_rank for kind in times})
-        return {kind: statistics.mean(times.get(kind, 0.0) for times in by_rank) for kind in kinds}
-
-    def blocked_ms(self, mode: str) -> list[float]:
-        """Milliseconds per step in which the training thread waited, per round."""
-        return [
-            statistics.mean(sum(_times(answer, "exposed_ms").values()) for answer in ranks)
+    def blocked_ms(self, mode: str) -> float | None:
+        """Of a step, in which the training thread waited, as fscomm reports; None of other modes."""
+        rounds = [
+            [sum(step["exposed_ms"].values()) for answer in ranks for step in answer["said"]]
             for ranks in self._rounds(mode)
         ]
+        return statistics.median(map(statistics.mean, rounds)) if all(rounds) else None
 
-    def mean(self, mode: str, key: str) -> float:
-        return statistics.mean(answer[key] for ranks in self._rounds(mode) for answer in ranks)
-
-    def bytes_by_kind(self, mode: str) -> dict[str, float]:
-        """Bytes a rank sends per step, as fscomm counts them."""
-        sums: dict[str, list[float]] = {}
-        answers = [answer for ranks in self._rounds(mode) for answer in ranks if answer["said"]]
-        for answer in answers:
-            for step in answer["said"]:
-                for by_kind in step["bytes"].values():
-                    for kind, traffic in by_kind.items():
-                        sums.setdefault(kind, []).append(traffic["sent"] / len(answer["said"]))
-        return {kind: sum(values) / len(answers) for kind, values in sorted(sums.items())}
+    def managed(self) -> dict[str, float] | None:
+        """Shares of the ids that the ranks own behind managed collision, over all measured steps; None without it."""
+        if not self.condition["shape"]["slots"]:
+            return None
+        steps = [step for ranks in self._rounds("fscomm") for rank in ranks for step in rank["said"]]
+        maps = [each for step in steps for each in step["managed"].values()]
+        collisions = [each for step in steps for each in step["collisions"].values()]
+        shares = {name: sum(each[name] for each in maps) / sum(each["ids"] for each in maps) for name in _OF_MAPS}
+        return shares | {
+            "collide": sum(each["colliding"] for each in collisions) / sum(each["occurrences"] for each in collisions)
+        }
 
     def floor_ms(self) -> float | None:
         """Wire time of a step's collisions, one after the other; None where links are not held to a rate."""
@@ -101,14 +95,6 @@ class Blocks:
             yield ranks
 
 
-def _times(answer: dict[str, Any], what: str) -> dict[str, float]:
-    """Milliseconds per step by kind: as fscomm says, else waits for collectives as they were intercepted."""
-    if not answer["said"]:
-        return answer["blocked_ms"] if what == "exposed_ms" else {}
-    kinds = {kind for step in answer["said"] for kind in step[what]}
-    return {kind: statistics.mean(step[what].get(kind, 0.0) for step in answer["said"]) for kind in kinds}
-
-
 def headline_table(blocks: Sequence[Blocks]) -> Table:
     """One line per section and mode: the three measures."""
     unshaped = {block.condition["compute_ms"]: block for block in blocks if block.condition["rate_mbit"] is None}
@@ -132,31 +118,12 @@ def headline_table(blocks: Sequence[Blocks]) -> Table:
                 "" if mode == "compute" else _quartiles(block.exposed_ms(mode)),
                 None if mode == "compute" or not plain else round(100 * (exposed / plain - 1), 1),
                 shaped,
-                statistics.median(block.blocked_ms(mode)),
-                block.mean(mode, "sent_bytes") / 1e6,
-                1e3 * block.mean(mode, "cpu_s"),
+                block.blocked_ms(mode),
             ])  # fmt: skip
     columns = [
         "section", "mode", "step ms", "(1) exposed", "quartiles", "vs plain %", "(2) shaped - unshaped", "(3) blocked",
-        "sent MB", "CPU ms",
     ]  # fmt: skip
     return "Embedding communication that a step still pays for, ms (per rank and step)", columns, rows
-
-
-def kinds_table(blocks: Sequence[Blocks]) -> Table:
-    """Blocked and hidden milliseconds and bytes by kind."""
-    rows = []
-    for block in blocks:
-        for mode in block.answers:
-            exposed, hidden = block.times_ms(mode), block.times_ms(mode, "hidden_ms")
-            inline, moved = block.times_ms(mode, "inline_ms"), block.bytes_by_kind(mode)
-            for kind in sorted({*exposed, *hidden, *inline, *moved}):
-                times = [found.get(kind) for found in (exposed, inline, hidden)]
-                if any(times) or kind in moved:
-                    sent = moved[kind] / 1e3 if kind in moved else None
-                    rows.append([block.condition["name"], title(mode), kind, *times, sent])
-    columns = ["section", "mode", "kind", "blocked ms", "inline ms", "hidden ms", "sent KB/step"]
-    return "Communication by kind (means per rank and step)", columns, rows
 
 
 def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list[Any]], list[str]]:
@@ -171,7 +138,7 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
                 exposed = block.exposed_ms(mode)
                 rows.append([
                     100 * data["by occurrence"], 100 * data["by distinct row"], title(mode),
-                    statistics.median(exposed), _quartiles(exposed), statistics.median(block.blocked_ms(mode)),
+                    statistics.median(exposed), _quartiles(exposed), block.blocked_ms(mode),
                     block.floor_ms() / statistics.median(block.parts(mode)), _list(block.parts(mode)),
                 ])  # fmt: skip
     notes = []
@@ -189,11 +156,10 @@ def collision_table(blocks: Sequence[Blocks]) -> tuple[str, list[str], list[list
 def cost_notes(
     blocks: Sequence[Blocks], different: dict[str, dict[str, list[str]]], peaks: dict[str, int]
 ) -> list[str]:
-    """What the headline table needs to be read: the floor, whether tables are equal, memory, goals."""
+    """What the headline table needs to be read: the floor, shares of ids, whether tables are equal, memory."""
     notes = [
         "Medians over rounds of block means. Compute is emulated by sleeping except in sections named real compute.",
-        "Compute only: the same dense network under DDP, rows constant. (3) of fscomm: its report; of the others: the "
-        "training thread in torch.distributed.Work.wait; DDP's own waits are in neither.",
+        "Compute only: the same dense network under DDP, rows constant. (3): without the waits of DDP.",
         "TorchRec's PEC is for CUDA, runs here on two stubs, and its updates are wrong.",
     ]
     for block in blocks:
@@ -204,6 +170,9 @@ def cost_notes(
                 f"{block.condition['name']}: {data['by occurrence']:.1%} of ids collide ({data['by distinct row']:.1%} "
                 f"of distinct rows); floor, every collision byte exposed: {floor:.1f} ms."
             )
+        if shares := block.managed():
+            texts = [f"{shares[name]:.1%} {what}" for name, what in {**_OF_MAPS, "collide": "collide"}.items()]
+            notes.append(f"{block.condition['name']}: of the ids {', '.join(texts)}.")
     for section, modes in different.items():
         for mode, ranks in modes.items():
             if mode != "compute":
@@ -222,31 +191,7 @@ def cost_notes(
                 f"NOT FOR THE RECORD: the machine was busy in {block.condition['name']!r}, where the compute-only step "
                 f"varied by {spread:.0%} between rounds."
             )
-    return [*notes, *_goals(blocks)]
-
-
-def _goals(blocks: Sequence[Blocks]) -> Iterator[str]:
-    """One line per figure to reach."""
-    found = {block.condition["name"]: block for block in blocks if "fscomm" in block.answers}
-    for name, limit in (("400 ms", 0.07), ("270 ms", 0.13)):
-        if name in found:
-            ours = statistics.median(found[name].exposed_ms("fscomm"))
-            for mode, most in (("plain", limit), ("pec", 0.4)):
-                if mode in found[name].answers:
-                    theirs = statistics.median(found[name].exposed_ms(mode))
-                    yield _goal(f"{name}: (1) over {title(mode)}'s", ours / theirs, most)
-            yield _goal(f"{name}: (3), ms", statistics.median(found[name].blocked_ms("fscomm")), 30)
-    for name in ("400 ms, unshaped", "270 ms, unshaped"):
-        if name in found:
-            yield _goal(f"{name}: (1), ms", statistics.median(found[name].exposed_ms("fscomm")), 10)
-    if "real compute, 2 ranks" in found:
-        ours = statistics.median(found["real compute, 2 ranks"].exposed_ms("fscomm"))
-        yield _goal("real compute, 2 ranks: (1), ms", ours, 60)
-
-
-def _goal(what: str, value: float, limit: float) -> str:
-    verdict = "reached" if value <= limit else "NOT reached"
-    return f"Goal {what}: {value:.3g}, at most {limit:g}: {verdict}"
+    return notes
 
 
 def _list(parts: Sequence[int]) -> str:

@@ -165,8 +165,9 @@ class Model(nn.Module):
         self.managed = bool(shape.slots)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.look_up(batch.features) if batch.rows is None else batch.rows
-        return self.dense(rows, batch.labels)
+        # TorchRec's pipelines trace this with a proxy in the place of the batch: it must take the way of the tables.
+        given = isinstance(batch.rows, list)
+        return self.dense(batch.rows if given else self.look_up(batch.features), batch.labels)
 
     def look_up(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
         """What the collection gives for each feature."""

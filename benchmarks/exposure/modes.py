@@ -132,6 +132,10 @@ def _pipeline(kind: Any, trained: Trained, batches: Sequence[Batch], stepped: St
             while True:
                 pipeline.progress(iterator)
                 stepped()
+        if not pipeline._pipelined_modules:
+            raise RuntimeError(
+                f"{kind.__name__} finds no module of the benchmark to pipeline: it would time a plain loop"
+            )
     finally:
         pipeline.detach()
     return []

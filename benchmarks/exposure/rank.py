@@ -19,8 +19,6 @@ from exposure.ids import collision_bytes, independent, rates
 from exposure.model import Batch, alone, clock, products_per_s, sharded
 from exposure.modes import Trained, mode_of
 from exposure.shape import Shape
-from exposure.waits import Waits
-from network.namespaces import DEVICE
 from torchrec.modules import hash_mc_evictions
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -130,41 +128,27 @@ def block(
 
     `after_s` is the part of the compute between the backward and the next step; TorchRec's pipelines do not take it.
 
-    Returns seconds per step, milliseconds the main thread waited by kind and step, bytes sent per step, and what the
-    mode says itself.
+    Returns seconds per step, and what the mode says itself.
     """
     clock.set(compute_s, after_s=after_s, products_per_s=products)
     first = state["position"][mode]
     batches = state["stream"].batches(first, warm + steps + tail)
     state["position"][mode] = first + len(batches)
-    marks: list[tuple[float, int, float]] = []
-    waits = Waits()
+    marks: list[float] = []
 
     def stepped() -> None:
-        marks.append((time.perf_counter(), _sent_bytes(), _cpu_s()))
-        if len(marks) == warm + 1:
-            waits.clear()
-        if len(marks) == warm + steps + 1:
-            waits.stop()
+        marks.append(time.perf_counter())
 
     torch.manual_seed(first)  # rows that are evicted get new weights at random
     gc.collect()
     gc.freeze()  # a full collection looks through all that was ever imported: 260 ms in some step of some mode
     dist.barrier()
-    with waits, at_hour(first):  # ids of the blocks before may be evicted
+    with at_hour(first):  # ids of the blocks before may be evicted
         stepped()
         said = mode_of(mode)(state["models"][mode], batches, stepped)
     dist.barrier()
-    measured = marks[warm : warm + steps + 1]
-    start, end = measured[0], measured[-1]
-    return {
-        "step_s": (end[0] - start[0]) / steps,
-        "steps_s": [after[0] - before[0] for before, after in itertools.pairwise(measured)],
-        "blocked_ms": {kind: 1e3 * seconds / steps for kind, seconds in waits.seconds.items()},
-        "sent_bytes": (end[1] - start[1]) / steps,
-        "cpu_s": (end[2] - start[2]) / steps,
-        "said": said[warm : warm + steps],
-    }
+    steps_s = [after - before for before, after in itertools.pairwise(marks[warm : warm + steps + 1])]
+    return {"step_s": sum(steps_s) / steps, "steps_s": steps_s, "said": said[warm : warm + steps]}
 
 
 @contextlib.contextmanager
@@ -211,16 +195,3 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{short}/{number}", shard.tensor
         else:
             yield short, value
-
-
-def _sent_bytes() -> int:
-    """Bytes this rank has put on its link."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        device, _, numbers = line.partition(":")
-        if device.strip() == DEVICE:
-            return int(numbers.split()[8])
-    raise RuntimeError(f"no device {DEVICE} in /proc/self/net/dev: not in a namespace of its own")
-
-
-def _cpu_s() -> float:
-    return time.process_time()

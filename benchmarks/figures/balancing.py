@@ -65,37 +65,6 @@ def wrong_costs() -> None:
     )
 
 
-def autotune() -> None:
-    autotune = record("autotune")
-    off = autotune.row(method="fbs+swap", autotune="off")
-    on = autotune.row(**{"method": "fbs+swap", "autotune": "on", "jitter %": 0.0})
-    say(
-        f"For a rank 1.5x slower than three others the straggler share is {off['first step']:.0f} % before, and under "
-        f"2 % after {on['below 2 from step']} steps.",
-        autotune,
-    )
-
-
-def moving_embeddings() -> None:
-    moved = record("redistribute_embedding")
-    row = moved.row(set="paper-like", ranks=4, D=64)
-    time = row["plan"] + row["forward"] + row["backward"]
-    say(
-        "At 4 ranks, 16 samples of the paper's lengths each and D = 64 the difference is "
-        f"{row['MB sent']:.0f} MB and {time:.0f} ms against {row['input stage: MB sent']:.1f} MB and "
-        f"{row['input stage: ms']:.0f} ms.",
-        moved,
-    )
-
-
-def waits() -> None:
-    waits = record("redistribute")
-    added = max(row["added, % of the step"] for row in waits.rows)
-    ranks = " and ".join(str(row["ranks"]) for row in waits.rows)
-    what = "adds nothing that can be told from noise" if added <= 0 else f"adds {added:.1f} % of the step at most"
-    say(f"At {ranks} ranks with steps of 200 ms this {what} to the wait for data.", waits)
-
-
 def _range(least: float, most: float) -> str:
     first, last = (short(value) for value in (least, most))
     return f"{first} %" if first == last else f"{first}-{last} %"

@@ -1,6 +1,6 @@
-"""Exposed communication, many ranks, transports."""
+"""Exposed communication, and the bytes of pooled tables."""
 
-from figures.records import Record, listed, percent, record, say, short, table
+from figures.records import Record, listed, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
 
@@ -14,7 +14,16 @@ SECTIONS = {
     "real compute, 2 ranks": "2 ranks, real compute",
     "8 ranks, 3 groups, skewed ids": "8 ranks, row-, table- and column-wise, skewed ids",
     "20 M under DDP, 1 Gbit": "1 Gbit, 20 M dense parameters under DDP",
+    "26 one-hot features, table-wise": "26 one-hot features, pooled, table-wise",
+    "26 one-hot features, row-wise": "26 one-hot features, pooled, row-wise",
+    "behind MPZCH": "behind managed collision (MPZCH)",
 }
+
+
+def sections(exposed: Record) -> dict[str, str]:
+    """Section -> title. Older records lack sections that were added later."""
+    present = {row["section"] for row in exposed.rows}
+    return {section: title for section, title in SECTIONS.items() if section in present}
 
 
 def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
@@ -26,7 +35,7 @@ def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
 def exposed() -> None:
     record_ = record("exposed")
     rows = []
-    for section, title in SECTIONS.items():
+    for section, title in sections(record_).items():
         times = [exposed_ms(record_, section, mode) for mode in _MODES]
         rows.append([title, *(None if time is None else f"{time:.0f}" for time in times)])
     table(
@@ -49,33 +58,14 @@ def exposed_besides() -> None:
     (memory,) = record_.note(r"peak memory over the plain loop ([\d,]+) bytes")
     busy = record_.row(section="real compute, 2 ranks", mode="fscomm")
     listed([
-        f"Sending the collision rows and their gradients alone takes {floor} ms at 200 Mbit (the links let a first "
-        "burst pass for free).",
-        f"With the collision rate the exposed time of fscomm grows by {slope} ms per percent, from {base} ms.",
+        f"Sending only the collision rows and their gradients takes {floor} ms at 200 Mbit (links do not limit a first "
+        "burst).",
+        f"The exposed time of fscomm is {base} ms, and {slope} ms more per percent of collisions.",
         f"fscomm takes {int(memory.replace(',', '')) / 1e6:.0f} MB more memory than the plain loop here.",
-        "Real compute leaves no core to the threads of fscomm. There the training thread waits for communication for "
-        f"{busy['(3) blocked']:.0f} ms, and loses the rest to the look-ups and updates of fscomm, which take the time "
-        "of the compute.",
+        "With real compute the threads of fscomm have no core to themselves. The training thread waits for "
+        f"communication for {busy['(3) blocked']:.0f} ms; the rest are look-ups and updates of fscomm, which compete "
+        "with the compute.",
     ], record_, record("exposed_collisions"))  # fmt: skip
-
-
-def managed() -> None:
-    found = record("managed")
-    rows = [[row["tables"], *(f"{row[mode]:.0f}" for mode in ("plain loop ms", "fscomm ms"))] for row in found.rows]
-    table(["tables", "plain loop", "fscomm"], rows)
-    (shares,) = found.note(r"(Behind MPZCH: .*)$")
-    say(shares, found)
-
-
-def maps() -> None:
-    """What mapping costs."""
-    found = record("managed_maps")
-    rows = []
-    for row in found.rows:
-        ns = [f"{1e3 * row[what]:.0f}" for what in ("TorchRec us/id", "twin us/id", "publish us/id")]
-        rows.append([row["maps"], *ns, f"{row['twin / TorchRec']:.2f}"])
-    columns = ["maps", "TorchRec's own mapping", "of the batch ahead", "published in the forward", "ahead / own"]
-    table(columns, rows, found)
 
 
 def parts() -> None:
@@ -90,31 +80,18 @@ def parts() -> None:
         for share in shares
     ]
     floors = {row["mode"]: row["floor ms"] for row in found.where(**{"% of ids": shares[-1]})}
-    table(["shared ids", *modes], rows, found)
     say(
-        "Milliseconds per step that are not computing, on 4 ranks whose links are held to 200 Mbit, with 400 ms of "
-        f"emulated computing. At {shares[-1]:.0f} % a fourth of the shared rows and gradients takes "
-        f"{floors['fscomm in 4 parts']:.0f} ms of the links alone.",
-        found,
+        "Exposed milliseconds per step, on 4 ranks whose links are limited to 200 Mbit, with 400 ms of emulated "
+        f"compute. At {shares[-1]:.0f} % the links need {floors['fscomm in 4 parts']:.0f} ms for a fourth of the "
+        "shared rows and gradients."
     )
+    table(["shared ids", *modes], rows, found)
     auto = record("exposed_auto")
     chosen = [
         f"{row['parts'].replace(', ', ' or ')} at {row['% of ids']:.0f} % ({row['(1) exposed ms']:.0f} ms)"
         for row in auto.rows
     ]
-    say(f'Numbers of parts that `parts="auto"` took in two runs, and what stayed exposed: {", ".join(chosen)}.', auto)
-
-
-def pooled_ms() -> None:
-    pooled = record("exposed_pooled")
-    table(
-        ["tables", "plain loop", "TrainPipelineSparseDist", "fscomm"],
-        [
-            [row["tables"], *(row[name] for name in ("plain loop", "TorchRec SparseDist", "fscomm"))]
-            for row in pooled.rows
-        ],
-        pooled,
-    )
+    say(f'Numbers of parts that `parts="auto"` chose in two runs, and the exposed time: {", ".join(chosen)}.', auto)
 
 
 def pooled_bytes() -> None:
@@ -128,165 +105,3 @@ def pooled_bytes() -> None:
         ],
         pooled,
     )
-
-
-def many_ids() -> None:
-    pooled = record("pooled")
-    one, five, row_wise = (
-        pooled.row(sharding=sharding, model=model)["ratio"]
-        for sharding, model in (
-            ("table-wise", "1 ids a bag"),
-            ("table-wise", "5 ids a bag"),
-            ("row-wise", "5 ids a bag"),
-        )
-    )
-    say(
-        f"At 12 % collisions, one id a vector exposes {percent(one)} of the bytes, five ids expose {percent(five)} "
-        f"table-wise, {percent(row_wise)} row-wise.",
-        pooled,
-    )
-
-
-def entering() -> None:
-    enable = record("enable")
-    without, tried = (enable.row(ranks=2, trial=trial) for trial in ("without", "with"))
-    say(
-        f"On two ranks with both kinds of modules, the first block of a process takes {short(tried['first'])} s to "
-        f"enter, {short(tried['first'] - without['first'])} s of it for the trials, the second block "
-        f"{short(tried['second'])} s.",
-        enable,
-    )
-
-
-def scale() -> None:
-    scale = record("scale")
-    kinds = ("real", "uniform", "one pair 20 x")
-    plans = scale.where(stage="fscomm: plan a step")
-    rows = []
-    for ranks in dict.fromkeys(row["ranks"] for row in plans):
-        each = {row["ids"]: row for row in plans if row["ranks"] == ranks}
-        memory = [row["MiB at most"] for row in each.values()]
-        exchanges = [row["exchanges"] for row in each.values()]
-        rows.append([
-            f"{ranks:,}",
-            *(f"{each[kind]['ms']:.0f} ms" if kind in each else None for kind in kinds),
-            f"{min(memory):.0f} to {max(memory):.0f} MiB",
-            f"{min(exchanges)} to {max(exchanges)}",
-        ])  # fmt: skip
-    table(
-        [
-            "ranks",
-            "fscomm plans a step: real ids",
-            "random ids",
-            "one pair asks 20 times as much",
-            "memory at most",
-            "exchanges",
-        ],
-        rows,
-        scale,
-    )
-
-
-def many_ranks() -> None:
-    jobs = record("many_ranks")
-    table(
-        [
-            "ranks",
-            "importing fscomm",
-            "`fscomm.enable`",
-            "leaving it",
-            "the rank that waited longest, over the mean",
-            "one rank is killed",
-        ],
-        [
-            [
-                row["ranks"],
-                f"{row['import s']:.1f} s",
-                f"{row['enable s']:.1f} s",
-                f"{row['leave s']:.1f} s",
-                f"{row['slowest / mean rank']:.2f}",
-                f"{row['of them name it']} others name it within {row['killed: others know after s']:.1f} s",
-            ]
-            for row in jobs.rows
-        ],
-        jobs,
-    )
-
-
-def two_levels() -> None:
-    levels = record("two_levels")
-    rows = []
-    for size in dict.fromkeys(row["hosts x ranks"] for row in levels.rows):
-        plain, flat, two = (
-            levels.row(**{"hosts x ranks": size, "rows": way}) for way in ("plain", "fscomm", "fscomm, two levels")
-        )
-        rows.append([
-            size,
-            f"{flat['rows MB']:.2f} MB",
-            f"{two['rows MB']:.2f} MB",
-            f"{two['to flat']:.2f}",
-            f"1/{size.split()[-1]}",
-            f"{flat['link MB']:.2f} to {two['link MB']:.2f} MB",
-            *(f"{each['step ms']:.0f} ms" for each in (plain, flat, two)),
-        ])  # fmt: skip
-    table(
-        [
-            "hosts x ranks",
-            "rows, flat",
-            "rows, two levels",
-            "share",
-            "least",
-            "leaves hosts in all",
-            "step, plain",
-            "flat",
-            "two levels",
-        ],
-        rows,
-        levels,
-    )
-
-
-def exchanges() -> None:
-    transports = record("transports")
-    ways = (
-        "all_to_all_single",
-        "gloo",
-        "copy-engine, shared memory",
-        "host-staged, gloo",
-        "host-staged, shared memory",
-    )
-    rows = []
-    for size in ("1 KiB", "256 KiB", "4 MiB", "64 MiB"):
-        row = transports.row(**{"skew": "even", "mean bytes a pair": size})
-        rows.append([size, *(short(row[way]) for way in (*ways, "copy alone"))])
-    table(
-        [
-            "bytes to each peer",
-            "`all_to_all_single`",
-            "`gloo`",
-            "`copy-engine`",
-            "`host-staged` over gloo",
-            "over shared memory",
-            "copy alone",
-        ],
-        rows,
-        transports,
-    )
-
-
-def behind_bulk() -> None:
-    near, far = record("transports_behind"), record("transports_behind_link")
-    titles = {
-        "idle": "idle link",
-        "one group": "one process group for both",
-        "two groups": "a group for each",
-        "512 x 1024 KiB": "fscomm: chunks of 512 KiB, 1 MiB under way",
-        "1024 x 2048 KiB": "the same with 1 MiB, 2 MiB under way",
-    }
-    rows = []
-    for way, title in titles.items():
-        row, slow = near.row(way=way), far.row(way=way)
-        alone, beside = (row[f"bulk {what}, GB/s"] for what in ("alone", "beside"))
-        bulk = f"{alone:.2f}" if alone is not None else None if beside is None else f"{beside:.2f} (beside)"
-        rows.append([title, short(row["P50, ms"]), short(row["P99, ms"]), bulk, short(slow["P50, ms"])])
-    table(["", "P50, ms", "P99, ms", "bulk alone, GB/s", "P50, ms, over links of 2 Gbit/s"], rows, near, far)

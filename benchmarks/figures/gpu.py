@@ -12,6 +12,13 @@ def _of_part(part: str) -> Record:
     return Record(part, found | {"command": f'make gpu PARTS="{part}"'})
 
 
+def parts() -> None:
+    """What each part of `make gpu` has asked, and how far it came."""
+    documents = [json.loads(path.read_text()) for path in sorted((RESULTS / "gpu").glob("*.json"))]
+    rows = [[f"`{found['part']}`", found["asked"], found["reached"], len(found["failures"])] for found in documents]
+    table(["part", "asks", "reached", "failures"], rows)
+
+
 def feeding() -> None:
     fed = _of_part("feeding")
     rows = [
@@ -54,9 +61,7 @@ def contention() -> None:
     ]
     table(["compute, tokens", "beside", "slower, %", "moved, GB/s"], rows, found)
     least = min(row["slower, %"] for row in found.rows)
-    say(
-        f"The clock of the GPU varies: from one turn to the next the same compute may take {-least:.0f} % more or less."
-    )
+    say(f"The clock of the GPU varies: the same compute, repeated, may take {-least:.0f} % more or less.")
 
 
 def probes() -> None:

@@ -53,24 +53,6 @@ def sharing() -> None:
     )
 
 
-def building() -> None:
-    built = record("histories_build")
-    table(
-        ["", "events", "seconds", "peak memory"],
-        [
-            [
-                f"{row['what']}, buckets: {row['buckets']}",
-                f"{row['events']:,}",
-                f"{row['s']:.1f}",
-                f"{row['peak MB'] / 1e3:.2f} GB",
-            ]
-            for row in built.rows
-            if row["s"] is not None
-        ],
-        built,
-    )
-
-
 def event_log() -> None:
     log = record("dlrm_v4")
     sizes = sorted({row["events"] for row in log.rows})

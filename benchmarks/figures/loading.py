@@ -1,4 +1,4 @@
-"""Loaders against raw decoding, decoders, filters, optimized files."""
+"""Loaders against raw decoding, flat rows, optimized files."""
 
 from figures.records import Record, listed, record, table
 
@@ -65,73 +65,16 @@ def flat() -> None:
     )
 
 
-def flat_goals() -> None:
-    flat = record("flat")
-    missed = [
-        f"{row['shape']}: {what} {row[found]:.2f}, {row[asked]:g} wanted"
-        for row in flat.rows
-        for what, found, asked in (
-            ("in order", "in order / raw", "asked"),
-            ("shuffled", "shuffled / raw", "asked shuffled"),
-            ("over twenty lines", "in order / twenty lines", "asked of it"),
-        )
-        if row[asked] is not None and row[found] > row[asked]
-    ]
-    listed([f"{each}." for each in missed], flat)
-
-
 def small_batches() -> None:
-    loader, python = record("loader"), record("batch_python")
+    loader = record("loader")
     plain, shuffled = (loader.row(way=name, batch=128) for name in ("FreeScale", "FreeScale shuffled"))
     first, later = (loader.row(way=name, batch=512)["first batch s"] for name in ("FreeScale", "FreeScale shuffled"))
-    step = python.row(part="a step in all")
-    handed = python.row(part="hand out, by the queue")
     texts = [
         f"With batches of 128 FreeScale takes {plain['CPU / raw']:.2f} (shuffled {shuffled['CPU / raw']:.2f}) times "
-        "raw decode. The goals were 0.65 and 0.75 for batches of 512, 0.75 and 0.85 for 128: not reached.",
-        f"Beside decoding and copying, a batch of 128 costs {step['in order']:.0f} us of Python and small arrays "
-        f"(shuffled {step['shuffled']:.0f}), and handing it to the training thread {handed['in order']:.0f} us. "
-        "The goal for a step, 30 us, is not reached.",
+        "raw decode.",
         f"The first batch comes after {first:.2f} s (shuffled {later:.2f} s), once kernels are compiled.",
     ]
-    listed(texts, loader, python)
-
-
-def decoders() -> None:
-    decoders = record("decoders")
-    titles = {
-        "reference set": "the reference set",
-        "the same, optimized": "the same after `freescale optimize`",
-        "oss_events": "`oss_events`: lists of 8 events, row groups of 2,000 rows",
-        "online_retail": "`online_retail`",
-    }
-    rows = []
-    for row in decoders.rows:
-        by_pyarrow, from_pages = row["by pyarrow / raw"], row["from pages / raw"]
-        rows.append([
-            titles[row["data"]],
-            f"{by_pyarrow:.2f}",
-            f"{from_pages:.2f} [{row['least']:.2f}..{row['most']:.2f}]",
-        ])  # fmt: skip
-    table(["", "by pyarrow", "from pages, [least..most]"], rows, decoders)
-
-
-def skipped_pages() -> None:
-    skipped = record("skipped_pages")
-    titles = {
-        "a tenth": "a tenth, rows next to each other",
-        "a hundredth": "a hundredth, rows next to each other",
-        "every thousandth": "every thousandth row",
-    }
-    ways = ("pyarrow", "version 1, page index", "version 2, no index")
-    table(
-        ["the filter keeps", "pyarrow", "version 1, page index", "version 2"],
-        [
-            [title, *(f"{skipped.row(filter=kept, file=way)['of no index']:.2f}" for way in ways)]
-            for kept, title in titles.items()
-        ],
-        skipped,
-    )
+    listed(texts, loader)
 
 
 def optimized() -> None:

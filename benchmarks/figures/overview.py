@@ -23,7 +23,7 @@ def _rows() -> list[list[str]]:
     most = max(row["% of ids"] for row in parts.rows)
     in_parts = {row["mode"]: row["(1) exposed ms"] for row in parts.where(**{"% of ids": most})}
     left = balancing.paper_like(stragglers)
-    trained = {row["run"]: row for row in demo.where(data="synthetic")}
+    trained = {row["run"]: row for row in demo.where(data="synthetic", links="memory")}
     waits = [
         communication.exposed_ms(exposed, "400 ms", mode) for mode in ("plain loop", "TorchRec SparseDist", "fscomm")
     ]

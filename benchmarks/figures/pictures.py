@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from figures import communication, loading, timelines
+from figures import communication, loading, timelines, training
 from figures.records import Record, record
 from figures.svg import canvas, legend
 
@@ -70,32 +70,39 @@ def waits() -> Picture:
 
 
 def demo() -> Picture:
-    demo = record("demo")
-    sets: dict[str, tuple[str, str]] = {}
-    for row in demo.rows:
-        sets[f"{row['data']}: {row['samples are']}"] = (row["data"], row["samples are"])
-    series = {WITHOUT: "plain", OURS: "balanced", "with FreeScale, histories shared": "shared"}
-    panels = [
-        Panel(
-            title=title,
-            unit=unit,
-            digits=digits,
-            bars={
-                name: {each: found.get(run) for each, run in series.items()}
-                for name, of in sets.items()
-                if (found := _runs(demo, *of, column))
-            },
-        )
-        for title, unit, column, digits in (
-            ("waiting for the slowest rank", "% of a step", "straggler %", 1),
-            ("a step", "ms", "step ms", 0),
-        )
-    ]
-    return Picture(name="demo", panels=tuple(panels))
+    """Balancing, on links of memory. Runs that cost are there, too."""
+    series = {
+        WITHOUT: "plain",
+        "prioritized": "prioritized",
+        OURS: "balanced",
+        "both": "both",
+        "histories shared": "shared",
+    }
+    return _of_the_demo("demo", series, memory=True, waits="waits for stragglers ms")
+
+
+def demo_link() -> Picture:
+    """Communication, on a slow link."""
+    rows = training.of_act(record("demo"), memory=False)
+    parts = next(row["run"] for row in rows if "parts" in row["run"])
+    series = {WITHOUT: "plain", THEIRS: training.LOOP, OURS: "prioritized", parts: parts}
+    return _of_the_demo("demo-link", series, memory=False, waits="waits for links ms")
+
+
+def _of_the_demo(name: str, series: Mapping[str, str], *, memory: bool, waits: str) -> Picture:
+    sets = training.sets(training.of_act(record("demo"), memory=memory))
+    panels = []
+    for title, column in ((waits.removesuffix(" ms"), waits), ("a step", "step ms")):
+        bars = {}
+        for set_name, rows in sets.items():
+            found = {row["run"]: row[column] for row in rows}
+            bars[set_name] = {each: found.get(run) for each, run in series.items()}
+        panels.append(Panel(title=title, unit="ms", bars=bars))
+    return Picture(name=name, panels=tuple(panels), width=11)
 
 
 def _runs(demo: Record, data: str, samples: str, column: str) -> dict[str, float]:
-    return {row["run"]: row[column] for row in demo.where(**{"data": data, "samples are": samples})}
+    return {row["run"]: row[column] for row in demo.where(**{"data": data, "samples are": samples, "links": "memory"})}
 
 
 def stragglers() -> Picture:
@@ -169,7 +176,7 @@ def histories() -> Picture:
 def exposed() -> Picture:
     exposed = record("exposed")
     modes = {WITHOUT: "plain loop", THEIRS: "TorchRec SparseDist", OURS: "fscomm"}
-    bars = {title: _exposed(exposed, section, modes) for section, title in communication.SECTIONS.items()}
+    bars = {title: _exposed(exposed, section, modes) for section, title in communication.sections(exposed).items()}
     return Picture(name="exposed", panels=(Panel(title="exposed communication", unit="ms of a step", bars=bars),))
 
 
@@ -214,7 +221,7 @@ def object_store() -> Picture:
 
 
 PICTURES: tuple[Callable[[], Picture], ...] = (
-    *(waits, demo, stragglers, loaders, histories, exposed, collisions, pooled, object_store),
+    *(waits, demo, demo_link, stragglers, loaders, histories, exposed, collisions, pooled, object_store),
 )
 TIMELINES = (timelines.balancing, timelines.communication)
 

@@ -5,47 +5,6 @@ from typing import Any
 from figures.records import listed, percent, record, say, table
 
 
-def against_paper() -> None:
-    adviser = record("adviser")
-    titles = {
-        "straggler share, FBS": ("straggler share with zig-zag balancing (FBS)", "{:.2%}"),
-        "exposed communication, prioritized": ("exposed communication, prioritized", "{:.1f} ms"),
-        "change of exposed communication, all together, 256 ranks": (
-            "change of it at 256 ranks, all remedies",
-            "{:.1%}",
-        ),
-    }
-    rows = []
-    for what, (title, form) in titles.items():
-        row = adviser.row(against="paper", what=what)
-        found = [form.format(row[name]).replace("%", " %") for name in ("predicted", "measured")]
-        rows.append([title, *found, _error(row["error"]), row["verdict"].replace("%", " %")])
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-    (fit,) = (fit for fit in adviser.extra["paper"]["fits"] if fit["name"] == "dim")
-    low, high = adviser.note(r"predicted to leave ([\d.]+)% and ([\d.]+)%")
-    say(
-        f"The first line is steep: a plain loop of 21.5 % gives {low} %, one of 22.5 % gives {high} %. All this can "
-        "test relations between the paper's own figures. It cannot test how long anything takes: the dim of "
-        f"{fit['value']:.0f} floats is fitted so that the plain loop comes out."
-    )
-
-
-def against_exposed() -> None:
-    adviser = record("adviser")
-    rows = []
-    for mode in ("TorchRec SparseDist", "fscomm"):
-        for section in ("400 ms", "270 ms"):
-            row = adviser.row(against="exposed.py", what=f"exposed, {section}, {mode}")
-            rows.append([
-                f"{mode.removeprefix('TorchRec ')}, {section} of compute",
-                f"{row['predicted']:.1f} ms",
-                f"{row['measured']:.1f} ms",
-                _error(row["error"]),
-                row["verdict"].replace("%", " %"),
-            ])  # fmt: skip
-    table(["", "predicted", "measured", "error", "goal"], rows, adviser)
-
-
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
@@ -70,7 +29,7 @@ def held_out() -> None:
     say("These missed the goal (ranks, links, collisions, floats a row):")
     listed(misses)
     inside, goal = adviser.note(r"(\d+)% of the held-out figures are inside their interval \(goal (\d+)%\)")
-    say(f"{inside} % of these figures are inside the intervals that the factors of a verdict give (goal {goal} %).")
+    say(f"{inside} % of these figures are inside the intervals of the verdicts (goal {goal} %).")
 
 
 def in_parts() -> None:
@@ -155,8 +114,8 @@ def time_lost() -> None:
     ]
     say(
         "By the fitted cost of the same batches, time lost is never further off than "
-        f"{100 * off:.1f} points. Ranks that train on equal batches seem to lose {noise[0]} % with 2 ranks and "
-        f"{noise[1]} % with 4: so much is noise."
+        f"{100 * off:.1f} points. Ranks with equal batches seem to lose {noise[0]} % with 2 ranks and "
+        f"{noise[1]} % with 4: that is the noise."
     )
     if known:
         say("\\* further off than 3 points, and outside the interval of the prediction.")
@@ -186,37 +145,6 @@ def balancing_measured() -> None:
         "outweighs all else in a step, balancing brings little: cut or split such histories.",
         measured,
     )
-
-
-def plans() -> None:
-    plans = record("plans")
-    sets = [row for row in plans.rows if isinstance(row["set"], int)]
-    mean, worst = plans.row(set="mean"), plans.row(set="worst")
-    reached = sum(row["tau"] >= 0.8 for row in sets)
-    by_kind = [_mean([row["tau"] for row in sets if row["kind"] == kind]) for kind in ("pooled", "sequence")]
-    kept = sum(row["chosen / default"] == 1 for row in sets)
-    table(
-        ["", "reached", "goal"],
-        [
-            [
-                "Kendall's tau of predicted and measured steps over the plans of a set, mean",
-                f"{mean['tau']:.2f}",
-                0.8,
-            ],
-            ["the same, pooled tables", f"{by_kind[0]:.2f}", 0.8],
-            ["the same, sequence tables", f"{by_kind[1]:.2f}", 0.8],
-            ["sets that reach 0.8", f"{reached} of {len(sets)}", None],
-            ["the same, over pairs that are more than 5 % apart", f"{mean['tau 5 % apart']:.2f}", None],
-            ["step of the chosen plan over that of TorchRec's default, mean", f"{mean['chosen / default']:.2f}", 1],
-            ["the same, worst", f"{worst['chosen / default']:.2f}", 1.05],
-            ["sets in which TorchRec's plan is kept", kept, None],
-        ],
-        plans,
-    )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _error(text: str) -> str:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Container, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,16 +29,15 @@ class RankError(RuntimeError):
 
 
 class World:
-    """Processes of `network.rank` with a gloo group over their links; `ranks_per_host` of them share a namespace.
+    """Processes of `network.rank` with a gloo group over their links.
 
     `module` (in benchmarks/) holds the functions that `call` may name: `function(state, **arguments)`, where `state` is
     a dict that lives as long as the rank; what they return goes through JSON.
     """
 
-    def __init__(self, *, ranks: int, module: str, ranks_per_host: int = 1) -> None:
-        self.network = Network(ranks // ranks_per_host)
+    def __init__(self, *, ranks: int, module: str) -> None:
+        self.network = Network(ranks)
         self._ranks = ranks
-        self._per_host = ranks_per_host
         self._module = module
         self._calls = 0
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -70,28 +68,28 @@ class World:
         self._processes.clear()
         self.network.close()
 
-    def call(self, function: str, *, timeout_s: float = 300, lost: Sequence[int] = (), **arguments: Any) -> list[Any]:
-        """What the function returned on every rank; blocks until all have answered. None for those that are `lost`.
+    def call(self, function: str, *, timeout_s: float = 300, **arguments: Any) -> list[Any]:
+        """What the function returned on every rank; blocks until all have answered.
 
         Raises:
             RankError: a rank ended, or one did not answer in time.
         """
         number = self._post(function, arguments)
-        keys = {rank: f"answer/{number}/{rank}" for rank in range(self._ranks) if rank not in lost}
+        keys = [f"answer/{number}/{rank}" for rank in range(self._ranks)]
         end = time.monotonic() + timeout_s
-        while not self._store.check(list(keys.values())):
-            self._look(end, keys)
+        while not self._store.check(keys):
+            self._look(end)
             time.sleep(0.02)
-        return [json.loads(self._store.get(keys[rank])) if rank in keys else None for rank in range(self._ranks)]
+        return [json.loads(self._store.get(key)) for key in keys]
 
     def _post(self, function: str | None, arguments: dict[str, Any]) -> int:
         number, self._calls = self._calls, self._calls + 1
         self._store.set(f"call/{number}", json.dumps({"function": function, "arguments": arguments}))
         return number
 
-    def _look(self, end: float, needed: Container[int]) -> None:
+    def _look(self, end: float) -> None:
         for rank, process in enumerate(self._processes):
-            if rank in needed and process.poll() is not None:
+            if process.poll() is not None:
                 raise RankError(f"rank {rank} ended with status {process.returncode}:\n{self._printed(rank)}")
         if time.monotonic() > end:
             printed = "\n".join(f"rank {rank}: {self._printed(rank)}" for rank in range(self._ranks))
@@ -112,7 +110,7 @@ class World:
         for rank in range(self._ranks):
             place = [str(rank), str(self._ranks), host, str(self._store.port), self._module]
             with open(Path(self._folder.name, f"rank{rank}.log"), "wb") as log:
-                command = [*self.network.enter(rank // self._per_host), sys.executable, "-m", "network.rank", *place]
+                command = [*self.network.enter(rank), sys.executable, "-m", "network.rank", *place]
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=BENCHMARKS, env=os.environ | settings
                 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -139,18 +139,3 @@ def fit_dim(exposed_ms: float, load: Workload, hardware: Hardware, *, ranks: int
 def exposed(load: Workload, hardware: Hardware, name: str, *, ranks: int) -> float:
     """Milliseconds of exposed communication of one way."""
     return durations.step(hardware, load, name, ranks=ranks)["bubbles"]["exposed_ms"]
-
-
-def fit_line(wire_ms: Sequence[float], exposed_ms: Sequence[float]) -> tuple[float, float]:
-    """(own_ms, efficiency) of exposed = own + wire / efficiency, by least squares.
-
-    wire_ms: milliseconds at the full rate of the link; 0 on links without a limit. Raises ValueError unless
-    both differ.
-    """
-    matrix = np.column_stack([np.ones(len(wire_ms)), wire_ms])
-    if np.linalg.matrix_rank(matrix) < 2:
-        raise ValueError("plain steps over links of one speed only: the loop's own time cannot be told from the wire's")
-    own, slope = np.linalg.lstsq(matrix, np.asarray(exposed_ms, float), rcond=None)[0].tolist()
-    if slope <= 0:
-        raise ValueError("plain steps over slow links are not slower than over fast ones: nothing follows from them")
-    return own, 1 / slope

@@ -22,7 +22,7 @@ class Way:
         shuffle: what is permuted, one of `SHUFFLES`.
         options: keyword arguments of the function.
         workers: worker processes, whose memory is added.
-        role: "raw", "ours", "peer", or "information" (printed, not compared).
+        role: "raw" (the yardstick), "ours" or "peer".
         note: what a reader of the table must know.
     """
 
@@ -46,8 +46,6 @@ class Way:
 
 WAYS = (
     Way(name="raw decode", function="raw:row_groups", role="raw", note="2 threads, a row group each; results dropped"),
-    Way(name="raw iter_batches(512)", function="raw:small_batches", role="information", note="2 threads; dropped"),
-    Way(name="unpacked pages", function="raw:unpacked_pages", role="information", note="2 threads; nothing decoded"),
     Way(name="FreeScale", function="freescale:batches", role="ours"),
     Way(
         name="FreeScale shuffled",

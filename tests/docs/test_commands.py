@@ -11,6 +11,7 @@ import tomllib
 from unittest import mock
 
 import pytest
+import typer
 from pages import PAGES, ROOT, blocks, commands, name, prose
 from test_calibrate_run import run as write_run
 from typer.testing import CliRunner
@@ -49,6 +50,22 @@ def test_commands_of_freescale_run(tmp_path, monkeypatch):
     shown, *_ = blocks("docs/getting-started.md", "toml")
     assert tomllib.loads(written.read_text()) == tomllib.loads(shown.text)
     assert Schema.from_toml("schema.toml") == Schema.from_toml(written)  # what `freescale init` guesses of these files
+
+
+def test_the_reference_has_every_option():
+    """With its help and its default, and no hidden command. test_figures.py checks that the page is current."""
+    _, *sections = re.split(r"^## ", (ROOT / "docs/command-reference.md").read_text(), flags=re.MULTILINE)
+    shown = {section.partition("\n")[0]: section for section in sections}
+    offered = {name: one for name, one in typer.main.get_command(app).commands.items() if not one.hidden}
+    assert shown.keys() == offered.keys()
+    for title, command in offered.items():
+        rows = {row.split("`")[1]: row for row in shown[title].splitlines() if row.startswith("| `")}
+        assert rows.keys() == {parameter.opts[0] for parameter in command.params}
+        for parameter in command.params:
+            row = rows[parameter.opts[0]]
+            assert parameter.help.split("Default:")[0].strip() in row
+            if parameter.required or type(parameter.default) in (int, float):
+                assert row.endswith("| required |" if parameter.required else f"| `{parameter.default}` |")
 
 
 def others():

@@ -113,9 +113,9 @@ def training(here):
 
 
 def test_no_page_with_examples_is_left_out():
-    of_data = {"docs/sources-and-schema.md", "docs/histories.md", "docs/balancing.md", "docs/resume.md"}
-    of_data |= {"docs/growing-data.md"}
-    here = {"README.md", "docs/index.md", "docs/coming-from.md", "docs/fscomm.md"} | of_data
+    of_data = ("schema", "sources", "columns", "joins", "order", "histories", "balancing", "resume", "growing-data")
+    of_communication = ("fscomm", "steps-in-parts", "managed-collision")
+    here = {f"docs/{page}.md" for page in (*of_data, *of_communication, "index", "coming-from")} | {"README.md"}
     # By its commands; in test_checkpoints.py; with an event log; in tests/comm/loop/test_trainers.py.
     run_elsewhere = {"docs/getting-started.md", "docs/checkpoints.md", "docs/dlrm-v4.md", "docs/trainers.md"}
     assert {name(page) for page in PAGES if blocks(page, "python")} == here | run_elsewhere
@@ -181,21 +181,47 @@ def test_coming_from_hf_datasets(here):
     exec(theirs, scope)
 
 
-def test_sources_and_schema(here, capsys):
-    page = python("docs/sources-and-schema.md")
-    declared, inferred, in_sessions, labelled, looked_up, keyed, typed, nested, *page = page
-    passed, adapted, tables, parts, own, in_python, from_catalog = page
+def test_schema(here, capsys):
+    declared, inferred, labelled, nested, passed, adapted, in_python = python("docs/schema.md")
     scope: dict = {}
     exec(declared, scope)
     assert scope["schema"].keys == ("user_id", "country", "segment", "item_id", "action", "timestamp", "candidate_id")
-    assert scope["partner"].on_error == "skip"
-    (written,) = blocks("docs/sources-and-schema.md", "toml")
-    (here / "data.toml").write_text(written.text)
-    schema, sources = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
-    with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
-        assert sum(len(batch) for batch in loader) == 300
     exec(inferred, scope)
     assert eval(capsys.readouterr().out, {"Schema": fsdata.Schema, "Sequence": fsdata.Sequence}).groups
+    exec(labelled, scope)
+    assert scope["batch"].labels["next_item"].values.dtype == torch.int64
+    assert scope["per_event"].item() > 0
+    assert scope["per_weight"].item() == pytest.approx(scope["per_event"].item())  # all weights are 1
+    exec(nested, scope)
+    assert scope["pooled"].shape == (len(scope["history"].values()), 16)
+    exec(passed, scope)
+    assert scope["requests"][-1] == "request 299"
+    exec(adapted, scope)
+    assert type(scope["batch"]) is scope["Clicks"]
+    assert scope["loss"].item() > 0
+    (written,) = blocks("docs/schema.md", "toml")
+    (here / "data.toml").write_text(written.text)
+    exec(in_python, scope)
+    of_file = fsdata.Schema.from_toml("data.toml"), fsdata.sources_from_toml("data.toml")
+    for schema, sources in (of_file, scope["JOB"]):
+        with fsdata.FreeScaleDataLoader(sources, schema, batch_size=32) as loader:
+            assert sum(len(batch) for batch in loader) == 300
+
+
+def test_sources(here):
+    declared, tables, from_catalog = python("docs/sources.md")
+    scope: dict = {}
+    exec(declared, scope)
+    assert scope["partner"].on_error == "skip"
+    exec(tables, scope)
+    assert scope["fixed"].table_parts == ("delta", "warehouse/impressions", 41)
+    exec(from_catalog, scope)
+    assert scope["source"].label == "source-0.catalog"
+
+
+def test_columns(here):
+    in_sessions, typed, own = python("docs/columns.md")
+    scope: dict = {}
     exec(in_sessions, scope)
     events = [[{"item_id": 1, "price": 0.5, "shop": "a"}, {"item_id": 2, "price": 1.5, "shop": None}], []]
     pl.DataFrame({"session": events}).write_parquet(here / "sessions.parquet")
@@ -204,13 +230,23 @@ def test_sources_and_schema(here, capsys):
     ) as loader:
         (batch,) = loader
     assert batch.features["item_id"].values().tolist() == [1, 2]
-    exec(labelled, scope)
-    assert scope["batch"].labels["next_item"].values.dtype == torch.int64
-    assert scope["per_event"].item() > 0
-    assert scope["per_weight"].item() == pytest.approx(scope["per_event"].item())  # all weights are 1
+    exec(typed, scope)
+    for part, users in (("old", [1, 2]), ("new", ["1", "2"])):
+        pl.DataFrame({"user_id": users}).write_parquet(here / f"site/{part}.parquet", mkdir=True)
+    with fsdata.FreeScaleDataLoader(scope["mixed"], fsdata.Schema(context=("user_id",)), batch_size=4) as loader:
+        (batch,) = loader
+    ids = batch.features["user_id"].values().tolist()
+    assert ids == ids[: len(ids) // 2] * 2
+    exec(own, scope)
+    with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
+        assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}
+
+
+def test_joins(here):
+    looked_up, keyed = python("docs/joins.md")
     items = {"item_id": range(50), "artist": range(1, 51), "price": [0.5] * 50}
     pl.DataFrame(items).write_parquet(here / "items.parquet")
-    source = scope["source"]
+    scope: dict = {}
     exec(looked_up, scope)
     assert set(scope["artists"].values().tolist()) <= {0, *range(1, 51)}
     exec(keyed, scope)
@@ -219,37 +255,17 @@ def test_sources_and_schema(here, capsys):
     segments = fsdata.Schema(context=("segment",))
     with fsdata.FreeScaleDataLoader(scope["visits"], segments, batch_size=4) as loader:
         assert [batch.features["segment"].values().tolist() for batch in loader] == [[8, 7]]
-    exec(typed, scope)
-    for part, users in (("old", [1, 2]), ("new", ["1", "2"])):
-        pl.DataFrame({"user_id": users}).write_parquet(here / f"site/{part}.parquet", mkdir=True)
-    with fsdata.FreeScaleDataLoader(scope["mixed"], fsdata.Schema(context=("user_id",)), batch_size=4) as loader:
-        (batch,) = loader
-    ids = batch.features["user_id"].values().tolist()
-    assert ids == ids[: len(ids) // 2] * 2
-    scope |= {"source": source, "uih": None}
-    exec(nested, scope)
-    assert scope["pooled"].shape == (len(scope["history"].values()), 16)
-    exec(passed, scope)
-    assert scope["requests"][-1] == "request 299"
-    exec(adapted, scope)
-    assert type(scope["batch"]) is scope["Clicks"]
-    assert scope["loss"].item() > 0
-    exec(tables, scope)
-    assert scope["fixed"].table_parts == ("delta", "warehouse/impressions", 41)
+
+
+def test_order(here):
+    (parts,) = python("docs/order.md")
+    scope: dict = {}
     exec(parts, scope)
     counted = []
     for source in (scope["train"], scope["test"]):
         with fsdata.FreeScaleDataLoader(source, fsdata.Schema(context=("user_id",)), batch_size=32) as loader:
             counted.append(sum(len(batch) for batch in loader))
     assert sum(counted) == 300
-    exec(own, scope)
-    with fsdata.FreeScaleDataLoader(scope["source"], scope["schema"], batch_size=32) as loader:
-        assert {n for batch in loader for n in batch.features["country"].values().tolist()} == {1, 2, 3, 5, 8}
-    exec(in_python, scope)
-    with fsdata.FreeScaleDataLoader(scope["SOURCE"], scope["SCHEMA"], batch_size=32) as loader:
-        assert sum(len(batch) for batch in loader) == 300
-    exec(from_catalog, scope)
-    assert scope["source"].label == "source-0.catalog"
 
 
 def test_histories(here):
@@ -344,15 +360,13 @@ def test_resume(training, capsys):
 
 
 def test_fscomm(training, capsys):
-    served, in_parts, on_cpu, traced, pipeline, meter = python("docs/fscomm.md")
+    served, traced, pipeline, meter = python("docs/fscomm.md")
     exec(served, training)
     report = training["comm"].report()
     assert report.fallbacks == {}
     assert report.num_steps == len(training["loader"])
     assert report.total.collisions["embeddings"].colliding > 0
     assert str(report) in capsys.readouterr().out
-    exec(in_parts, {**training, "fscomm": fscomm})
-    exec(on_cpu, {**training, "fscomm": fscomm})
     model = training["model"]
     with fscomm.enable(model) as comm:
         batches = iter(comm.lookahead(training["loader"]))
@@ -368,6 +382,19 @@ def test_fscomm(training, capsys):
     assert len(scope["output"]) == 300 % 32
     exec(meter, {**training, "train_step": lambda batch: model(batch).sum().backward()})
     assert f"mean of {len(training['loader'])} steps" in capsys.readouterr().out
+
+
+def test_steps_in_parts(training):
+    (in_parts,) = python("docs/steps-in-parts.md")
+    before = training["model"].module.dense.weight.detach().clone()
+    exec(in_parts, scope := {**training, "fscomm": fscomm})
+    assert scope["comm"].report().num_steps == len(training["loader"])
+    assert not torch.equal(training["model"].module.dense.weight, before)
+
+
+def test_managed_collision(training):
+    (on_cpu,) = python("docs/managed-collision.md")
+    exec(on_cpu, {**training, "fscomm": fscomm})
 
 
 def test_transports():

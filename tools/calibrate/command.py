@@ -37,7 +37,7 @@ def calibrate(
 ) -> None:
     """Fit to measured steps what a step costs, and print the cost model to paste.
 
-    A run of a BubbleMeter also tells what an exchange costs by its size, and a look-up and an update by row.
+    A run of a BubbleMeter also gives the cost of an exchange by its size, and of a look-up and an update by row.
 
     A row is one step of one rank: the seconds of forward and backward without waiting for other ranks, and
     the lengths of its batch as length:count;length:count. For example, 128:3;256:1 is three samples of 128

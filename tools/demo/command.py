@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from freescale_tools.demo.results import Outcome
 
 COLLISIONS = (0.12, 0.8)  # share of ids: that of the paper, and that of the synthetic set
-_LINK_STEPS = 10
+_LINK_STEPS = 8
 _LEAST_LINK_STEPS = 6  # TorchRec's pipeline has fetched two batches before its first step, and two steps warm up
 
 
@@ -58,7 +58,7 @@ def demo(
     zch: Annotated[
         bool, typer.Option("--zch", help="Train twice more, with tables behind managed collision, and evictions.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="Steps of each run; on the link at most 10.")] = 12,
+    steps: Annotated[int, typer.Option(help="Steps of each run; on the link at most 8.")] = 12,
     ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
     folder: Annotated[Path, typer.Option(help="Folder for the synthetic set and the picture.")] = Path(

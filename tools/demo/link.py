@@ -21,6 +21,7 @@ from freescale_tools.demo.pacing import paced
 _BURST_BYTES = 96 * 1024
 _QUEUE_BYTES = 1024 * 1024  # that wait before packets are dropped
 _NAMESPACE = ("unshare", "--user", "--map-root-user", "--net")
+_LEAST_MBIT = 5  # at which the demo takes half an hour
 _UNITS = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 
 
@@ -76,9 +77,13 @@ class Link:
 def parse_link(text: str) -> float:
     """Mbit/s of such as "100mbit" or "1gbit". Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
-    if not found or float(found[1]) == 0:
-        raise ValueError(f"a speed in kbit, mbit or gbit per second, such as 100mbit, got {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
+    mbit = float(found[1]) * _UNITS[found[2]] if found else 0
+    if mbit < _LEAST_MBIT:
+        raise ValueError(
+            f"a speed of at least {_LEAST_MBIT} Mbit/s, in kbit, mbit or gbit, such as 100mbit, got {text!r}: a step "
+            "moves 25 Mbit"
+        )
+    return mbit
 
 
 def open_link(mbit: float) -> Link:

@@ -20,7 +20,7 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
     """
     runs = sum(len(act.runs) + 1 for act in outcome.acts)
     figure = Figure(figsize=(11, 7 + 0.36 * runs), layout="constrained")
-    first, second, third = figure.subplots(3, 1, height_ratios=(3, 3, 0.42 * runs))
+    first, second, third = figure.subplots(3, 1, height_ratios=(3, 3, 0.4 * runs))
     second.sharex(first)
     second.sharey(first)
     balanced = outcome.balancing.run("balanced")
@@ -61,7 +61,7 @@ def _steps(axis: Axes, outcome: Outcome) -> None:
     y = 0.0
     names = []
     for act in outcome.acts:
-        names.append((y, f"links: {links(act)}"))
+        axis.text(0, y, f" links: {links(act)}", va="center", fontweight="bold", fontsize=10)
         for run in act.runs:
             y += 1
             names.append((y, run.name))
@@ -82,9 +82,6 @@ def _steps(axis: Axes, outcome: Outcome) -> None:
             )  # fmt: skip
         y += 1.5
     axis.set_yticks([place for place, _ in names], [name for _, name in names])
-    for tick in axis.get_yticklabels():
-        if tick.get_text().startswith("links: "):
-            tick.set_fontweight("bold")
     axis.invert_yaxis()
     axis.margins(x=0.14)
     axis.set_title(
@@ -97,5 +94,5 @@ def _steps(axis: Axes, outcome: Outcome) -> None:
         (_LINKS, "waits for links"),
     ):
         axis.barh(0, 0, color=color, label=label)
-    axis.legend(ncols=3, frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1.0))
+    axis.legend(ncols=3, frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.09))
     axis.grid(axis="x", alpha=0.3)

@@ -95,9 +95,9 @@ def train(data: DemoData, variant: Variant, steps: int, seed: int) -> Run:
         elif parts > 1:
             given = (PlainStep(batch, model, parts) for batch in loader)
         if variant.loop == "pipeline":
-            watched = meter.watch(islice(loader, steps), ahead=PIPELINE_DEPTH)
-            done += (measured(data, *step) for step in pipelined(model, optimizer, watched))
-            given = ()
+            batches = meter.watch(islice(loader, steps), ahead=PIPELINE_DEPTH)
+            done = [measured(data, *step) for step in pipelined(model, optimizer, batches)]
+            given = ()  # the pipeline is its own loop
         for number, step in enumerate(meter.watch(islice(given, steps))):
             clock.hour = number // STEPS_PER_HOUR
             batch = step.batch if parts > 1 else step
@@ -135,6 +135,8 @@ def pipelined(
             began = time.thread_time_ns()
             pipeline.progress(iterator)
             yield *trained.pop(), time.thread_time_ns() - began
+    if not pipeline._pipelined_modules:  # it warns, and runs as a plain loop
+        raise RuntimeError("TorchRec's pipeline could not trace the demo's model, so it has overlapped nothing")
 
 
 def measured(data: DemoData, batch: Batch, losses: list[Tensor], compute_ns: int) -> Step:

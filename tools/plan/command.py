@@ -29,9 +29,9 @@ def plan(
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
     way: Annotated[
-        str, typer.Option(help="The way of training that the plan is best for: plain, sparse dist or prioritized.")
+        str, typer.Option(help="The training loop that the plan is for: plain, sparse dist or prioritized.")
     ] = "sparse dist",
-    device: Annotated[str, typer.Option(help="Where tables lie: cuda or cpu (gloo).")] = "cuda",
+    device: Annotated[str, typer.Option(help="Device of the tables: cuda or cpu (gloo).")] = "cuda",
     memory: Annotated[float, typer.Option(help="GB of a rank, of which 85 % may hold tables and their buffers.")] = 80,
     rows: Annotated[
         bool, typer.Option("--rows/--no-rows", help="Read from the profiled files how often rows are used.")
@@ -47,8 +47,8 @@ def plan(
 ) -> None:
     """Choose how embedding tables are sharded, and on which ranks.
 
-    TorchRec says how a table can be cut, and its plan is where the search begins; what plans are compared by are steps
-    of the calibrated model. Load what is written with freescale_tools.plan.torchrec.load_plan, for
+    TorchRec defines how a table can be cut. The search begins with its plan, and compares plans by the steps of the
+    calibrated model. Load the result with freescale_tools.plan.torchrec.load_plan, for
     DistributedModelParallel(plan=...).
     """
     with Terminal(json=json) as terminal:

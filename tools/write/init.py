@@ -44,7 +44,7 @@ def init(
 ) -> None:
     """Write a schema file to begin with: which lists are aligned, which columns are ids, labels and times.
 
-    Looks at the first rows of up to 8 files. Every guess stands in the file with its reason, to be read and
+    Looks at the first rows of up to 8 files. The file has every guess with its reason, to be read and
     changed; `freescale check PATHS --schema FILE` then reads all rows.
     """
     with Terminal(json=json) as terminal:

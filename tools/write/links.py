@@ -45,7 +45,7 @@ def measure_links(
 ) -> None:
     """Measure how fast ranks exchange, and how much a matrix product slows down beside it. Run it under torchrun.
 
-    Rank 0 writes the file; what was measured names its source, other parameters are those of --like.
+    Rank 0 writes the file. Measured parameters name their source, the others are those of --like.
     """
     with Terminal(json=json) as terminal:
         from freescale_tools.model.hardware import load_hardware

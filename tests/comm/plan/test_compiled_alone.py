@@ -1,9 +1,8 @@
 """No kernel is compiled during a step: that takes seconds, in which all other ranks would wait."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+from synthetic_peers import Planner, World, uniform
 from test_bags import drawn_classes, planned, world
 from test_id_exchange import BUSY, Ranks
 from worlds import shared_world
@@ -12,14 +11,9 @@ from fscomm.plan import hash_tables, wire_kernels
 from fscomm.plan.group_plan import compile_kernels
 from fscomm.plan.ways import classes_back
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
     """Kernels compiled, or loaded, during steps of both kinds of groups; the fewest forms of a kernel before them."""
-    sys.path.append(str(BENCHMARKS))
-    from common.synthetic_peers import Planner, World, uniform
-
     named = {**vars(hash_tables), **vars(wire_kernels)}
     kernels = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
     compile_kernels()

@@ -42,11 +42,12 @@ def test_the_command_trains_on_two_ranks(tmp_path, monkeypatch):
     ):
         assert re.search(expected.replace(" .* ", "[^\\n]* ") + " +│$", done.stdout, re.MULTILINE), expected
     assert re.search(r"^prioritized, zch: \d of 10 forwards served$", done.stdout, re.MULTILINE)
-    *_, balancing, communication = done.stdout.splitlines()
+    balancing, title, on_link, on_memory, dense, _ = done.stdout.splitlines()[-6:]
     assert balancing.startswith("Balancing ")
-    assert re.match(
-        r"Prioritized communication: on 1000 Mbit/s with \d+% of ids in collision, in one piece", communication
-    )
+    assert title.startswith("Prioritized communication")
+    assert re.match(r"- 1000 Mbit/s, \d+% of ids collide: it .* in 2 parts it .* TorchRec's pipeline ", on_link)
+    assert re.match(r"- memory, \d+% of ids collide: it ", on_memory)
+    assert re.search(r"\d+ ms are DDP's all-reduce of dense gradients", dense)
     (picture,) = out.iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"picture: {picture}" in done.stdout
@@ -101,7 +102,7 @@ def test_parts_add_up_to_the_step_that_they_cut(one_rank, tmp_path, batch_size):
         (["--parts", "3", "--batch-size", "2"], "give --batch-size 3 or more, fewer parts, or --link none"),
         (["--zch", "--steps", "9"], "--zch needs 10 steps, the data and --steps give 9"),
         (["--zch", "--batch-size", "16"], "--zch needs 10 steps, the data and --steps give 3"),
-        (["--link", "fast"], "--link takes none, or a speed in kbit, mbit or gbit per second"),
+        (["--link", "fast"], "--link takes none, or a speed of at least 5 Mbit/s"),
         (["--steps", "5"], "the runs on the link need 6 steps, the data and --steps give 5"),
     ],
     ids=" ".join,

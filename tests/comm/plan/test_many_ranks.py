@@ -1,18 +1,13 @@
-"""The synthetic world of benchmarks/scale.py, small: what a rank does for a step may not grow with the ranks."""
+"""One rank among synthetic peers: what it does for a step may not grow with the number of ranks."""
 
 import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
-
-from common.synthetic_peers import Planner, World, in_time_order, uniform  # noqa: E402
+from synthetic_peers import Planner, World, in_time_order, uniform
 
 RANKS = (8, 32, 128)
 SOURCES = {
@@ -37,7 +32,7 @@ def counted(source: str, ranks: int) -> dict[str, int]:
 
     tracemalloc.start()
     sys.setprofile(note)
-    _, ids = planner.step(*given)
+    ids = planner.step(*given)
     sys.setprofile(None)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -64,7 +59,7 @@ def test_what_the_peers_say_is_what_a_rank_expects() -> None:
     planner = Planner(world, uniform)
     for _ in range(3):
         mine, order = planner.draw()
-        _, ids = planner.step(mine, order)
+        ids = planner.step(mine, order)
         merge = ids.ahead(0).merge
         assert len(merge.index) == len(mine.ids) == len(order)
         used = torch.unique(merge.index)
