@@ -141,11 +141,11 @@ def records_read(page):
 
 
 def test_every_record_is_behind_a_figure():
-    """Or is compared with predictions in one that is, which names the file."""
+    """Or is compared with predictions in one that is, which names the file. Git ignores partial ones."""
     read = set().union(*map(records_read, PAGES))
     compared = json.loads((RESULTS / "adviser.json").read_text())["data"]
     inputs = {RESULTS / name for name in re.findall(r"\w+\.json", compared)}
-    assert set(RESULTS.rglob("*.json")) == read | inputs
+    assert set(RESULTS.rglob("*.json")) - set(RESULTS.rglob("*-partial*.json")) == read | inputs
 
 
 def test_what_measures_first_figures_is_named():
