@@ -29,9 +29,10 @@ class Bucket:
 
     Args:
         bytes_per_s: rate at which this process sends, and at the same time receives.
+        clock: gives seconds.
     """
 
-    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bytes_per_s: float, clock: Callable[[], float]) -> None:
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class Bucket:
 @contextmanager
 def paced(bytes_per_s: float) -> Iterator[None]:
     """Inside the block, every all-to-all of this process passes one bucket."""
-    bucket = Bucket(bytes_per_s)
+    bucket = Bucket(bytes_per_s, time.monotonic)
     due: weakref.WeakKeyDictionary[dist.Work, float] = weakref.WeakKeyDictionary()
 
     def issue(original: Any, group: Any, out: torch.Tensor, given: torch.Tensor, *args: Any) -> Any:

@@ -1,7 +1,8 @@
 """Links of a stated speed: options, what refuses them, and what pacing waits for."""
 
-import time
+from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from worlds import shared_world
 
-from freescale_tools.demo import link
+from freescale_tools.demo import link, pacing
 from freescale_tools.demo.data import LINK_EVENTS, colliding
 from freescale_tools.demo.link import Link, open_link, parse_link
 from freescale_tools.demo.pacing import Bucket, paced
@@ -61,7 +62,7 @@ def test_the_bucket_passes_bytes_one_after_the_other():
 
 
 def paced_exchanges(rank, world_size):
-    """Seconds of 200,000 bytes to the other rank at 1 MB/s: by torch, waited for or not at once, and by a group."""
+    """What waiting sleeps for 200,000 bytes to the other rank at 1 MB/s: by torch, at once or later, and by a group."""
     given = torch.arange(100_000, dtype=torch.float32)
     halves = [50_000, 50_000]
     group = control_group(resolve(), timeout_s=300)
@@ -78,21 +79,20 @@ def paced_exchanges(rank, world_size):
     found = []
     for exchange in (at_once, later, through_group):
         for limited in (True, False):
-            out = torch.empty_like(given)
-            with paced(1e6) if limited else mock.MagicMock():
-                dist.barrier()
-                began = time.monotonic()
+            out, slept = torch.empty_like(given), []
+            clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append)
+            with mock.patch.object(pacing, "time", clock), paced(1e6) if limited else nullcontext():
                 exchange(out)
-                found.append(time.monotonic() - began)
             assert torch.equal(out, given.view(2, -1)[rank].repeat(2))
+            found.append(slept)
     group.close("done")
     return found
 
 
 def test_paced_exchanges_last_as_long_as_their_bytes_take():
-    for seconds in shared_world(2).run(paced_exchanges):
-        limited = seconds[::2]
-        assert all(each >= 0.19 for each in limited), seconds
+    for slept in shared_world(2).run(paced_exchanges):
+        assert slept[::2] == [[pytest.approx(0.195)]] * 3
+        assert slept[1::2] == [[]] * 3
 
 
 @pytest.mark.parametrize("rate", [0.12, 0.8])
