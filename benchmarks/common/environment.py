@@ -21,19 +21,26 @@ _PACKAGES = (
 def head(data: str) -> dict[str, Any]:
     """What every record begins with. `data`: what was measured on, in a few words.
 
-    Folders of this machine are left out of the command. A commit ends in `-dirty` if files differ from it.
+    Folders of this machine are left out of the command. A commit ends in `-dirty` if files differ from it, other than
+    records: a benchmark that writes two has changed one when it writes the other.
     """
     program = Path(sys.argv[0]).resolve()
     script = program.relative_to(_ROOT).as_posix() if program.is_relative_to(_ROOT) else program.name
     options = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return {
         "command": shlex.join(["python", script, *options]),
-        "commit": _output("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*") or "unknown",
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "data": data,
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version(), **gpu()},
         "versions": packages(),
     }
+
+
+def _commit() -> str:
+    git = ("git", "-C", str(_ROOT))
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return (_output(*git, "describe", "--always", "--exclude=*") or "unknown") + ("-dirty" if changed else "")
 
 
 def packages() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 The examples with such a comment run in the order of the page, in one temporary folder; those of Python share their
 names, and a block with a title is written into the folder first. `<!-- [[[cog examples.given("histories") ]]] -->` at
-the top of a page names the files that it reads, a function of `example_data`. Output may not depend on the machine:
-`output` cuts off lines that hold times.
+the top of a page names the files and names that it uses, a function of `example_data`. Output may not depend on the
+machine: `output` cuts off lines that hold times, or keeps all numbers as they were first measured.
 
 Shell commands take minutes. So a page that shows the output of some is run by `make figures EXAMPLES=1`, and keeps what
 it shows otherwise; a test of the long tier compares it with a run.
@@ -29,7 +29,7 @@ _BLOCK = re.compile(
     r"(?P<shown>\n<!-- \[\[\[cog\s+examples\.output\()?",
     re.DOTALL | re.MULTILINE,
 )
-_GIVEN = re.compile(r'\[\[\[cog examples\.given\("(\w+)"\)')
+_GIVEN = re.compile(r"\[\[\[cog examples\.given\((.*?)\)")
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 100  # of a terminal, in columns
 
@@ -44,8 +44,11 @@ class Example(NamedTuple):
     comment: int
 
 
-def output(first: str = "", last: str = "") -> None:
-    """The output of the example above, of its lines from the one that begins with `first` to that with `last`."""
+def output(first: str = "", last: str = "", *, measured: bool = False) -> None:
+    """The output of the example above, of its lines from the one that begins with `first` to that with `last`.
+
+    `measured`: another run prints other numbers, so the page keeps those that it has if all else is the same.
+    """
     import cog  # cog makes this module while it fills a page
 
     page = Path(cog.inFile).read_text()
@@ -57,7 +60,13 @@ def output(first: str = "", last: str = "") -> None:
     start = _line(lines, first, 0)
     end = _line(lines, last, start) if last else len(lines) - 1
     shown = [part for line in lines[start : end + 1] for part in _wrapped(line)]
-    print("\n```text", *shown, *["..."] * (end + 1 < len(lines)), "```", sep="\n")
+    block = "\n".join(["\n```text", *shown, *["..."] * (end + 1 < len(lines)), "```\n"])
+    print(cog.previous if measured and _words(block) == _words(cog.previous) else block, end="")
+
+
+def _words(text: str) -> list[str]:
+    """Those of a text, all numbers alike."""
+    return re.sub(r"\d[\d.,]*", "0", text).split()
 
 
 def _wrapped(line: str) -> list[str]:
@@ -72,9 +81,11 @@ def _line(lines: list[str], begin: str, start: int) -> int:
     raise ValueError(f"no line of the output begins with {begin!r}, so it cannot be cut there:\n" + "\n".join(lines))
 
 
-def given(name: str) -> None:
-    """Prints nothing: `outputs` looks for its comment, and writes these files of `example_data` before it runs any."""
-    getattr(example_data, name)
+def given(*names: str) -> None:
+    """Prints nothing: `outputs` looks for its comment, and calls these functions of `example_data` before it runs any
+    example."""
+    for name in names:
+        getattr(example_data, name)
 
 
 def examples(page: str) -> Iterator[Example]:
@@ -88,9 +99,10 @@ def outputs(page: str) -> dict[int, str]:
     """By the line of each comment of a page: what the example above it printed."""
     printed: dict[int, str] = {}
     names: dict[str, Any] = {"__name__": "example"}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for function in _GIVEN.findall(page):
-            getattr(example_data, function)()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.ExitStack() as stack:
+        for function in re.findall(r'"(\w+)"', " ".join(_GIVEN.findall(page))):
+            if made := getattr(example_data, function)():
+                names |= stack.enter_context(made)
         for example in examples(page):
             if example.title:
                 Path(example.title).write_text(example.text)

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
+from common import environment  # noqa: E402
 from figures import ages  # noqa: E402
 from figures.records import Record  # noqa: E402
 
@@ -64,6 +65,16 @@ def test_a_commit_that_a_shallow_clone_lacks_is_not_known(repository, tmp_path_f
     assert ages.commits_since(measured, "fsdata", repository.folder) == 1
     assert ages.commits_since(measured, "fsdata", clone) is None
     assert ages.commits_since(measured, "fsdata", tmp_path_factory.mktemp("none")) is None  # of no repository
+
+
+def test_records_that_are_written_make_no_commit_dirty(repository, monkeypatch):
+    (repository.folder / "benchmarks").mkdir()
+    for package in ("fsdata", "benchmarks/results"):
+        repository.commit(package)
+    monkeypatch.setattr(environment, "_ROOT", repository.folder)
+    for changed, dirty in (("benchmarks/results", False), ("fsdata", True)):
+        (repository.folder / changed / "file").write_text("another")
+        assert environment.head("some data")["commit"].endswith("-dirty") == dirty
 
 
 @pytest.mark.parametrize(

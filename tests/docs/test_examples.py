@@ -15,11 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
 from pages import PAGES, ROOT, blocks, name, python
-from torchrec import EmbeddingCollection, EmbeddingConfig
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 
 import fscomm
 import fsdata
@@ -60,28 +56,6 @@ paths = "impressions/*.parquet"
 """
 
 
-class Score(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, rows):
-        return rows["user_id"].values() @ self.weight
-
-
-class Popularity(torch.nn.Module):
-    """Something with a sharded table to train: a number for every user."""
-
-    def __init__(self):
-        super().__init__()
-        tables = [EmbeddingConfig(name="users", num_embeddings=50, embedding_dim=4, feature_names=["user_id"])]
-        self.embeddings = EmbeddingCollection(tables=tables, device=torch.device("meta"))
-        self.dense = Score()
-
-    def forward(self, batch):
-        return self.dense(self.embeddings(batch.features))
-
-
 class Pipelined(torch.nn.Module):
     """The same as TorchRec's pipelines want it: (losses, output)."""
 
@@ -97,19 +71,8 @@ class Pipelined(torch.nn.Module):
 @pytest.fixture
 def training(here):
     """What the examples of fscomm take for granted: a sharded model, an optimizer, a loader."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    torch.manual_seed(0)
-    model = DistributedModelParallel(
-        Popularity(),
-        device=torch.device("cpu"),
-        sharders=[EmbeddingCollectionSharder({"learning_rate": 0.1})],
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
-    )
-    schema = fsdata.Schema(context=("user_id", "country"), labels=("click",))
-    with fsdata.FreeScaleDataLoader(fsdata.ParquetSource("impressions/*.parquet"), schema, batch_size=32) as loader:
-        optimizer = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
-        yield {"model": model, "optimizer": optimizer, "loader": loader, "global_mean": fsdata.global_mean}
-    dist.destroy_process_group()
+    with example_data.training() as names:
+        yield names
 
 
 def test_no_page_with_examples_is_left_out():
@@ -380,7 +343,7 @@ def test_fscomm(training, capsys):
     scope = {**training, "pipelined_model": Pipelined(model), "device": torch.device("cpu")}
     exec(pipeline, scope)
     assert len(scope["output"]) == 300 % 32
-    exec(meter, {**training, "train_step": lambda batch: model(batch).sum().backward()})
+    exec(meter, training)
     assert f"mean of {len(training['loader'])} steps" in capsys.readouterr().out
 
 

@@ -1,9 +1,12 @@
 """The command `freescale demo`: reads its options, runs it, and shows the result."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -237,10 +240,21 @@ def trained(job: "Job", ranks: int) -> "Outcome":
             settings |= {"GLOO_SOCKET_IFNAME": "lo"} if job.link.shaped else {}
         launcher = subprocess.Popen(command, env=os.environ | settings)
         try:
-            status = launcher.wait()
+            with exits_when_terminated():
+                status = launcher.wait()
         finally:  # also after Ctrl-C: the launcher ends its ranks when it is asked to end
             launcher.terminate()
             launcher.wait()
         if status:
             raise CommandFailed(f"training failed with status {status}; the error of the rank is above")
         return read_outcome(Path(place))
+
+
+@contextmanager
+def exits_when_terminated() -> Iterator[None]:
+    """SIGTERM raises SystemExit in this block, so that it cleans up as after Ctrl-C. For the main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

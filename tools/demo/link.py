@@ -6,6 +6,7 @@ Both slow every run down alike, whatever sends.
 """
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -97,7 +98,8 @@ def _refused(mbit: float) -> str:
             return f"`{program}` ({package}) is not installed"
     probe = Link(mbit=mbit).inside(_tc("add", mbit))
     tried = subprocess.run(probe, capture_output=True, text=True, check=False)
-    return tried.stderr.strip().splitlines()[-1] if tried.returncode and tried.stderr else ""
+    why = tried.stderr.strip().splitlines() or [f"`{shlex.join(probe)}` ended with status {tried.returncode}"]
+    return why[-1] if tried.returncode else ""
 
 
 @contextmanager

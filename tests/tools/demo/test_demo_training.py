@@ -1,6 +1,9 @@
 """The demo's training: the command on two ranks, and what it promises of results that are equal to the bit."""
 
 import re
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from unittest import mock
 
@@ -14,8 +17,10 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
+from freescale_tools.demo.command import trained
 from freescale_tools.demo.data import synthetic
 from freescale_tools.demo.discover import discover
+from freescale_tools.demo.ranks import Job
 from freescale_tools.demo.results import check_same_samples, difference
 from freescale_tools.demo.train import Variant, build, train, weights
 from freescale_tools.write.synth import presets as synth
@@ -59,6 +64,31 @@ def test_a_rank_that_fails_ends_the_command_with_status_1(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--data", str(request_folder(tmp_path)), *options])
     assert done.exit_code == 1, done.output
     assert "training failed with status 1" in done.stderr
+
+
+def test_a_terminated_command_ends_its_launcher(tmp_path, monkeypatch):
+    launchers = []
+
+    class Terminated(subprocess.Popen):
+        """SIGTERM reaches the command while it waits for this process, which would sleep."""
+
+        def wait(self, timeout=None):
+            if not launchers:
+                launchers.append(self)
+                signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+            return super().wait(timeout)
+
+    sleeps = tmp_path / "sleeps"
+    sleeps.write_text("#!/bin/sh\nexec sleep 1000\n")
+    sleeps.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(sleeps))
+    monkeypatch.setattr(subprocess, "Popen", Terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        trained(Job(data=discover(request_folder(tmp_path), max_length=20, batch_size=16), steps=1), ranks=2)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert launchers[0].returncode == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.fixture
