@@ -15,7 +15,7 @@ from common.table import add_results_option, emit
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.command import run
-from freescale_tools.demo.data import synthetic
+from freescale_tools.demo.data import BATCH, synthetic
 from freescale_tools.demo.discover import discover
 from freescale_tools.write.synth.presets import Lengths, demo_set
 
@@ -33,7 +33,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="freescale-demo-") as folder:
         files = demo_set(Path(folder))
-        sets = [("synthetic", "histories", synthetic(files, batch_size=64, max_length=Lengths().clip))]
+        sets = [("synthetic", "histories", synthetic(files, batch_size=BATCH, max_length=Lengths().clip))]
         for data in given.data:
             sets += [(data.name, "histories", discover(data, requests=False)), (data.name, "requests", discover(data))]
         for name, kind, one in sets:

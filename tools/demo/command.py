@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from freescale_tools.demo.results import Outcome
 
 COLLISIONS = (0.12, 0.8)  # share of ids: that of the paper, and that of the synthetic set
-_LINK_STEPS = 8
+STEPS = 8  # of a run: both acts take about a minute on two cores
 _LEAST_LINK_STEPS = 6  # TorchRec's pipeline has fetched two batches before its first step, and two steps warm up
 
 
@@ -61,7 +61,7 @@ def demo(
     zch: Annotated[
         bool, typer.Option("--zch", help="Train twice more, with tables behind managed collision, and evictions.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="Steps of each run; on the link at most 8.")] = 12,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = STEPS,
     ranks: Annotated[int, typer.Option(help="Number of training processes, one core each.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic set and of the model.")] = 0,
     folder: Annotated[Path, typer.Option(help="Folder for the synthetic set and the picture.")] = Path(
@@ -87,7 +87,7 @@ def demo(
         if sequence is not None and data is None:
             raise UsageError("--sequence names columns of --data; the synthetic set needs none")
 
-        from freescale_tools.demo.data import synthetic
+        from freescale_tools.demo.data import BATCH, synthetic
         from freescale_tools.demo.discover import MAX_LENGTH, discover
         from freescale_tools.demo.link import parse_link
         from freescale_tools.write.synth.presets import Lengths, demo_set
@@ -105,7 +105,7 @@ def demo(
                 files = demo_set(folder, seed=seed)
             except OSError as error:
                 raise CommandFailed(f"cannot write to {folder}: {error}") from error
-            found = synthetic(files, batch_size=batch_size or 64, max_length=max_length or Lengths().clip)
+            found = synthetic(files, batch_size=batch_size or BATCH, max_length=max_length or Lengths().clip)
         else:
             fields = tuple(name.strip() for name in (sequence or "").split(",") if name.strip())
             try:
@@ -130,7 +130,7 @@ def run(
     data: "DemoData",
     folder: Path,
     *,
-    steps: int = 12,
+    steps: int = STEPS,
     ranks: int = 2,
     seed: int = 0,
     parts: int = 4,
@@ -208,7 +208,7 @@ def sets_of_the_link(
     size = max(LINK_BATCH, parts)
     try:
         return tuple(
-            (rate, colliding(folder, rate, ranks=ranks, batch_size=size, steps=min(steps, _LINK_STEPS), seed=seed))
+            (rate, colliding(folder, rate, ranks=ranks, batch_size=size, steps=steps, seed=seed))
             for rate in COLLISIONS
         )
     except OSError as error:
@@ -217,7 +217,7 @@ def sets_of_the_link(
 
 def link_steps(sets: tuple[tuple[float | None, "DemoData"], ...], steps: int, ranks: int) -> int:
     """Steps of a run of the second act. Raises UsageError if there are too few to measure."""
-    found = min(steps, _LINK_STEPS, *(data.rows // (ranks * data.batch_size) for _, data in sets))
+    found = min(steps, *(data.rows // (ranks * data.batch_size) for _, data in sets))
     if found < _LEAST_LINK_STEPS:
         raise UsageError(
             f"the runs on the link need {_LEAST_LINK_STEPS} steps, the data and --steps give {found}: give more "

@@ -20,6 +20,7 @@ from fsdata.order.mix import Mix
 HISTORY = "history"  # name of the sequence in the schema
 _MEASURED = 16_384  # samples that `some_lengths` reads
 _READ = 256  # of these at once
+BATCH = 64  # samples of a rank in a step of the synthetic set
 LINK_EVENTS = 300  # of a history on the slow link
 LINK_BATCH = 16  # samples of a rank in a step there
 _LINK_STEP_EVENTS = LINK_BATCH * LINK_EVENTS  # of a rank: as long to compute as to exchange at 100 Mbit/s

@@ -25,7 +25,7 @@ from fsdata.balance.packing.plan import straggler_share
 from fsmeter.intervals import KINDS
 
 WARMUP = 2  # first steps that no time includes: allocations, first exchange, page faults
-STEPS_PER_HOUR = 5  # of the clock by which ids expire: what was fetched ahead of a new hour is of no use
+STEPS_PER_HOUR = 4  # of the clock by which ids expire: what was fetched ahead of a new hour is of no use
 GUESSED = math.log(256)
 _CLOSE = 1e-4  # of losses of the first step, whose samples are added in another order
 
