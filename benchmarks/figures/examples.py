@@ -32,6 +32,7 @@ _BLOCK = re.compile(
 _GIVEN = re.compile(r"\[\[\[cog examples\.given\((.*?)\)")
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 100  # of a terminal, in columns
+_LONGEST = 110  # line of a page
 
 
 class Example(NamedTuple):
@@ -70,7 +71,7 @@ def _words(text: str) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, subsequent_indent="  ") if len(line) > _WIDTH else [line]
+    return textwrap.wrap(line, _LONGEST, subsequent_indent="  ") if len(line) > _LONGEST else [line]
 
 
 def _line(lines: list[str], begin: str, start: int) -> int:

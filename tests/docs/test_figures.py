@@ -112,6 +112,26 @@ def test_examples_show_their_output(tmp_path, monkeypatch):
         filled(page, kept.replace('first="two"', 'first="four"'))
 
 
+MEASURED = """
+```python
+import time
+print(f"{label}: {time.perf_counter_ns():,} ns")
+```
+
+<!-- [[[cog examples.output(measured=True) ]]] -->
+<!-- [[[end]]] -->
+"""
+
+
+def test_measured_output_changes_with_its_words_only(tmp_path):
+    page = tmp_path / "page.md"
+    (first,) = filled(page, MEASURED.replace("{label}", "one"))
+    assert filled(page, page.read_text()) == [first]
+    (other,) = filled(page, page.read_text().replace('"one', '"two'))
+    assert other.startswith("text two: ")
+    assert other.split()[2] != first.split()[2]
+
+
 def test_pictures_show_what_the_records_say():
     """As `make figures` draws them, and every one stands in a page."""
     drawn = {each.name: each for each in (made() for made in (*pictures.PICTURES, *pictures.TIMELINES))}
