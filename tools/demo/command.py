@@ -208,8 +208,7 @@ def sets_of_the_link(
     size = max(LINK_BATCH, parts)
     try:
         return tuple(
-            (rate, colliding(folder, rate, ranks=ranks, batch_size=size, steps=steps, seed=seed))
-            for rate in COLLISIONS
+            (rate, colliding(folder, rate, ranks=ranks, batch_size=size, steps=steps, seed=seed)) for rate in COLLISIONS
         )
     except OSError as error:
         raise CommandFailed(f"cannot write to {folder}: {error}") from error
