@@ -59,8 +59,8 @@ def wrong_costs() -> None:
     stragglers = record("stragglers")
     row = stragglers.row(case="planned by tokens")
     say(
-        f"Planned by token counts alone, `repair` and `hierarchical` leave {row['repair']:.0f} % of the paper-like "
-        f"set, where `fbs+swap` leaves {row['fbs+swap']:.1f} %.",
+        f"If plans use token counts only, a straggler share of {row['repair']:.0f} % remains with `repair` and "
+        f"`hierarchical`, and {row['fbs+swap']:.1f} % with `fbs+swap` (paper-like lengths).",
         stragglers,
     )
 

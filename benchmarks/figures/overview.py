@@ -28,11 +28,11 @@ def _rows() -> list[list[str]]:
         communication.exposed_ms(exposed, "400 ms", mode) for mode in ("plain loop", "TorchRec SparseDist", "fscomm")
     ]
     in_rows, once = (histories.row(stored=way)["CPU ms / 1,000"] for way in ("in every row", "once, as of the request"))
-    cheapest = min(loading.others(loader), key=lambda row: row["CPU / raw"])
+    least = min(loading.others(loader), key=lambda row: row["CPU / raw"])
     ours = loader.row(way="FreeScale", batch=512)
     return [
         [
-            "time that ranks wait for the slowest one: 64 ranks, lengths of the paper, simulated",
+            "time that ranks wait for stragglers: 64 ranks, lengths as in the paper, simulated",
             f"{left['none']:.1f} % (the paper's zig-zag: {left['fbs']:.1f} %)",
             f"{left['fbs+swap']:.3f} %",
             f"`{stragglers.command}`",
@@ -44,7 +44,7 @@ def _rows() -> list[list[str]]:
             "`make demo`",
         ],
         [
-            "communication that a step waits for: 4 ranks, links of 200 Mbit, 400 ms of compute, 12 % collisions",
+            "exposed communication per step: 4 ranks, links of 200 Mbit, 400 ms of compute, 12 % collisions",
             f"{waits[0]:.0f} ms; TrainPipelineSparseDist {waits[1]:.0f} ms",
             f"{waits[2]:.0f} ms",
             f"`{exposed.command}`",
@@ -63,8 +63,7 @@ def _rows() -> list[list[str]]:
         ],
         [
             "CPU time of loading, as a multiple of raw decoding by pyarrow",
-            f"{cheapest['CPU / raw']:.2f} ({cheapest['way']}: the cheapest of {len(loading.others(loader))} "
-            "other ways)",
+            f"{least['CPU / raw']:.2f} ({least['way']}: the least of {len(loading.others(loader))} other loaders)",
             f"{ours['CPU / raw']:.2f}",
             f"`{loader.command}`",
         ],

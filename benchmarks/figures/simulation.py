@@ -129,7 +129,7 @@ def _guess(row: dict[str, Any]) -> str:
 
 
 def balancing_measured() -> None:
-    """One sentence: from what to what balancing brought the time lost, and where it brought least."""
+    """One sentence: time lost without and with balancing, by data set, and why it gains little on some."""
     measured = record("time_lost")
     most = max(row["ranks"] for row in measured.rows)
     found = {}
@@ -141,8 +141,8 @@ def balancing_measured() -> None:
     ]
     say(
         f"Time lost to waiting, trained on {most} ranks of {measured.extra['batch_size']} samples: "
-        f"{', '.join(texts[:-1])} and {texts[-1]}. Where one history "
-        "outweighs all else in a step, balancing brings little: cut or split such histories.",
+        f"{', '.join(texts[:-1])} and {texts[-1]}. If one history "
+        "outweighs all others of a step, balancing gains little: truncate or split such histories.",
         measured,
     )
 

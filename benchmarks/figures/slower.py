@@ -28,7 +28,7 @@ def _loading(loader: Record, flat: Record, store: Record) -> list[list[str]]:
         [
             "only the first step, or the first loader, is slow",
             "the same program, started again",
-            "kernels are compiled once on a machine: 10 s and more; the first step with fscomm runs plainly",
+            "kernels are compiled once on a machine: 10 s and more; the first step with fscomm is not served",
             "`freescale warm --fscomm`, `NUMBA_CACHE_DIR`",
         ],
         [
@@ -44,23 +44,22 @@ def _loading(loader: Record, flat: Record, store: Record) -> list[list[str]]:
             "`num_threads=` at most the cores of a rank, less one",
         ],
         [
-            "loading is slow, its files have small row groups",
+            "loading is slow, files have small row groups",
             "`freescale profile` shows rows and row groups",
-            f"a row group costs time whatever it holds: {small:.2f} times raw decode with 6,144 rows each, {large:.2f} "
+            f"a row group has a fixed cost: {small:.2f} times raw decode with 6,144 rows each, {large:.2f} "
             f"with 100,000; shuffled {tiny:.1f} times with 100",
             "write row groups of some 10,000 rows: `freescale optimize`",
         ],
         [
             "loading is slow, batches are small",
             "a larger `batch_size`",
-            f"a batch costs Python whatever it holds: {short:.2f} times raw decode with 128 samples, {long:.2f} "
-            "with 512",
+            f"a batch has a fixed cost in Python: {short:.2f} times raw decode with 128 samples, {long:.2f} with 512",
             "larger batches",
         ],
         [
             "loading is slow, files are in an object store",
             "the same files on a local disk",
-            f"latency: with 100 ms a request, {near:.2f} of the rows per second of local files; {far:.2f} without "
+            f"latency: with 100 ms per request, {near:.2f} of the rows per second of local files; {far:.2f} without "
             "read-ahead",
             "`read_ahead=`: more than is decoded in twice the latency",
         ],
@@ -86,8 +85,8 @@ def _balancing(stragglers: Record, lost: Record) -> list[list[str]]:
         [
             "ranks wait, though plans are even",
             "`freescale calibrate run.json`: the R2 of the cost",
-            f"the cost model is not that of your model: planned by tokens alone, {by_tokens:.1f} % are left of "
-            f"{stragglers.row(case='true cost', ranks=64)['none']:.0f} %",
+            f"the cost model is not that of your model: planned by tokens only, {by_tokens:.1f} % of "
+            f"{stragglers.row(case='true cost', ranks=64)['none']:.0f} % remain",
             "`Balance(cost=fit(...))`",
         ],
         [
@@ -116,28 +115,28 @@ def _communication(demo: Record, parts: Record) -> list[list[str]]:
         [
             "with fscomm, steps of some ms or on one machine are slower",
             "a BubbleMeter, plain: *ids*, *embeddings*, *gradients*",
-            "nothing to overlap on links as fast as memory, and the threads of fscomm take cores: of steps of "
-            f"{plain:.0f} ms it made {prioritized:.0f} ms",
+            "nothing to overlap on links as fast as memory, and the threads of fscomm use cores: steps took "
+            f"{prioritized:.0f} instead of {plain:.0f} ms",
             "leave fscomm out here; larger batches amortize it",
         ],
         [
             "fscomm overlaps little, and links are slow",
             "`comm.report()`: the collision rate; `freescale collisions`",
-            f"most ids are shared with the step before: at {most:.0f} % a step waits {ms['fscomm']:.0f} ms (plain "
+            f"most ids are shared with the previous step: at {most:.0f} % a step waits {ms['fscomm']:.0f} ms (plain "
             f"{ms['plain loop']:.0f} ms), in 4 parts {ms['fscomm in 4 parts']:.0f} ms",
             '`enable(model, parts=4)` or `parts="auto"`',
         ],
         [
             "fscomm overlaps nothing",
             "`comm.report().fallbacks`, or `strict=True`",
-            "modules run plainly: not served, tables on CUDA without a transport, or a loader that shares random "
-            "numbers with the training step",
+            "modules are not served: unsupported ones, tables on CUDA without a transport, or a loader that shares "
+            "random numbers with the training step",
             "what the reason in the report says",
         ],
         [
             "fscomm is slow while cores are busy",
             "the report: how long the training thread is blocked",
-            "its workers have no core to run on: look-ups and updates take the time of compute",
+            "its workers have no free core: look-ups and updates compete with compute",
             "a core or two per rank that neither torch nor the loader uses",
         ],
     ]  # fmt: skip
