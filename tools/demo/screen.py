@@ -105,8 +105,8 @@ def communication_sentence(outcome: Outcome, parts: int) -> str:
         "Prioritized communication, beside the plain loop on the same links:",
         *said,
         f"Of what its steps still wait for the link, {1e3 * dense:.0f} ms are DDP's all-reduce of dense gradients.",
-        "It brings more the longer exchanges take beside the compute, and the fewer ids collide. Steps in parts also "
-        "hide rows that collide. Links as fast as memory leave nothing to hide, and its threads take time of cores.",
+        "Its gain grows with the time of exchanges relative to compute, and with fewer colliding ids. Steps in parts "
+        "also overlap rows that collide. On links as fast as memory it gains nothing, and its threads use CPU time.",
     ])  # fmt: skip
 
 
