@@ -2,8 +2,8 @@
 
 The examples with such a comment run in the order of the page, in one temporary folder; those of Python share their
 names, and a block with a title is written into the folder first. `<!-- [[[cog examples.given("histories") ]]] -->` at
-the top of a page names the files that it reads, a function of `example_data`. Output may not depend on the machine:
-`output` cuts off lines that hold times.
+the top of a page names a function of `example_data`: it makes the files and names that the examples take for granted.
+Output may not depend on the machine: `output` cuts off lines that hold times.
 
 Shell commands take minutes. So a page that shows the output of some is run by `make figures EXAMPLES=1`, and keeps what
 it shows otherwise; a test of the long tier compares it with a run.
@@ -73,7 +73,7 @@ def _line(lines: list[str], begin: str, start: int) -> int:
 
 
 def given(name: str) -> None:
-    """Prints nothing: `outputs` looks for its comment, and writes these files of `example_data` before it runs any."""
+    """Prints nothing: `outputs` looks for its comment, and calls this function of `example_data` before it runs any."""
     getattr(example_data, name)
 
 
@@ -90,7 +90,7 @@ def outputs(page: str) -> dict[int, str]:
     names: dict[str, Any] = {"__name__": "example"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for function in _GIVEN.findall(page):
-            getattr(example_data, function)()
+            names |= getattr(example_data, function)() or {}
         for example in examples(page):
             if example.title:
                 Path(example.title).write_text(example.text)
