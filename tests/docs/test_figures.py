@@ -60,6 +60,8 @@ def test_pages_show_what_their_commands_print(monkeypatch):
 SHOWN = """
 <!-- [[[cog examples.given("impressions") ]]] -->
 <!-- [[[end]]] -->
+<!-- [[[cog examples.given("model") ]]] -->
+<!-- [[[end]]] -->
 
 ```python title="two.py"
 print("one\\ntwo", flush=True)
@@ -76,7 +78,7 @@ two = 2
 from pathlib import Path
 
 print(two, [len(Path(file).read_text().splitlines()) for file in ("two.py", "not-shown.toml")])
-print(Path("impressions/a.parquet").exists())
+print(Path("impressions/a.parquet").exists(), len(model(None, None, [1, 0])))
 ```
 
 <!-- [[[cog examples.output() ]]] -->
@@ -87,7 +89,7 @@ cat two.py
 ```
 
 """
-PRINTED = ["text one ...", "text 2 [2, 0] True"]
+PRINTED = ["text one ...", "text 2 [2, 0] True 2"]
 COMMANDS = '<!-- [[[cog examples.output(first="two") ]]] -->\n<!-- [[[end]]] -->\n'
 
 
@@ -105,7 +107,7 @@ def test_examples_show_their_output(tmp_path, monkeypatch):
     monkeypatch.delenv("EXAMPLES", raising=False)
     assert filled(page, SHOWN) == PRINTED
     kept = page.read_text().replace("text\n2", "text\n3") + COMMANDS
-    assert filled(page, kept) == [PRINTED[0], "text 3 [2, 0] True"]
+    assert filled(page, kept) == [PRINTED[0], "text 3 [2, 0] True 2"]
     monkeypatch.setenv("EXAMPLES", "1")
     assert filled(page, kept) == [*PRINTED, "text two = 2"]
     with pytest.raises(CogUserException, match="no line of the output begins with 'four'"):
