@@ -71,7 +71,8 @@ def _words(text: str) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, _LONGEST, subsequent_indent="  ") if len(line) > _LONGEST else [line]
+    indent = len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(line, _LONGEST, subsequent_indent=indent * " ") if len(line) > _LONGEST else [line]
 
 
 def _line(lines: list[str], begin: str, start: int) -> int:

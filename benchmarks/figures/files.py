@@ -39,7 +39,7 @@ def read_ahead() -> None:
     alone = store.row(**{"from": "S3, 100 ms", "read ahead": "0"})
     large = [store.row(**{"from": "128 MB row groups, S3, 100 ms", "read ahead": bound}) for bound in ("256MB", "64MB")]
     listed([
-        f"100 ms cost {percent(1 - far['rows/s'] / near['rows/s'])} of the throughput without latency; without "
+        f"100 ms cost {percent(max(1 - far['rows/s'] / near['rows/s'], 0))} of the throughput without latency; without "
         f"read-ahead they cost {percent(1 - alone['rows/s'] / near['rows/s'])}.",
         f'The bound holds. With row groups of 128 MB the peak was {large[0]["MB held at most"]:.0f} MB under '
         '`read_ahead="256MB"`, and one row group under `"64MB"`. Decoding these is so fast that the endpoint, at '
