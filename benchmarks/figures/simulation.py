@@ -140,7 +140,7 @@ def balancing_measured() -> None:
         for name, lost in sorted(found.items(), key=lambda item: item[1]["balanced"] / item[1]["plain"])
     ]
     say(
-        f"Time lost to waiting, trained on {most} ranks of {measured.extra['batch_size']} samples: "
+        f"Time lost to waiting, trained on whole histories, {most} ranks of {measured.extra['batch_size']} samples: "
         f"{', '.join(texts[:-1])} and {texts[-1]}. If one history "
         "outweighs all others of a step, balancing gains little: truncate or split such histories.",
         measured,

@@ -1,13 +1,15 @@
 """The demo's picture: the time of every rank and step, unbalanced and balanced, and the step of every run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from freescale_tools.demo.results import Outcome, Run
+from freescale_tools.demo.results import Act, Outcome, Run
 from freescale_tools.demo.screen import links
 
 _STRAGGLERS, _LINKS, _REST = "#e8b4b0", "#c44e52", "#8fb0d0"
@@ -18,9 +20,12 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
 
     Below are the steps of all runs: waits for stragglers, waits for links, and the rest.
     """
-    runs = sum(len(act.runs) + 1 for act in outcome.acts)
-    figure = Figure(figsize=(11, 7 + 0.36 * runs), layout="constrained")
-    first, second, third = figure.subplots(3, 1, height_ratios=(3, 3, 0.4 * runs))
+    # Each kind of links has an axis of its own: on a slow link a step has fewer events, and is shorter.
+    kinds = [acts for acts in ((outcome.balancing,), outcome.communication) if acts]
+    heights = [0.4 * sum(len(act.runs) + 1 for act in acts) + 0.6 for acts in kinds]
+    layout = ConstrainedLayoutEngine(w_pad=0.15)
+    figure = Figure(figsize=(11, 7 + 1.1 * sum(heights)), layout=layout)
+    first, second, *below = figure.subplots(2 + len(kinds), 1, height_ratios=(3, 3, *heights))
     second.sharex(first)
     second.sharey(first)
     balanced = outcome.balancing.run("balanced")
@@ -30,8 +35,14 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
     second.set_xlabel("step")
     second.xaxis.set_major_locator(MaxNLocator(integer=True))
     second.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=9)
-    _steps(third, outcome)
-    for axis in (first, second, third):
+    for axis, acts in zip(below, kinds, strict=True):
+        _steps(axis, acts)
+    below[0].set_title(
+        "Every run: the time of a step, and the difference from the plain run above it", loc="left", fontsize=11
+    )
+    below[-1].set_xlabel("ms of a step, mean of ranks and steps")
+    below[-1].legend(ncols=3, frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    for axis in (first, second, *below):
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_axisbelow(True)
     figure.suptitle(title, fontsize=13)
@@ -51,16 +62,16 @@ def _ranks(axis: Axes, run: Run) -> float:
         axis.bar(x, times.max(1) - computes, width, bottom=computes, color=_STRAGGLERS, label=label)
     share = f"ranks wait {run.straggler:.1%} of a step for the slowest, mean of the steps from {at[0]}"
     axis.set_title(f"{run.name}: {share}", loc="left", fontsize=11)
-    axis.set_ylabel("compute time of a rank, ms")
+    axis.set_ylabel("CPU time of a rank, ms")
     axis.grid(axis="y", alpha=0.3)
     return float(times.max())
 
 
-def _steps(axis: Axes, outcome: Outcome) -> None:
+def _steps(axis: Axes, acts: Sequence[Act]) -> None:
     """Draws a bar for the step of every run, with the time that it saves or costs beside the plain run of its act."""
     y = 0.0
     names = []
-    for act in outcome.acts:
+    for act in acts:
         axis.text(0, y, f" links: {links(act)}", va="center", fontweight="bold", fontsize=10)
         for run in act.runs:
             y += 1
@@ -84,15 +95,10 @@ def _steps(axis: Axes, outcome: Outcome) -> None:
     axis.set_yticks([place for place, _ in names], [name for _, name in names])
     axis.invert_yaxis()
     axis.margins(x=0.14)
-    axis.set_title(
-        "Every run: the time of a step, and the difference from the plain run above it", loc="left", fontsize=11
-    )
-    axis.set_xlabel("ms of a step, mean of ranks and steps")
     for color, label in (
-        (_REST, "computes, and all else"),
+        (_REST, "compute, and all else"),
         (_STRAGGLERS, "waits for stragglers"),
         (_LINKS, "waits for links"),
     ):
         axis.barh(0, 0, color=color, label=label)
-    axis.legend(ncols=3, frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.09))
     axis.grid(axis="x", alpha=0.3)

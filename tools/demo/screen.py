@@ -95,7 +95,7 @@ def communication_sentence(outcome: Outcome, parts: int) -> str:
     in_parts = f"prioritized, {parts} parts"
     said = []
     for act in (*outcome.communication, outcome.balancing):
-        effects = [effect(act, "prioritized")]
+        effects = [effect(act, "prioritized") + _beyond_waits(act, "prioritized")]
         effects += [f"in {parts} parts it {effect(act, in_parts)}"] if act.run(in_parts) else []
         effects += [f"TorchRec's pipeline {effect(act, _PIPELINE)}"] if act.run(_PIPELINE) else []
         said.append(f"- {links(act)}: it {'; '.join(effects)}")
@@ -119,6 +119,17 @@ def effect(act: Act, name: str) -> str:
     if abs(gain) < _NOISE:
         return f"changed a step by less than {_NOISE:.0%} ({times})"
     return f"{'took' if gain > 0 else 'COST'} {abs(gain):.0%} {'off' if gain > 0 else 'of'} a step ({times})"
+
+
+def _beyond_waits(act: Act, name: str) -> str:
+    """Says so if a run is faster than its shorter waits explain."""
+    run = act.run(name)
+    assert run is not None
+    waits, plain = (each.exposed + each.waits_for_stragglers for each in (run, act.plain))
+    explained = (plain - waits) / act.plain.step_s
+    if act.gain(name) <= max(explained, 0) + _NOISE:
+        return ""
+    return f", of which shorter waits explain {max(explained, 0):.0%}; the rest is other work on these cores"
 
 
 def planned_shares(cost: Polynomial, lengths: np.ndarray, ranks: int, batch_size: int) -> list[float]:

@@ -143,6 +143,18 @@ def test_a_sentence_says_what_communication_brought_or_cost_on_all_links():
     ]
 
 
+def test_a_gain_beyond_shorter_waits_is_other_work():
+    act = memory()
+    plain, prioritized, *others = act.runs
+    faster = replace(act, runs=(plain, replace(prioritized, seconds=plain.seconds | {"seconds": 1.4}), *others))
+    found = communication_sentence(Outcome(balancing=faster, communication=(link(),)), 4).splitlines()
+    assert found[1].startswith("- 100 Mbit/s, 12% of ids collide: it took 30% off a step (1400 instead of 2000 ms); in")
+    assert found[2] == (
+        "- memory, 0% of ids collide: it took 30% off a step (1400 instead of 2000 ms), of which shorter waits explain "
+        "0%; the rest is other work on these cores"
+    )
+
+
 def test_the_table_has_all_runs_and_fails_where_a_bit_differs(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "130")
     show(Outcome(balancing=memory(), communication=(link(),)), Terminal())
