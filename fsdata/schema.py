@@ -8,6 +8,7 @@ decides the rest (is a label a list, is a passthrough text), so a decoded row ha
 them taken apart (`fsdata.decode.row_layout`).
 """
 
+import difflib
 import importlib
 import tomllib
 from collections.abc import Collection
@@ -291,6 +292,7 @@ _SHAPES: dict[FieldKind, Shape] = {
     **dict.fromkeys(("ids", "floats", "id_label", "event_label", "event_times", "event_ids"), "list"),
     "nested": "nested",
 }
+_TABLES = ("schema", "sources")
 _VALUES = ("floats", "event_label", "dense", "label", "label_list")
 _TIMES = ("time", "row_time", "event_times")
 _BYTES = ("text", "mask")
@@ -416,17 +418,21 @@ def _sequence(entry: Any, where: str, **defaults: Any) -> Sequence:
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:
-    """The document in a TOML file.
+    """The document in a TOML file, which may have tables of others beside `schema` and `sources`.
 
     Raises:
-        SchemaError: not TOML.
+        SchemaError: not TOML, or a table with a misspelt name, which would be ignored.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SchemaError(f"{path}: not valid TOML: {error}") from error
     except RecursionError as error:
         raise SchemaError(f"{path}: not valid TOML: nested too deeply") from error
+    for name in document.keys() - _TABLES:
+        if close := difflib.get_close_matches(name, _TABLES, n=1):
+            raise SchemaError(f"{path}: a table {name} would be ignored. Did you mean {close[0]}?")
+    return document
 
 
 def table_of(value: Any, where: str, keys: Collection[str]) -> dict[str, Any]:

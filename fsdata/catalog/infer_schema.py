@@ -205,8 +205,8 @@ def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
         common = names & set(table.schema.names)
         if 2 * len(common) < max(len(names), table.num_columns):
             raise SchemaError(
-                f"{where}: {first} and {other} have only {len(common)} columns in common, so they are several sources. "
-                f"Name the files of one of them, as those that are named like {first}"
+                f"{where}: {first} and {other} have {len(common) or 'no'} columns in common, so they are several "
+                f"sources. Name the files of one of them, as those that are named like {first}"
             )
 
 

@@ -9,8 +9,16 @@ from fscomm.tables.sharding_library import Library, outermost
 
 
 def installed() -> Library:
-    """Raises ImportError if there is no torchrec."""
-    import torchrec
+    """Raises ImportError if there is no torchrec, and says how to install it."""
+    try:
+        import torchrec
+    except ModuleNotFoundError as error:
+        if error.name != "torchrec":
+            raise
+        raise ModuleNotFoundError(
+            "fscomm.enable serves modules of torchrec, which is not installed: see Installing in the README",
+            name="torchrec",
+        ) from error
 
     try:
         from fscomm.tables.torchrec import torchrec_library

@@ -293,7 +293,9 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
     hint = f"columns={{{field.name!r}: ...}}" + (
         "" if field.number == "time" else f" or defaults={{{field.name!r}: ...}}"
     )
-    raise SchemaError(f"column {column!r} is missing{fields_near(schema, column)}; give {hint}")
+    close = difflib.get_close_matches(column, schema.names, n=1, cutoff=0.75)
+    near = f", did you mean {close[0]!r}?" if close else fields_near(schema, column)
+    raise SchemaError(f"column {column!r} is missing{near}; give {hint}")
 
 
 def _number(field: Field, value: pa.Scalar) -> float | str | None:

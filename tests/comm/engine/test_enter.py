@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from exact import attachments, compare
 from exact_kinds import TWO
@@ -99,3 +101,9 @@ def end_inside_the_block(rank: int, size: int, folder: Path) -> None:
 
 def test_a_process_that_ends_inside_the_block_ends_well(tmp_path: Path) -> None:
     assert exit_codes(end_inside_the_block, 2, tmp_path) == [0, 0]
+
+
+def test_without_torchrec_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    with pytest.raises(ModuleNotFoundError, match="which is not installed: see Installing in the README"):
+        fscomm.enable(torch.nn.Linear(1, 1))

@@ -97,6 +97,13 @@ def test_the_whole_mismatch_in_one_message(tmp_path):
     assert [each for each in said if each not in str(caught.value)] == []
 
 
+def test_a_column_with_a_similar_name_is_named(tmp_path):
+    write(tmp_path / "a.parquet", {"user_ids": pa.array([1]), "country": pa.array([1])})
+    with pytest.raises(SchemaError, match="'user_id' is missing, did you mean 'user_ids'\\?; give columns=") as caught:
+        open_source(ParquetSource(tmp_path), Schema(context=("user_id", "age")))
+    assert "age: column 'age' is missing; give columns=" in str(caught.value)
+
+
 def test_files_whose_types_differ(tmp_path):
     users, item = pa.array([2], pa.int64()), pa.array([[2]], pa.large_list(pa.uint64()))
     write(tmp_path / "a.parquet", {"user": pa.array([1], pa.int8()), "item": lists(pa.int32(), [1])})

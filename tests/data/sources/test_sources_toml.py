@@ -143,6 +143,8 @@ def test_documents_that_make_no_sense(tmp_path, text, message):
     ("text", "message"),
     [
         ("schema = 3", r"no \[schema\] table"),
+        ("[shema]\n[[schema.sequences]]\nname = 'a'", r"a table shema would be ignored\. Did you mean schema\?"),
+        ("[schema]\n[[source]]\npaths = 'a'", r"a table source would be ignored\. Did you mean sources\?"),
         ("[schema]\nnope = 3", "schema has no option nope; there are sequences, candidates"),
         ("[schema]\nsequences = [3]", r"schema.sequences\[0\] is a table, got 3"),
         ("[schema]\nsequences = [{}]", r"schema.sequences\[0\] needs a name"),
