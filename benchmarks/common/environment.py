@@ -36,6 +36,15 @@ def head(data: str) -> dict[str, Any]:
     }
 
 
+def need_gpu() -> None:
+    """Ends a program that can measure nothing here, with status 2."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print(f"{Path(sys.argv[0]).name} needs a GPU, and there is none here: nothing measured, nothing written")
+        sys.exit(2)
+
+
 def packages() -> dict[str, str]:
     """Those that are installed, with their versions."""
     found = {}
