@@ -9,10 +9,8 @@ With a GPU for each rank both compute; on one GPU only rank 0 does, as processes
 What arrives is compared before anything is reported. Needs a GPU, and Triton for the kernel.
 """
 
-import argparse
 import itertools
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,9 +19,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from common.environment import gpu
+from common.environment import gpu, need_gpu
 from common.ranks import run_ranks
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from parts.contention_compute import ATTENTION, BLOCK, HEAD_CHANNELS, HEADS, HIDDEN, INNER, PRODUCT, SIZES, compute
 
 from fscomm.device import Cuda
@@ -34,6 +32,7 @@ from fsranks.rank_context import resolve
 
 RANKS = 2
 CHANNELS = 16
+TRANSFERS = 20  # in one turn
 SHARED = ("host-staged",)  # what two ranks of one GPU can use
 OWN = ("nccl", "nccl-ce", "copy-engine", *SHARED)
 BY_DRIVER = ("nccl-ce", "copy-engine")  # copy with cuda-bindings
@@ -48,12 +47,11 @@ COLUMNS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """ways: in the order of the table. nbytes: what every rank sends at a time; transfers: how often in one turn."""
+    """ways: in the order of the table. nbytes: what every rank sends at a time."""
 
     ways: tuple[str, ...]
     rounds: int
     nbytes: int
-    transfers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +88,10 @@ class Timed:
 
 
 class Transfers:
-    """`transfers` exchanges of even pieces over one transport, for a thread of its own; all ranks run as many."""
+    """Exchanges of even pieces over one transport, for a thread of its own; all ranks run as many."""
 
     def __init__(self, transport: Transport, device: Cuda, settings: Settings) -> None:
         self._transport, self._device = transport, device
-        self._times = settings.transfers
         rows = settings.nbytes // 4 // transport.world_size
         splits = [rows] * transport.world_size
         total = rows * transport.world_size
@@ -106,7 +103,7 @@ class Transfers:
         torch.cuda.synchronize(device.where)
 
     def __call__(self) -> None:
-        for _ in range(self._times):
+        for _ in range(TRANSFERS):
             self._part.over(self._transport).wait()
         self._device.wait(self._device.mark(), TIMEOUT_S)
 
@@ -121,13 +118,13 @@ class KernelCopies:
     def __init__(self, device: Cuda, settings: Settings) -> None:
         from parts.contention_kernel import copy
 
-        self._copy, self._device, self._times = copy, device, settings.transfers
+        self._copy, self._device = copy, device
         self._inp = torch.arange(settings.nbytes // 4, device=device.where, dtype=torch.int32)
         self._out = torch.full_like(self._inp, -1)
         torch.cuda.synchronize(device.where)
 
     def __call__(self) -> None:
-        for _ in range(self._times):
+        for _ in range(TRANSFERS):
             self._copy(self._out, self._inp, blocks=CHANNELS)
         self._device.wait(self._device.mark(), TIMEOUT_S)
 
@@ -202,14 +199,14 @@ def one_turn(
     if timed is None:
         return None
     if not taken:
-        raise SystemExit(f"{way}: {settings.transfers} transfers were over before {case[0]} was: raise --mib")
+        raise SystemExit(f"{way}: {TRANSFERS} transfers were over before {case[0]} was: raise --mib")
     return Turn(
         compute=case[0],
         size=case[1],
         way=way,
         alone_ms=statistics.median(alone),
         beside_ms=statistics.median(taken),
-        gb_per_s=settings.nbytes * settings.transfers / seconds / 1e9,
+        gb_per_s=settings.nbytes * TRANSFERS / seconds / 1e9,
     )
 
 
@@ -250,24 +247,15 @@ def without_driver() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mib", type=int, default=64, help="what every rank sends at a time")
-    parser.add_argument("--transfers", type=int, default=20, help="how often in one turn")
-    add_results_option(parser)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("contention.py times compute on a GPU, and there is none here: nothing measured, nothing written")
-        sys.exit(2)
+    need_gpu()
     own = torch.cuda.device_count() >= RANKS
     lacking = without_driver()
     ways = [way for way in (OWN if own else SHARED) if not (lacking and way in BY_DRIVER)]
-    settings = Settings(
-        ways=(KERNEL, *ways),
-        rounds=arguments.rounds,
-        nbytes=arguments.mib << 20,
-        transfers=arguments.transfers,
-    )
+    settings = Settings(ways=(KERNEL, *ways), rounds=arguments.rounds, nbytes=arguments.mib << 20)
     turns = run_ranks(RANKS, work, settings)[0]
     rows = rows_of(turns, settings.ways)
     emit(

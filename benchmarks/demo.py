@@ -7,11 +7,10 @@ as of their time. Each on links of memory, and with shorter histories on a slow 
 bitwise identical, and fails otherwise.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.demo.command import run
@@ -26,9 +25,8 @@ COLUMNS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, nargs="*", default=[], metavar="FOLDER", help="oss_events, online_retail")
-    add_results_option(parser)
     given = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="freescale-demo-") as folder:

@@ -11,7 +11,6 @@
 Run: python benchmarks/dlrm_v4.py --events 1000000 --events 10000000 --events 100000000 --check
 """
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from eventlog import fast, log
 from eventlog.per_sample import CROSSES, Log, Rules, collate
 from torch.utils.data import DataLoader, Dataset
@@ -36,6 +35,7 @@ CHECKED = (Rules(), Rules(cap=1, most=4086), Rules(cap=4086, most=4086), Rules(c
 SAMPLES, BATCH = 20_000, 250
 RANKS, PER_RANK = 64, 128
 MOST_CHECKED = 2_000_000
+BUCKET_EVENTS = 12_000_000
 MEASURED = """
 import resource, sys, threading, time
 peak, over = [0], threading.Event()
@@ -61,18 +61,16 @@ FreeScaleDataLoader(source, fast.schema(Rules()), batch_size=8).close()"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--events", type=int, action="append", default=[], metavar="N")
     parser.add_argument("--check", action="store_true", help="compare every sample, of up to 2 million events")
-    parser.add_argument("--buckets", type=int, default=0, help="of the table; by default one for 12 million events")
-    add_results_option(parser)
     arguments = parser.parse_args()
     rows: list[list[Any]] = []
     for events in arguments.events or [1_000_000]:
         with tempfile.TemporaryDirectory(prefix="freescale-dlrm-v4-") as name:
             folder = Path(name)
             made = log.write(folder, events)
-            rows += built(folder, made["events"], arguments.buckets or -(-events // 12_000_000))
+            rows += built(folder, made["events"])
             rows += samples(folder, made["events"])
             rows += stragglers(folder, made["events"])
             if arguments.check and events <= MOST_CHECKED:
@@ -91,7 +89,8 @@ def main() -> None:
     )
 
 
-def built(folder: Path, events: int, buckets: int) -> list[list[Any]]:
+def built(folder: Path, events: int) -> list[list[Any]]:
+    buckets = -(-events // BUCKET_EVENTS)
     options = ["--by", "uid", "--time", "ts", "--out", folder / "histories", "--buckets", buckets, "--json"]
     table_s, table_mb = measured(HISTORIES, "histories", folder / "log", *options)
     open_s, open_mb = measured(OPEN, Path(__file__).parent, folder)

@@ -14,7 +14,6 @@ in each. Three measures stand side by side:
 Compute is emulated by sleeping (a GPU leaves the CPU idle too) except where a row says otherwise. Needs root.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from exposure.figures import Blocks, collision_table, cost_notes, headline_table
 from exposure.shape import Shape
 from network.namespaces import why_not
@@ -159,13 +158,13 @@ def _different(digests: Sequence[dict[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, int]:
+def memory() -> dict[str, int]:
     """Bytes that training takes on rank 0 at its peak, in worlds that run one mode each."""
     found = {}
-    for mode in modes:
+    for mode in ("plain", "fscomm"):
         with World(ranks=4, module="exposure.rank") as world:
-            world.network.shape(rate_mbit)
-            world.call("prepare", shape=asdict(shape), modes=[mode])
+            world.network.shape(RATE_MBIT)
+            world.call("prepare", shape=asdict(USUAL), modes=[mode])
             world.call("data", rate=COLLISION, skew=0, steps=WARM + 10)
             world.call("forget_peak")
             world.call("block", mode=mode, **_length(mode, 8), compute_s=0.2)
@@ -174,16 +173,12 @@ def memory(shape: Shape, modes: Sequence[str], rate_mbit: float) -> dict[str, in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--parts", help="such as 1,2,4,8, or auto: only steps that are computed in so many parts")
     parser.add_argument("--only", default="", help="sections whose name contains this; not for the record")
-    add_results_option(parser)
     given = parser.parse_args()
-    if reason := why_not():
-        print(f"skipped: {reason}")
-        return
     if given.parts is None:
         name, sections = "exposed", plan(given.rounds, given.steps)
     else:
@@ -196,8 +191,11 @@ def main() -> None:
     run(chosen, name=f"{name}-partial" if given.only else name, with_memory=with_memory, results=given.results)
 
 
-def run(sections: Sequence[Section], *, name: str, with_memory: bool, results: Path) -> None:
-    """Measure, print the tables, write `<name>*.json` into the folder `results`."""
+def run(sections: Sequence[Section], *, name: str, results: Path, with_memory: bool = False) -> None:
+    """Measure, print the tables, write `<name>*.json` into the folder `results`; nothing where that is impossible."""
+    if reason := why_not():
+        print(f"skipped: {reason}")
+        return
     blocks: list[Blocks] = []
     different: dict[str, dict[str, list[str]]] = {}
     worlds: dict[tuple[int, Shape, bool], list[Section]] = {}
@@ -207,7 +205,7 @@ def run(sections: Sequence[Section], *, name: str, with_memory: bool, results: P
         found, unlike = measure(shared)
         blocks += found
         different[shared[0].name] = unlike
-    peaks = memory(USUAL, ("plain", "fscomm"), RATE_MBIT) if with_memory else {}
+    peaks = memory() if with_memory else {}
     raw: dict[str, Any] = {"blocks": [block.raw() for block in blocks], "peak_bytes": peaks}
     costs, data = cost_notes(blocks, different, peaks), "random ids, made as it runs"
     by_collisions = [block.condition["name"].startswith("collision") for block in blocks]

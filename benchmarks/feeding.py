@@ -1,6 +1,6 @@
 """How long does a GPU wait for the loader?
 
-    python benchmarks/feeding.py [--files 8] [--data FOLDER]
+    python benchmarks/feeding.py
 
 Batches of 512 samples of the reference set (16 keys, 10 dense columns, a list of labels) are made, copied to the GPU
 and computed on by matrix products over all events of the batch, a stand-in for a model. CUDA events tell when the GPU
@@ -8,10 +8,8 @@ computed, copied and waited. The host is at most two steps ahead, as in a traini
 over every batch on the GPU is compared with the sum over the same batch on the CPU. Needs a GPU.
 """
 
-import argparse
 import itertools
 import os
-import sys
 import tempfile
 import time
 from collections import deque
@@ -20,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from common.environment import need_gpu
 from common.reference import reference_schema
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 
 from freescale_tools.write.synth.presets import reference_set
 from fsdata import Batch, FreeScaleDataLoader, ParquetSource
@@ -147,17 +146,10 @@ def row(paths: Sequence[Path], way: Way, wanted: torch.Tensor) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=8, help="of 25,000 samples each")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="where the files are kept, or will be")
-    add_results_option(parser)
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("feeding.py measures how a GPU is fed, and there is none here: nothing measured, nothing written")
-        sys.exit(2)
+    results = argument_parser(__doc__).parse_args().results
+    need_gpu()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.data or Path(scratch)
-        paths = sorted(folder.glob("reference-*.parquet")) or reference_set(folder, files=arguments.files)
+        paths = reference_set(Path(scratch))
         chosen = list(ways(os.cpu_count() or 1))
         with loader(paths, Way(threads=2, pinned=False, products=0)) as made:
             wanted = torch.stack([total(batch) for batch in made])
@@ -175,7 +167,7 @@ def main() -> None:
             "Every batch on the GPU has the sum that it has on the CPU.",
         ],
         data=f"reference set, {len(paths)} files",
-        results=arguments.results,
+        results=results,
     )
 
 

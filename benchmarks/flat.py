@@ -7,7 +7,6 @@ alternating order, and the least processor time of each counts. Raw: `read_row_g
 in order, results dropped. Twenty lines: the same tables, cut into batches of tensors (`twenty_lines`).
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from common.reference import COLUMNS, flat_table, reference_schema
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from torchrec import KeyedJaggedTensor
+from ways.common import concatenated
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
 
@@ -127,10 +127,9 @@ SHAPES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="shapes whose name contains this; not for the record")
-    add_results_option(parser)
     arguments = parser.parse_args()
     rows = [_row(shape, arguments.rounds) for shape in SHAPES if arguments.only in shape.name]
     emit(
@@ -216,15 +215,9 @@ def twenty_lines(
 def _batch(
     columns: dict[str, pa.Array], keys: list[str], schema: Schema, rows: int
 ) -> tuple[KeyedJaggedTensor, torch.Tensor | None, torch.Tensor | None]:
-    lengths, values = np.ones((len(keys), rows), np.int64), []
-    for number, name in enumerate(keys):
-        if pa.types.is_list(columns[name].type):
-            values.append(columns[name].flatten().to_numpy())
-            lengths[number] = np.diff(columns[name].offsets.to_numpy())
-        else:
-            values.append(columns[name].to_numpy())
+    values, lengths = concatenated(columns, keys)
     features = KeyedJaggedTensor(
-        keys, torch.from_numpy(np.concatenate(values)), lengths=torch.from_numpy(lengths.reshape(-1)), stride=rows
+        keys, torch.from_numpy(values), lengths=torch.from_numpy(lengths.reshape(-1)), stride=rows
     )
     dense = [columns[name].to_numpy() for name in schema.dense]
     label = [torch.from_numpy(columns[name].to_numpy().copy()) for name in schema.labels]

@@ -12,13 +12,16 @@ status is 0.
 torch, triton, numpy, numba and pytest are enough. What else is lacking is told by the part `environment`.
 """
 
-import argparse
+import itertools
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from common.run_parts import RESULTS, Outcome, Part, Step, run, summary, write
+from common.run_parts import RESULTS, Part, Step, run, summary
+from common.table import argument_parser
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "results" / "gpu"
@@ -95,30 +98,32 @@ def chosen(names: Sequence[str]) -> list[Part]:
     return [part for part in PARTS if not names or part.name in (*names, PARTS[0].name)]
 
 
-def report(outcome: Outcome, folder: Path, measured_with: dict[str, object]) -> None:
-    path = write(outcome, folder, measured_with)
-    print(f"{outcome.part.name}: {outcome.reached}; {outcome.seconds:.0f} s -> {_shown(path)}", flush=True)
-    for ended in outcome.ended:
-        if ended.problem:
-            print(f"--- {ended.step}: {ended.problem}. The end of what it printed:\n{ended.output[-3000:]}", flush=True)
+def report(record: dict[str, Any], folder: Path) -> None:
+    """Writes `<part>.json`, and prints what failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record['part']}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{record['part']}: {record['reached']}; {record['seconds']:.0f} s -> {_shown(path)}", flush=True)
+    for step in record["steps"]:
+        if step["problem"]:
+            tail = step["output"][-3000:]
+            print(f"--- {step['step']}: {step['problem']}. The end of what it printed:\n{tail}", flush=True)
 
 
 def run_all(parts: Sequence[Part], folder: Path) -> int:
     """The first part tells whether there is a GPU. Returns the status of the process."""
     first = run(parts[0])
-    found = first.ended[0].found.get("environment", {})
+    found = first["steps"][0]["found"].get("environment", {})
     if why := found.get("without_gpu"):
         print(f"no GPU to measure on, nothing measured and nothing written: {why}")
         return 0
-    measured_with = found.get("measured_with", {})
-    report(first, folder, measured_with)
-    outcomes = [first]
-    for part in parts[1:]:
-        outcomes.append(run(part))
-        report(outcomes[-1], folder, measured_with)
-    print(summary(outcomes))
+    records = []
+    for record in itertools.chain([first], map(run, parts[1:])):
+        records.append(record | {"measured_with": found.get("measured_with", {})})
+        report(records[-1], folder)
+    print(summary(records))
     print(f"all that was found: {_shown(folder)}")
-    return int(any(outcome.failures for outcome in outcomes))
+    return int(any(record["failures"] for record in records))
 
 
 def _shown(path: Path) -> str:
@@ -126,9 +131,9 @@ def _shown(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
+    parser.set_defaults(results=KEPT)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(part.name for part in PARTS))
-    parser.add_argument("--results", type=Path, default=KEPT, metavar="FOLDER", help="where the JSON goes")
     arguments = parser.parse_args()
     parts, folder = chosen(arguments.parts), arguments.results.resolve()
     os.chdir(ROOT)

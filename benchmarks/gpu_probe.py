@@ -12,7 +12,6 @@ larger slots, and those of torch that allocate, free, and load kernels?
 Every answer is a check in `<name>.json`, written as soon as it is there.
 """
 
-import argparse
 import contextlib
 import mmap
 import os
@@ -25,7 +24,8 @@ from typing import Any
 
 import torch
 from common.checks import Checks
-from common.table import RESULTS
+from common.environment import need_gpu
+from common.table import RESULTS, argument_parser
 
 from fscomm.transports.cuda_driver import (
     BATCH_COPIES,
@@ -282,15 +282,13 @@ PROBES = {"stalls": probe_stalls, "copies": probe_copies, "growth": probe_growth
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("probes", nargs="*", metavar="PROBE", help=", ".join(PROBES))
-    parser.add_argument("--results", type=Path, default=RESULTS / "gpu", metavar="FOLDER", help="where the JSON goes")
+    parser.set_defaults(results=RESULTS / "gpu")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.probes if name not in PROBES]:
-        parser.error(f"there is no probe {', '.join(unknown)}: the probes are {', '.join(PROBES)}")
-    if not torch.cuda.is_available():
-        print("gpu_probe.py asks a CUDA driver, and there is no GPU here: nothing measured, nothing written")
-        sys.exit(2)
+    if unknown := set(arguments.probes) - set(PROBES):
+        parser.error(f"there is no probe {', '.join(sorted(unknown))}: the probes are {', '.join(PROBES)}")
+    need_gpu()
     problems = 0
     for name in arguments.probes or PROBES:
         checks = Checks(arguments.results, name)

@@ -7,16 +7,10 @@ batches. Link speed, number of ranks, collision rate and width of a row change o
 about 15 minutes. `adviser.py` reads what this writes.
 """
 
-import argparse
-import itertools
-import statistics
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from common.table import add_results_option, emit
-from exposed import USUAL, Section, measure
-from exposure.figures import TITLES
-from network.namespaces import why_not
+from common.table import argument_parser
+from exposed import USUAL, Section, run
 
 MODES = ("compute", "plain", "sparse dist", "fscomm")
 FITTED = "fitted on"
@@ -58,44 +52,11 @@ def sections(rounds: int, steps: int) -> list[Section]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="measured steps of a block")
-    add_results_option(parser)
-    arguments = parser.parse_args()
-    if reason := why_not():
-        print(f"skipped: {reason}")
-        return
-    blocks, notes = [], []
-    for _, world in itertools.groupby(
-        sections(arguments.rounds, arguments.steps), key=lambda section: (section.ranks, asdict(section.shape))
-    ):
-        found, different = measure(list(world))
-        blocks += found
-        notes += [
-            f"{TITLES[mode]}: tables differ from the plain loop's on ranks {' '.join(ranks)}"
-            for mode, ranks in different.items()
-            if ranks and mode != "compute"
-        ]
-    rows = [
-        [
-            block.condition["name"], TITLES[mode], statistics.median(block.steps_ms(mode)),
-            statistics.median(block.exposed_ms(mode)),
-        ]
-        for block in blocks
-        for mode in block.answers
-    ]  # fmt: skip
-    extra: dict[str, Any] = {"blocks": [block.raw() for block in blocks]}
-    emit(
-        "held_out",
-        "Steps that are predicted",
-        ["section", "mode", "step ms", "exposed ms"],
-        rows,
-        notes,
-        extra,
-        data="random ids, made as it runs",
-        results=arguments.results,
-    )
+    given = parser.parse_args()
+    run(sections(given.rounds, given.steps), name="held_out", results=given.results)
 
 
 if __name__ == "__main__":

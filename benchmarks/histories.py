@@ -7,14 +7,10 @@
 4. sharing: events that batches of 64 ranks hold, of those that they hold without, as the balance of the loader plans
    it, and the straggler share; requests in time order, 512 a rank.
 
-Run: python benchmarks/histories.py --events FOLDER [--check] [--requests 65536]
+Run: python benchmarks/histories.py --events FOLDER [--check]
 """
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +21,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from common.table import add_results_option, emit
+from common.ranks import run_ranks
+from common.table import argument_parser, emit
+from torch import distributed as dist
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 from fsdata.balance.options import StepPlanner
@@ -33,7 +31,8 @@ from fsdata.balance.packing.plan import straggler_share
 from fsdata.batch.windows import merge_windows
 from fsdata.kernels import histories
 
-CAP, BATCH, STRETCHES, RANKS = 4096, 1024, 8, 4
+CAP, BATCH, RANKS = 4096, 1024, 4
+REQUESTS, STRETCHES = 65_536, 8  # of the fat file
 FIELDS = ("item_ids", "actions")
 SCHEMA = Schema(sequences=(Sequence("uih", FIELDS, max_length=CAP),), context=("request_id", "user_id"))
 COLUMNS = ["stored", "disk MB", "events, M", "CPU s", "CPU ms / 1,000", "wall s", "open s"]
@@ -83,10 +82,10 @@ def check(folder: Path) -> tuple[int, int]:
     return seen, wrong + abs(len(at) - seen)
 
 
-def fat_files(folder: Path, out: Path, number: int) -> None:
-    """`number` requests in some stretches of consecutive ones, as they are and with their histories in the rows."""
+def fat_files(folder: Path, out: Path) -> None:
+    """Requests in some stretches of consecutive ones, as they are and with their histories in the rows."""
     asked = pl.read_parquet(folder / "requests-*.parquet")
-    size = number // STRETCHES
+    size = REQUESTS // STRETCHES
     starts = np.linspace(0, len(asked) - size, STRETCHES).astype(int)
     chosen = pl.concat([asked.slice(start, size) for start in starts])
     chosen.write_parquet(out / "requests.parquet", compression="zstd", row_group_size=8192)
@@ -130,128 +129,107 @@ def sharing(folder: Path) -> list[list[Any]]:
     histories.find_windows(found, table.offsets, table.times, times, first, stop)
     length = np.minimum(stop - first, CAP)
     place, step = stop - length, SHARING_RANKS * SHARING_BATCH
-    steps = np.linspace(0, len(users) - step, SHARING_STEPS).astype(int)
+    home = np.repeat(np.arange(SHARING_RANKS), SHARING_BATCH)
+    figures: dict[str, list[list[float]]] = {}
+    for begin in np.linspace(0, len(users) - step, SHARING_STEPS).astype(int):
+        places, lengths = place[begin : begin + step], length[begin : begin + step]
+        cost = Polynomial()({"uih": lengths})
+        plain = pack(cost, SHARING_RANKS)
+        groups, _, _ = StepPlanner(Balance(), SHARING_RANKS)._pack(cost, lengths, home, None, (places, lengths))
+        ranks = {"none: consecutive requests": home, "fbs+swap, without regard": plain.rank, "groups": groups.rank}
+        for balance, rank in ranks.items():
+            straggler = straggler_share(np.bincount(rank, cost, SHARING_RANKS))
+            held = _held(rank, places, lengths)
+            figures.setdefault(balance, []).append([held, lengths.sum(), 100 * straggler, 100 * plain.lower_bound])
     rows = []
-    for name, method in (
-        ("none: consecutive requests", None),
-        ("fbs+swap, without regard", "fbs+swap"),
-        ("groups", None),
-    ):
-        held = total = 0
-        stragglers, floors = [], []
-        for begin in steps:
-            here = slice(begin, begin + step)
-            cost, home = Polynomial()({"uih": length[here]}), np.repeat(np.arange(SHARING_RANKS), SHARING_BATCH)
-            rank = home
-            if method is not None:
-                plan = pack(cost, SHARING_RANKS)
-            elif name == "groups":
-                planner = StepPlanner(Balance(), SHARING_RANKS)
-                plan, _, _ = planner._pack(cost, length[here], home, None, (place[here], length[here]))
-            if method is not None or name == "groups":
-                rank = plan.rank
-                floors.append(pack(cost, SHARING_RANKS).lower_bound)
-            load = np.bincount(rank, cost, SHARING_RANKS)
-            stragglers.append(straggler_share(load))
-            for of in range(SHARING_RANKS):
-                mine = np.flatnonzero(rank == of)
-                held += merge_windows(np.zeros_like(mine), place[here][mine], length[here][mine]).size.sum()
-            total += length[here].sum()
-        floor = 100 * float(np.mean(floors)) if floors else None
-        rows.append([name, held / 1e6, 100 * held / total, 100 * float(np.mean(stragglers)), floor])
+    for balance, of_steps in figures.items():
+        held, total, straggler, floor = np.array(of_steps).T
+        share = 100 * held.sum() / total.sum()
+        least = None if balance.startswith("none") else float(floor.mean())
+        rows.append([balance, held.sum() / 1e6, share, float(straggler.mean()), least])
     return rows
 
 
-def resident(folder: Path) -> tuple[float, float]:
-    """(bytes of the table, bytes of memory that it takes on a host with 4 ranks that have read all of it)."""
-    command = [sys.executable, __file__, "--events", str(folder), "--rank"]
-    processes = [
-        subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    ready = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
-    shares = sum(1024 * kb for process in processes for kb in _pss(process.pid))
-    for process in processes:
-        process.communicate("")
-    return float(ready[0]["table"]), float(shares)
+def _held(rank: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
+    """Events of the batches of all ranks, if samples of a batch share them."""
+    held = 0
+    for of in range(SHARING_RANKS):
+        mine = np.flatnonzero(rank == of)
+        held += merge_windows(np.zeros_like(mine), places[mine], lengths[mine]).size.sum()
+    return held
 
 
-def _pss(pid: int) -> Iterator[int]:
-    """kB of each mapping of the shared table."""
+def resident(rank: int, world_size: int, folder: Path) -> tuple[int, int]:
+    """(bytes of the table, bytes of memory that it takes for this one of the ranks of a host, all of which read it)."""
+    with opened(as_of(folder), rank=rank, world_size=world_size) as loader:
+        arrays = loader._data.sources[0].histories.groups["uih"].shared.arrays.values()
+        for each in arrays:
+            each.sum()
+        dist.barrier()
+        share = 1024 * sum(_pss())
+        dist.barrier()
+        return sum(each.nbytes for each in arrays), share
+
+
+def _pss() -> Iterator[int]:
+    """kB of each mapping of the shared table: a page that several processes have mapped counts for each in part."""
     inside = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
             inside = "freescale-" in line
         elif inside and line.startswith("Pss:"):
             yield int(line.split()[1])
 
 
-def rank_of_four(folder: Path, rank: int) -> None:
-    loader = opened(as_of(folder), rank=rank, world_size=RANKS)
-    table = loader._data.sources[0].histories.groups["uih"]
-    size = sum(each.nbytes for each in table.shared.arrays.values())
-    for each in table.shared.arrays.values():
-        each.sum()
-    print(json.dumps({"table": size}), flush=True)
-    sys.stdin.read()
-    loader.close()
+def disk_bytes(folder: Path, files: str) -> int:
+    return sum(path.stat().st_size for path in folder.glob(files))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--events", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--requests", type=int, default=65_536, help="in the fat file")
     parser.add_argument("--check", action="store_true", help="every window of every request")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    add_results_option(parser)
     given = parser.parse_args()
-    if given.rank is not None:
-        rank_of_four(given.events, given.rank)
-        return
     notes = [f"At most {CAP:,} events of a request, {BATCH} requests a batch, one thread; the best of {ROUNDS} epochs."]
     windows = check(given.events) if given.check else None
     if windows is not None:
         seen, wrong = windows
         notes.append(f"Of the windows of {seen:,} requests {wrong:,} differ from those of a search through all events.")
+    thin = disk_bytes(given.events, "interactions-*.parquet")
     with tempfile.TemporaryDirectory(prefix="freescale-") as name:
         out = Path(name)
-        fat_files(given.events, out, given.requests)
-        once, fat = (
-            run(as_of(given.events, str(out / "requests.parquet"))),
-            run(ParquetSource(str(out / "fat.parquet"))),
-        )
-        thin = sum(path.stat().st_size for path in (given.events).glob("interactions-*.parquet"))
-        sizes = [thin + (out / "requests.parquet").stat().st_size, (out / "fat.parquet").stat().st_size]
-    all_requests = sum(path.stat().st_size for path in given.events.glob("requests-*.parquet"))
+        fat_files(given.events, out)
+        runs = {
+            "once, as of the request": run(as_of(given.events, str(out / "requests.parquet"))),
+            "in every row": run(ParquetSource(str(out / "fat.parquet"))),
+        }
+        sizes = [thin + disk_bytes(out, "requests.parquet"), disk_bytes(out, "fat.parquet")]
     total = pl.scan_parquet(given.events / "requests-*.parquet").select(pl.len()).collect().item()
-    table, memory = resident(given.events)
-    notes += [
-        f"In rows / stored once: CPU {fat['cpu'] / once['cpu']:.1f}, wall {fat['wall'] / once['wall']:.1f}.",
-        f"Disk of all {total:,} requests: stored once {(thin + all_requests) / 1e6:.1f} MB; in rows about "
-        f"{sizes[1] * total / given.requests / 1e6:,.0f} MB, as the fat file would grow.",
-        f"Memory of the table with {RANKS} ranks on a host: {memory / table:.2f} times its {table / 1e6:.1f} MB.",
-    ]
-    rows = [
-        [
-            stored,
-            size / 1e6,
-            each["events"] / 1e6,
-            each["cpu"],
-            1e6 * each["cpu"] / given.requests,
-            each["wall"],
-            each["open"],
-        ]
-        for stored, size, each in zip(("once, as of the request", "in every row"), sizes, (once, fat), strict=True)
-    ]
-    title = f"Histories of {given.requests:,} requests in {STRETCHES} stretches"
+    (table, *_), shares = zip(*run_ranks(RANKS, resident, given.events), strict=True)
     of_all = {
         "requests": total,
         "windows that differ": windows and windows[1],
-        "disk MB, stored once": (thin + all_requests) / 1e6,
-        "disk MB, in rows": sizes[1] * total / given.requests / 1e6,
+        "disk MB, stored once": (thin + disk_bytes(given.events, "requests-*.parquet")) / 1e6,
+        "disk MB, in rows": sizes[1] * total / REQUESTS / 1e6,
         "table MB": table / 1e6,
-        "memory of 4 ranks / table": memory / table,
+        "memory of 4 ranks / table": sum(shares) / table,
     }
+    once, fat = runs.values()
+    notes += [
+        f"In rows / stored once: CPU {fat['cpu'] / once['cpu']:.1f}, wall {fat['wall'] / once['wall']:.1f}.",
+        f"Disk of all {total:,} requests: stored once {of_all['disk MB, stored once']:.1f} MB; in rows about "
+        f"{of_all['disk MB, in rows']:,.0f} MB, as the fat file would grow.",
+        f"Memory of the table with {RANKS} ranks on a host: {of_all['memory of 4 ranks / table']:.2f} times its "
+        f"{of_all['table MB']:.1f} MB.",
+    ]
+    rows = [
+        [
+            *(stored, stored_bytes / 1e6, each["events"] / 1e6, each["cpu"], 1e6 * each["cpu"] / REQUESTS),
+            *(each["wall"], each["open"]),
+        ]
+        for (stored, each), stored_bytes in zip(runs.items(), sizes, strict=True)
+    ]
+    title = f"Histories of {REQUESTS:,} requests in {STRETCHES} stretches"
     emit("histories", title, COLUMNS, rows, notes, of_all, results=given.results, data="oss_events")
     emit(
         "histories_sharing",

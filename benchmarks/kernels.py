@@ -7,14 +7,13 @@ PyTorch is measured in two ways: a loop over ranks, and one large index. On a GP
 one, the same with Triton.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 
 from fsdata.kernels.jagged.jagged_ops import Ranges, ranged_combine, ranged_dispatch
 
@@ -113,9 +112,8 @@ def row(world_size: int, device: str, rounds: int) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    add_results_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

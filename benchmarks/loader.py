@@ -9,7 +9,6 @@ machine that slows down for a while spoils neither; the table gives their median
 first rounds only. In round 1 a second, untimed epoch is hashed: all ways must have delivered the same samples.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.reference import written
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from ways import WAYS, Way
 from ways.common import SET
 
@@ -57,28 +56,21 @@ class Entry:
         yard = {run["round"]: run[key] for run in raw.runs}
         return [run[key] / yard[run["round"]] for run in self.runs]
 
-    def ratio(self, key: str, raw: "Entry") -> float:
-        return statistics.median(self.ratios(key, raw))
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--files", type=int, help="only so many of the set; not for the record")
     parser.add_argument("--set", choices=sorted(BATCHES), default="reference")
     parser.add_argument("--data", type=Path, help="where the set is written, unless it is there")
     parser.add_argument("--only", default="", help="ways whose name contains this, and raw decode; not for the record")
-    add_results_option(parser)
     arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
     batches, rounds = BATCHES[arguments.set], arguments.rounds
     entries = list(_entries(rounds, arguments.only, batches, flat=arguments.set == "flat"))
     if any(entry.way.name.startswith("HF") for entry in entries) and importlib.util.find_spec("datasets") is None:
         parser.error("Hugging Face datasets are missing: pip install -e '.[bench]', or pass --only FreeScale")
     data = (arguments.data or Path(tempfile.gettempdir()) / f"freescale-{arguments.set}").resolve()
     print(f"the {arguments.set} set in {data} ...", file=sys.stderr)
-    paths = [str(path) for path in written(arguments.set, data)][: arguments.files]
+    paths = [str(path) for path in written(arguments.set, data)]
     child = Child(paths=paths, cache=str(data / f"hf-cache-{len(paths)}"), set=arguments.set)
     for path in paths:
         Path(path).read_bytes()  # into the page cache
@@ -89,7 +81,7 @@ def main() -> None:
     _play(entries, child, rounds)
     _check_equal(entries)
     name = "loader" if arguments.set == "reference" else f"loader_{arguments.set}"
-    name += "-partial" if arguments.only or arguments.files else ""
+    name += "-partial" if arguments.only else ""
     size = f"{len(paths)} files, {rounds} rounds"
     _report(entries, size, name=name, of=arguments.set, results=arguments.results)
 

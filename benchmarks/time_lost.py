@@ -1,6 +1,6 @@
 """How much time ranks lose to waiting for the slowest, plain and balanced, beside what `freescale profile` predicts.
 
-    python benchmarks/time_lost.py --data FOLDER [--sets NAME ...] [--quick] [--profiles]
+    python benchmarks/time_lost.py --data FOLDER [--sets NAME ...]
 
 Five sets (`common/history_sets.py`), 2 and 4 ranks, in order of the files and shuffled, plain and balanced as a profile
 recommends it. Loaders of all ranks deal the batches, then one process trains the same small model with causal attention
@@ -8,13 +8,11 @@ on those of every rank: seconds are CPU seconds of forward and backward. Of a se
 `freescale calibrate`, on plain steps of one rank with another seed and with three batch sizes.
 
 `--data`: the folder of oss_events and online_retail; without it only the synthetic sets are measured. `--sets` measures
-some anew, the others stay as the record has them. `--profiles` measures nothing and predicts for the record that
-exists; `adviser.py` compares. About 10 minutes.
+some anew, the others stay as the record has them. `adviser.py` compares. About 10 minutes.
 
 Letters: S steps, W ranks.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,7 +24,7 @@ from typing import Any
 import numpy as np
 from common.history_sets import COLUMN, HistorySet, history_sets
 from common.ranks import before_others, run_ranks
-from common.table import add_results_option, emit
+from common.table import argument_parser, emit
 from parts.time_lost_rank import Batch, Condition, Trainer, deal
 
 from freescale_tools.calibrate.calibration import Calibration, load_calibration
@@ -43,39 +41,32 @@ COLUMNS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="that holds oss_events and online_retail")
     parser.add_argument("--sets", nargs="+", metavar="NAME", help="only these; the others stay as in the record")
-    parser.add_argument("--quick", action="store_true", help="synthetic sets, few steps; not for the record")
-    parser.add_argument("--profiles", action="store_true", help="only predict anew, for the measurement of the record")
-    add_results_option(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="freescale-time-lost-") as name:
-        sets = list(history_sets(Path(name), None if given.quick else given.data))
+        sets = list(history_sets(Path(name), given.data))
         unknown = set(given.sets or ()) - {of.name for of in sets}
         if unknown:
             parser.error(f"--sets {' '.join(sorted(unknown))}: there are {', '.join(of.name for of in sets)}")
-        if given.profiles:
-            _predict_anew(given.results / "time_lost.json", sets, Path(name))
-            return
         chosen = [of for of in sets if given.sets is None or of.name in given.sets]
         others = [of.name for of in sets if of not in chosen]
-        _measure(chosen, Path(name), others=others, steps=10 if given.quick else None, results=given.results)
+        _measure(chosen, Path(name), record=_others(given.results / "time_lost.json", others), results=given.results)
 
 
-def _measure(sets: list[HistorySet], folder: Path, *, others: list[str], steps: int | None, results: Path) -> None:
-    """others: sets that stay as the record in `results` has them."""
-    record = _others(results / "time_lost.json", others)
+def _measure(sets: list[HistorySet], folder: Path, *, record: dict[str, Any], results: Path) -> None:
+    """record: of the sets that are not measured anew."""
     before_others()
     trainer = Trainer()
     calibrations = {of.name: _calibrate(of, trainer, folder) for of in sets}
-    profiles = _profiles(sets, folder)
+    profiles = {of.name: {ranks: _profile(of, ranks, folder) for ranks in RANKS} for of in sets}
     rows: list[list[Any]] = []
     noise: list[list[Any]] = []  # set, ranks, time lost, the same again, time lost of ranks with equal batches
     for ranks in RANKS:
         conditions = [
             Condition(
-                of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost, steps=steps,
+                of=of, batch_size=BATCH_SIZE, shuffle=shuffle, cost=cost,
                 method=profiles[of.name][ranks]["method"],
             )
             for of in sets
@@ -143,17 +134,15 @@ def _seconds(trainer: Trainer, dealt: list[list[Batch]]) -> np.ndarray:
 
 def _others(path: Path, names: list[str]) -> dict[str, Any]:
     """{rows, noise, sets, profiles} of these sets in the record that exists."""
-    if not names:
+    if not names or not path.exists():
         return {"rows": [], "noise": [], "sets": {}, "profiles": {}}
-    record = json.loads(path.read_text()) if path.exists() else {"rows": [], "extra": {}}
+    record = json.loads(path.read_text())
     extra = record["extra"]
     return {
         "rows": [list(row.values()) for row in record["rows"] if row["set"] in names],
-        "noise": [one for one in extra.get("noise", ()) if one[0] in names],
-        **{
-            part: {name: one for name, one in extra.get(part, {}).items() if name in names}
-            for part in ("sets", "profiles")
-        },
+        "noise": [one for one in extra["noise"] if one[0] in names],
+        "sets": {name: one for name, one in extra["sets"].items() if name in names},
+        "profiles": {name: one for name, one in extra["profiles"].items() if name in names},
     }
 
 
@@ -190,11 +179,6 @@ def _calibration_file(of: HistorySet, folder: Path) -> Path:
     return folder / f"{of.name}.calibration.json"
 
 
-def _profiles(sets: list[HistorySet], folder: Path) -> dict[str, dict[int, Any]]:
-    """Set -> ranks -> what the profile says of balancing."""
-    return {of.name: {ranks: _profile(of, ranks, folder) for ranks in RANKS} for of in sets}
-
-
 def _profile(of: HistorySet, ranks: int, folder: Path) -> Any:
     answer = _freescale(
         "profile", *of.paths, "--sequence", COLUMN, "--ranks", ranks, "--batch-size", BATCH_SIZE,
@@ -202,18 +186,6 @@ def _profile(of: HistorySet, ranks: int, folder: Path) -> Any:
         "--out", folder / f"{of.name}-{ranks}", "--json",
     )  # fmt: skip
     return json.loads(answer)["balance"]
-
-
-def _predict_anew(path: Path, sets: list[HistorySet], folder: Path) -> None:
-    """Replaces the predictions in a record by those of this version, from the calibrations of the record."""
-    record = json.loads(path.read_text())
-    measured = record["extra"]["sets"]
-    if {of.name for of in sets} != set(measured):
-        raise SystemExit(f"{path} has measured {', '.join(measured)}: give --data as then")
-    for of in sets:
-        _calibration_file(of, folder).write_text(json.dumps(measured[of.name]["calibration"]))
-    record["extra"]["profiles"] = _profiles(sets, folder)
-    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _freescale(*arguments: Any) -> str:

@@ -43,6 +43,15 @@ def _commit() -> str:
     return (_output(*git, "describe", "--always", "--exclude=*") or "unknown") + ("-dirty" if changed else "")
 
 
+def need_gpu() -> None:
+    """Ends a program that can measure nothing here, with status 2."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print(f"{Path(sys.argv[0]).name} needs a GPU, and there is none here: nothing measured, nothing written")
+        sys.exit(2)
+
+
 def packages() -> dict[str, str]:
     """Those that are installed, with their versions."""
     found = {}

@@ -1,7 +1,7 @@
 """Runs commands that measure, each within its own time limit, and keeps what they found, whatever happens to them.
 
-A command gets a folder and writes JSON documents into it. A document may hold `checks`, which are rewritten while the
-command goes on: so a command that is ended leaves the name of the check that it was at.
+A command gets a folder and writes JSON documents into it. A document may hold `checks` (see `common.checks`), which are
+rewritten while the command runs: so a command that is ended leaves the name of the check that it was at.
 """
 
 import datetime
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ RESULTS = "{results}"  # in a command: the folder for its JSON
 _PATIENCE_S = 10.0  # for processes that were asked to end
 _ENDED_WITH = "it ended with {}"
 _TAIL = 8000  # characters of the output that are kept
-PASSED, FAILED, SKIPPED, RUNNING = "passed", "failed", "skipped", "running"
+STATUSES = PASSED, FAILED, SKIPPED, RUNNING = "passed", "failed", "skipped", "running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,9 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        words = [_short(word) for word in self.command if word not in (RESULTS, "--results", "--outcomes")]
+        """Without the folders of this machine."""
+        words = [Path(word).name if Path(word).is_absolute() else word for word in self.command]
+        words = [word for word in words if word not in (RESULTS, "--results", "--outcomes")]
         return " ".join([*(f"{k}={v}" for k, v in self.environment.items()), *words])
 
 
@@ -48,137 +50,84 @@ class Part:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """status: passed, failed, skipped or running; told: what was found, or why not."""
-
-    name: str
-    status: str
-    told: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A step that was run. found: its documents by name. problem: why it counts as failed, besides its checks."""
-
-    step: str
-    seconds: float
-    problem: str
-    found: dict[str, Any]
-    checks: list[Check]
-    output: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    part: Part
-    date: str
-    ended: list[Ended]
-
-    @property
-    def checks(self) -> list[Check]:
-        return [check for each in self.ended for check in each.checks]
-
-    @property
-    def seconds(self) -> float:
-        return sum(each.seconds for each in self.ended)
-
-    @property
-    def failures(self) -> list[str]:
-        problems = [f"{each.step}: {each.problem}" for each in self.ended if each.problem]
-        return problems + [f"{check.name}: {check.told}" for check in self.checks if check.status == FAILED]
-
-    @property
-    def reached(self) -> str:
-        """`45 passed, 3 skipped, kernels: 10 rows`."""
-        counts = Counter(check.status for check in self.checks)
-        texts = [f"{counts[status]} {status}" for status in (PASSED, FAILED, SKIPPED, RUNNING) if counts[status]]
-        documents = [(name, found) for each in self.ended for name, found in each.found.items()]
-        texts += [f"{name}: {len(found['rows'])} rows" for name, found in documents if "rows" in found]
-        return ", ".join(texts) or "nothing"
-
-
-def run(part: Part) -> Outcome:
-    """All steps, also after one that failed. Nothing that they do raises here."""
+def run(part: Part) -> dict[str, Any]:
+    """The record of all steps, also of those after one that failed. Nothing that they do raises here."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Outcome(part=part, date=date, ended=[_ended(step) for step in part.steps])
-
-
-def write(outcome: Outcome, folder: Path, measured_with: Mapping[str, Any]) -> Path:
-    """`<part>.json`: date and versions, what was asked, what was found, and what failed."""
-    document = {
-        "part": outcome.part.name,
-        "asked": outcome.part.asked,
-        "date": outcome.date,
-        "measured_with": dict(measured_with),
-        "seconds": outcome.seconds,
-        "reached": outcome.reached,
-        "failures": outcome.failures,
-        "steps": [asdict(each) for each in outcome.ended],
+    steps = [_run(step) for step in part.steps]
+    checks = _checks(steps)
+    counts = Counter(check["status"] for check in checks)
+    reached = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
+    documents = [item for step in steps for item in step["found"].items()]
+    reached += [f"{name}: {len(found['rows'])} rows" for name, found in documents if "rows" in found]
+    problems = [f"{step['step']}: {step['problem']}" for step in steps if step["problem"]]
+    return {
+        "part": part.name,
+        "asked": part.asked,
+        "date": date,
+        "seconds": sum(step["seconds"] for step in steps),
+        "reached": ", ".join(reached) or "nothing",
+        "failures": problems + [f"{check['name']}: {check['told']}" for check in checks if check["status"] == FAILED],
+        "steps": steps,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{outcome.part.name}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(records: Sequence[dict[str, Any]]) -> str:
     """A table, then what was found, skipped and failed, one line each."""
     rows = [
-        [each.part.name, each.part.asked, each.reached, len(each.failures), round(each.seconds)] for each in outcomes
+        [each["part"], each["asked"], each["reached"], len(each["failures"]), round(each["seconds"])]
+        for each in records
     ]
     lines = [text_table("", ["part", "asked", "reached", "failures", "seconds"], rows)]
-    for outcome in outcomes:
-        name, checks = outcome.part.name, outcome.checks
-        lines += [f"{name}: {each.name}: {each.told}" for each in checks if each.status == PASSED and each.told]
-        lines += [
-            f"{name}: {note}" for each in outcome.ended for found in each.found.values() for note in _notes(found)
-        ]
-        skipped = Counter(check.told for check in checks if check.status == SKIPPED)
-        lines += [f"{name}: {count} skipped: {why}" for why, count in skipped.items()]
-        lines += [f"{name} FAILED: {text}" for text in outcome.failures]
+    for record in records:
+        name, checks = record["part"], _checks(record["steps"])
+        texts = [f"{check['name']}: {check['told']}" for check in checks if check["status"] == PASSED and check["told"]]
+        for step in record["steps"]:
+            texts += [note for found in step["found"].values() for note in found.get("notes", [])]
+        skipped = Counter(check["told"] for check in checks if check["status"] == SKIPPED)
+        texts += [f"{count} skipped: {why}" for why, count in skipped.items()]
+        lines += [f"{name}: {text}" for text in texts]
+        lines += [f"{name} FAILED: {text}" for text in record["failures"]]
     return "\n".join(lines)
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
-    """What a benchmark says below its table."""
-    return [str(note) for note in found.get("notes", [])]
+def _checks(steps: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    return [check for step in steps for check in step["checks"]]
 
 
-def _ended(step: Step) -> Ended:
+def _run(step: Step) -> dict[str, Any]:
+    """found: its documents by name. problem: why it counts as failed, besides its checks."""
     with tempfile.TemporaryDirectory() as folder:
         scratch, log = Path(folder) / "results", Path(folder) / "output"
         scratch.mkdir()
         start = time.monotonic()
-        problem = _run(step, scratch, log)
+        problem = _problem(step, scratch, log)
         seconds = time.monotonic() - start
-        found, checks, broken = _documents(scratch)
-        output = log.read_text(errors="replace")[-_TAIL:] if log.exists() else ""
-    at = [check.name for check in checks if check.status == RUNNING]
-    if problem == _ENDED_WITH.format(1) and any(check.status == FAILED for check in checks):
+        found, broken = _documents(scratch)
+        output = log.read_text(errors="replace")[-_TAIL:]
+    checks = [check for document in found.values() for check in document.get("checks", [])]
+    at = [check["name"] for check in checks if check["status"] == RUNNING]
+    if problem == _ENDED_WITH.format(1) and any(check["status"] == FAILED for check in checks):
         problem = ""  # these checks say it
     problems = [problem and problem + (f"; it was at {', '.join(at)}" if at else ""), *broken]
     if not any(problems) and not found:
         problems.append("it ended well, but wrote no result")
     text = "; ".join(each for each in problems if each)
-    return Ended(step=str(step), seconds=seconds, problem=text, found=found, checks=checks, output=output)
+    return {
+        "step": str(step), "seconds": seconds, "problem": text, "found": found, "checks": checks, "output": output,
+    }  # fmt: skip
 
 
-def _run(step: Step, scratch: Path, log: Path) -> str:
+def _problem(step: Step, scratch: Path, log: Path) -> str:
     """What went wrong, or an empty text. Its processes have ended then."""
-    command = [str(scratch) if word == RESULTS else word for word in step.command]
     with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **step.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, which can be ended without touching any other process
-            )
-        except OSError as error:
-            return f"it could not be started: {error}"
+        process = subprocess.Popen(
+            [str(scratch) if word == RESULTS else word for word in step.command],
+            env={**os.environ, **step.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a group of its own, which can be ended without touching any other process
+        )
         try:
             code = process.wait(step.limit_s)
         except subprocess.TimeoutExpired:
@@ -203,24 +152,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _documents(scratch: Path) -> tuple[dict[str, Any], list[Check], list[str]]:
-    """By name; the checks in them; what could not be read."""
-    found, checks, broken = {}, [], []
+def _documents(scratch: Path) -> tuple[dict[str, Any], list[str]]:
+    """By name; what could not be read, as the process was ended while it wrote."""
+    found, broken = {}, []
     for path in sorted(scratch.glob("*.json")):
         try:
-            document = json.loads(path.read_text())
-            of_it = [Check(**check) for check in document.get("checks", [])]
-            if not all(isinstance(value, str) for check in of_it for value in asdict(check).values()):
-                raise TypeError("name, status and told of a check must be texts")
-            if not all(isinstance(document.get(name, []), list) for name in ("rows", "notes")):
-                raise TypeError("rows and notes must be lists")
-            checks += of_it
-            found[path.stem] = document
-        except (ValueError, TypeError, AttributeError) as error:
+            found[path.stem] = json.loads(path.read_text())
+        except ValueError as error:
             broken.append(f"{path.name} is no result: {error}")
-    return found, checks, broken
-
-
-def _short(word: str) -> str:
-    """Without the folders of this machine."""
-    return Path(word).name if Path(word).is_absolute() else word
+    return found, broken

@@ -1,4 +1,4 @@
-"""Print the table of a benchmark and keep its numbers.
+"""The options of a benchmark, the table that it prints, and the record that keeps its numbers.
 
 Every benchmark ends in one call of `emit`: the reader sees a table, `results/<name>.json` keeps the same rows below a
 head that says how they were measured. `make figures` writes the figures of README and docs from these files.
@@ -15,8 +15,16 @@ from common.environment import head
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def add_results_option(parser: argparse.ArgumentParser) -> None:
+def argument_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a benchmark. Its help is the docstring; `--results` says where the record goes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the JSON goes")
+    return parser
+
+
+def read_record(name: str) -> dict[str, Any]:
+    """`results/<name>.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def emit(

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from eventlog.log import LIKE, LISTEN
 from xxhash import xxh64_intdigest
 
-CONTEXT = ("uid", "artist", "album", "hour", "organic")
 CROSSES = {  # name -> values, buckets, seed
     "uid_x_artist": (("uid", "artist"), 1_000_000, 1),
     "uid_x_album": (("uid", "album"), 1_000_000, 2),

@@ -54,10 +54,7 @@ def fscomm(trained: Trained, batches: Sequence[Batch], stepped: Stepped) -> list
         for batch in comm.lookahead(batches):
             _step(trained, batch)
             stepped()
-    report = comm.report()
-    if report.fallbacks:
-        raise RuntimeError(f"fscomm does not serve the model of the benchmark: {report.fallbacks}")
-    return report.to_dict()["steps"]
+    return _served(comm.report()).to_dict()["steps"]
 
 
 def plain_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped, parts: int) -> list[Any]:
@@ -91,9 +88,7 @@ def fscomm_in_parts(trained: Trained, batches: Sequence[Batch], stepped: Stepped
                 loss.backward()
             trained.optimizer.step()
             stepped()
-    report = comm.report()
-    if report.fallbacks:
-        raise RuntimeError(f"fscomm does not serve the model of the benchmark: {report.fallbacks}")
+    report = _served(comm.report())
     return [step | {"parts": report.parts} for step in report.to_dict()["steps"]]
 
 
@@ -122,6 +117,12 @@ def _step(trained: Trained, batch: Batch) -> None:
     trained.optimizer.step()
     if clock.after_s:
         clock.spend(clock.after_s)
+
+
+def _served(report: Any) -> Any:
+    if report.fallbacks:
+        raise RuntimeError(f"fscomm does not serve the model of the benchmark: {report.fallbacks}")
+    return report
 
 
 def _pipeline(kind: Any, trained: Trained, batches: Sequence[Batch], stepped: Stepped) -> list[Any]:

@@ -3,8 +3,6 @@
 from figures.records import Record, listed, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
-
-
 SECTIONS = {
     "400 ms": "200 Mbit, 400 ms",
     "400 ms, 20 after the backward": "200 Mbit, 400 ms, 20 of them after the backward",
@@ -20,12 +18,6 @@ SECTIONS = {
 }
 
 
-def sections(exposed: Record) -> dict[str, str]:
-    """Section -> title. Older records lack sections that were added later."""
-    present = {row["section"] for row in exposed.rows}
-    return {section: title for section, title in SECTIONS.items() if section in present}
-
-
 def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
     """None where the section has not this mode."""
     rows = exposed.where(section=section, mode=mode)
@@ -35,7 +27,7 @@ def exposed_ms(exposed: Record, section: str, mode: str) -> float | None:
 def exposed() -> None:
     record_ = record("exposed")
     rows = []
-    for section, title in sections(record_).items():
+    for section, title in SECTIONS.items():
         times = [exposed_ms(record_, section, mode) for mode in _MODES]
         rows.append([title, *(None if time is None else f"{time:.0f}" for time in times)])
     table(

@@ -1,20 +1,20 @@
 """What `make gpu` found."""
 
-import json
+from common.table import RESULTS, read_record
 
-from figures.records import RESULTS, Record, listed, say, short, table
+from figures.records import Record, listed, say, short, table
 
 
 def _of_part(part: str) -> Record:
     """The record of the benchmark that a part of `make gpu` has run."""
-    document = json.loads((RESULTS / "gpu" / f"{part}.json").read_text())
-    (found,) = (step["found"][part] for step in document["steps"] if part in step["found"])
+    steps = read_record(f"gpu/{part}")["steps"]
+    (found,) = (step["found"][part] for step in steps if part in step["found"])
     return Record(part, found | {"command": f'make gpu PARTS="{part}"'})
 
 
 def parts() -> None:
     """What each part of `make gpu` has asked, and how far it came."""
-    documents = [json.loads(path.read_text()) for path in sorted((RESULTS / "gpu").glob("*.json"))]
+    documents = [read_record(f"gpu/{path.stem}") for path in sorted((RESULTS / "gpu").glob("*.json"))]
     rows = [[f"`{found['part']}`", found["asked"], found["reached"], len(found["failures"])] for found in documents]
     table(["part", "asks", "reached", "failures"], rows)
 
@@ -65,6 +65,6 @@ def contention() -> None:
 
 
 def probes() -> None:
-    document = json.loads((RESULTS / "gpu" / "probes.json").read_text())
-    checks = [check for step in document["steps"] for found in step["found"].values() for check in found["checks"]]
+    steps = read_record("gpu/probes")["steps"]
+    checks = [check for step in steps for found in step["found"].values() for check in found["checks"]]
     listed([f"{check['name']}: {check['told']}" for check in checks if check["told"]])

@@ -1,6 +1,6 @@
 """Loaders against raw decoding, flat rows, optimized files."""
 
-from figures.records import Record, listed, record, table
+from figures.records import Record, listed, record, table_of
 
 _TITLES = {
     "FreeScale": "FreeScale",
@@ -38,31 +38,25 @@ def ways(name: str = "loader") -> None:
     rows = [(title, each[0]) for title, each in found if each]
     raw = loader.row(way="raw decode")
     rows.append((f"raw decode, {raw['CPU s']:.1f} CPU seconds", raw))
-    table(
-        ["", "CPU / raw", "wall / raw", "peak memory over imports"],
-        [
-            [title, f"{row['CPU / raw']:.2f}", f"{row['wall / raw']:.2f}", f"{row['peak MiB']:,} MiB"]
-            for title, row in rows
-        ],
-        loader,
-    )
+    columns = {
+        "": "{title}",
+        "CPU / raw": "{CPU / raw:.2f}",
+        "wall / raw": "{wall / raw:.2f}",
+        "peak memory over imports": "{peak MiB:,} MiB",
+    }
+    table_of([row | {"title": title} for title, row in rows], columns, loader)
 
 
 def flat() -> None:
     flat = record("flat")
-    table(
-        ["rows", "raw, million rows a CPU second", "in order", "shuffled", "twenty lines of pyarrow and numpy"],
-        [
-            [
-                row["shape"],
-                f"{row['raw, M rows/CPU s']:.2f}",
-                *(f"{row[name]:.2f}" for name in ("in order / raw", "shuffled / raw", "twenty lines / raw")),
-            ]
-            for row in flat.rows
-            if row["raw, M rows/CPU s"] is not None
-        ],
-        flat,
-    )
+    columns = {
+        "rows": "{shape}",
+        "raw, million rows a CPU second": "{raw, M rows/CPU s:.2f}",
+        "in order": "{in order / raw:.2f}",
+        "shuffled": "{shuffled / raw:.2f}",
+        "twenty lines of pyarrow and numpy": "{twenty lines / raw:.2f}",
+    }
+    table_of(flat.rows, columns, flat)
 
 
 def small_batches() -> None:
@@ -79,15 +73,9 @@ def small_batches() -> None:
 
 def optimized() -> None:
     optimize = record("optimize")
-    table(
-        ["columns", "decoding, of that before", "size, of that before"],
-        [
-            [
-                row["columns"],
-                f"{row['after / before']:.2f} [{row['least']:.2f}..{row['most']:.2f}]",
-                f"{row['MB after'] / row['MB before']:.2f}",
-            ]
-            for row in optimize.rows
-        ],
-        optimize,
-    )
+    columns = {
+        "columns": "{columns}",
+        "decoding, of that before": "{after / before:.2f} [{least:.2f}..{most:.2f}]",
+        "size, of that before": "{size:.2f}",
+    }
+    table_of([row | {"size": row["MB after"] / row["MB before"]} for row in optimize.rows], columns, optimize)

@@ -108,25 +108,16 @@ def _runs(demo: Record, data: str, samples: str, column: str) -> dict[str, float
 def stragglers() -> Picture:
     stragglers = record("stragglers")
     methods = {WITHOUT: "none", "the paper's zig-zag": "fbs", OURS: "fbs+swap"}
-    rows = [*stragglers.where(case="ranks"), stragglers.row(case="true cost", ranks=64)]
-    by_ranks = {
-        f"{row['ranks']:,} ranks": {series: row[method] for series, method in methods.items()}
-        for row in sorted(rows, key=lambda row: row["ranks"])
-        if row["ranks"] in (8, 64, 256, 1024)
-    }
-    rows = [*stragglers.where(case="batch size"), stragglers.row(case="true cost", ranks=64)]
-    by_batch = {
-        f"{row['batch']} samples a rank": {series: row[method] for series, method in methods.items()}
-        for row in sorted(rows, key=lambda row: row["batch"])
-        if row["batch"] in (16, 64, 128, 512)
-    }
-    return Picture(
-        name="stragglers",
-        panels=(
-            Panel(title="by ranks, 128 samples each", unit="% of a step", bars=by_ranks, digits=1),
-            Panel(title="by samples, 64 ranks", unit="% of a step", bars=by_batch, digits=1),
-        ),
-    )
+    panels = []
+    for title, case, column, numbers, unit in (
+        ("by ranks, 128 samples each", "ranks", "ranks", (8, 64, 256, 1024), "ranks"),
+        ("by samples, 64 ranks", "batch size", "batch", (16, 64, 128, 512), "samples a rank"),
+    ):
+        rows = [*stragglers.where(case=case), stragglers.row(case="true cost", ranks=64)]
+        found = {row[column]: {series: row[method] for series, method in methods.items()} for row in rows}
+        bars = {f"{number:,} {unit}": found[number] for number in numbers}
+        panels.append(Panel(title=title, unit="% of a step", bars=bars, digits=1))
+    return Picture(name="stragglers", panels=tuple(panels))
 
 
 def loaders() -> Picture:
@@ -176,7 +167,7 @@ def histories() -> Picture:
 def exposed() -> Picture:
     exposed = record("exposed")
     modes = {WITHOUT: "plain loop", THEIRS: "TorchRec SparseDist", OURS: "fscomm"}
-    bars = {title: _exposed(exposed, section, modes) for section, title in communication.sections(exposed).items()}
+    bars = {title: _exposed(exposed, section, modes) for section, title in communication.SECTIONS.items()}
     return Picture(name="exposed", panels=(Panel(title="exposed communication", unit="ms of a step", bars=bars),))
 
 

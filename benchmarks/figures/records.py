@@ -1,15 +1,13 @@
 """Reads a record of `benchmarks/results`, and prints tables, sentences and sources as Markdown."""
 
 import datetime
-import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from common.table import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Record:
 
 
 def record(name: str) -> Record:
-    return Record(name, json.loads((RESULTS / f"{name}.json").read_text()))
+    return Record(name, read_record(name))
 
 
 def short(value: float) -> str:
@@ -65,6 +63,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *sources: Rec
     for cells in (header, ["---"] * len(header), *rows):
         print("|" + "|".join(f" {cell} " if cell not in (None, "") else " " for cell in cells) + "|")
     _from(sources)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *sources: Record) -> None:
+    """A line for each row. columns: header -> text of the cells, which names columns of the row: "{step ms:.0f} ms"."""
+    table(list(columns), [[text.format_map(row) for text in columns.values()] for row in rows], *sources)
 
 
 def say(text: str, *sources: Record) -> None:

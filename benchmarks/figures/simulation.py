@@ -2,34 +2,30 @@
 
 from typing import Any
 
+from validation.held_out import INSIDE, MEDIAN, WORST
+
 from figures.records import listed, percent, record, say, table
 
 
 def held_out() -> None:
     adviser = record("adviser")
     modes = {"plain": "plain loop", "sparse dist": "SparseDist", "fscomm": "fscomm"}
+    found = adviser.extra["held_out.py"]
     rows, misses = [], []
     for mode, title in modes.items():
-        median, goal, worst, limit = adviser.note(
-            rf"held_out.py: {mode}: error (\d+)% in the median \(goal (\d+)%\), (\d+)% at worst \(goal (\d+)%\)"
-        )
+        error = found["summary"][mode]
         missed = [
             f"{row['what'].removeprefix('exposed, ').removesuffix(', ' + mode)} ({_error(row['error'])})"
             for row in adviser.where(against="held_out.py")
             if row["what"].endswith(f", {mode}") and row["verdict"].startswith("missed")
         ]
         misses += [f"{title}: {one}".replace("12%", "12 %").replace("25%", "25 %") for one in missed]
-        rows.append([title, f"{median} %", f"{goal} %", f"{worst} %", f"{limit} %"])
-    table(
-        ["", "median error", "goal", "worst", "goal of the worst"],
-        rows,
-        adviser,
-        record("held_out"),
-    )
+        rows.append([title, *map(percent, (error["median"], MEDIAN, error["worst"], WORST))])
+    table(["", "median error", "goal", "worst", "goal of the worst"], rows, adviser, record("held_out"))
     say("These missed the goal (ranks, links, collisions, floats a row):")
     listed(misses)
-    inside, goal = adviser.note(r"(\d+)% of the held-out figures are inside their interval \(goal (\d+)%\)")
-    say(f"{inside} % of these figures are inside the intervals of the verdicts (goal {goal} %).")
+    inside = f"{percent(found['inside'])} of these figures are inside the intervals of the verdicts"
+    say(f"{inside} (goal {percent(INSIDE)}).")
 
 
 def in_parts() -> None:
@@ -95,7 +91,6 @@ def _between(interval: str | None, unit: str) -> str | None:
 def time_lost() -> None:
     measured, adviser = record("time_lost"), record("adviser")
     predicted = {row["what"]: row for row in adviser.where(against="time_lost.py")}
-    known = any(row["predicted"] is not None for row in predicted.values())
     rows, names = [], list(measured.extra["sets"])
     lines = {(names.index(row["set"]), row["ranks"], row["order"]) for row in measured.rows}
     for at, ranks, order in sorted(lines):
@@ -104,10 +99,9 @@ def time_lost() -> None:
         for batches in ("plain", "balanced"):
             one = measured.row(set=name, ranks=ranks, order=order, batches=batches)
             cells.append(f"{100 * one['time lost']:.0f} %")
-            cells += [_guess(predicted[f"{name}, {ranks} ranks, {order}, {batches}"])] if known else []
+            cells.append(_guess(predicted[f"{name}, {ranks} ranks, {order}, {batches}"]))
         rows.append([name, ranks, order, *cells])
-    header = ["plain", "predicted", "balanced", "predicted"] if known else ["plain", "balanced"]
-    table(["", "ranks", "order", *header], rows, measured, *([adviser] if known else []))
+    table(["", "ranks", "order", "plain", "predicted", "balanced", "predicted"], rows, measured, adviser)
     off = max(abs(row["time lost"] - row["time lost by the fitted cost"]) for row in measured.rows)
     noise = [
         measured.note(rf"movielens, {ranks} ranks, shuffled, balanced: .*; ([\d.]+)% where")[0] for ranks in (2, 4)
@@ -117,8 +111,7 @@ def time_lost() -> None:
         f"{100 * off:.1f} points. Ranks with equal batches seem to lose {noise[0]} % with 2 ranks and "
         f"{noise[1]} % with 4: that is the noise."
     )
-    if known:
-        say("\\* further off than 3 points, and outside the interval of the prediction.")
+    say("\\* further off than 3 points, and outside the interval of the prediction.")
     for note in adviser.extra["time_lost.py"]["notes"]:
         say(note)
 

@@ -15,7 +15,7 @@ import numpy as np
 from validation.held_out import Fit, Section, simulated
 from validation.parts import fitted_sections
 
-from figures.records import RESULTS, listed, percent, record, table
+from figures.records import listed, percent, record, table
 from figures.svg import canvas, legend
 from fsdata import Polynomial, pack
 
@@ -132,7 +132,7 @@ def communication() -> Timeline:
 @cache
 def _conditions() -> tuple[Section, Section, Fit]:
     """Those with the fewest and with the most shared rows, and what their predictions are fitted to."""
-    records = (RESULTS / f"{name}.json" for name in ("exposed_parts", "held_out", "links"))
+    records = (record(name).document for name in ("exposed_parts", "held_out", "links"))
     (few, *_, many), fit = fitted_sections(*records)
     return few, many, fit
 

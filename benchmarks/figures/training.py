@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from figures.records import Record, percent, record, say, table
+from figures.records import Record, percent, record, say, table_of
 
 MEMORY = "memory"
 LOOP = "TrainPipelineSparseDist"
@@ -26,41 +26,40 @@ def sets(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def balancing() -> None:
     """A line for every run of the first act."""
-    demo = record("demo")
-    rows = []
-    for name, runs in sets(of_act(demo, memory=True)).items():
-        for row in runs:
-            rows.append([
-                f"{name}, {row['samples a rank']:,} a rank" if row is runs[0] else None,
-                row["run"],
-                f"{row['straggler %']:.1f} %",
-                f"{row['step ms']:.0f} ms",
-                f"{row['waits for stragglers ms']:.0f} ms",
-                f"{row['waits for links ms']:.0f} ms",
-                percent(row["events stored %"] / 100),
-                f"{row['NE']:.5f}",
-            ])  # fmt: skip
-    table(["samples", "run", "straggler %", "step", "waits for stragglers", "waits for links", "events stored", "NE"],
-          rows, demo)  # fmt: skip
+    _runs(memory=True, columns={
+        "samples": "{set}",
+        "run": "{run}",
+        "straggler %": "{straggler %:.1f} %",
+        "step": "{step ms:.0f} ms",
+        "waits for stragglers": "{waits for stragglers ms:.0f} ms",
+        "waits for links": "{waits for links ms:.0f} ms",
+        "events stored": "{events stored %:.0f} %",
+        "NE": "{NE:.5f}",
+    })  # fmt: skip
 
 
 def communication() -> None:
     """A line for every run of the second act."""
+    _runs(memory=False, columns={
+        "samples": "{set}",
+        "ids that collide": "{collide}",
+        "run": "{run}",
+        "step": "{step ms:.0f} ms",
+        "waits for stragglers": "{waits for stragglers ms:.0f} ms",
+        "waits for links": "{waits for links ms:.0f} ms",
+        "samples/s": "{samples/s:.0f}",
+    })  # fmt: skip
+
+
+def _runs(*, memory: bool, columns: dict[str, str]) -> None:
+    """What a set is called, and how many of its ids collide, stands in its first line."""
     demo = record("demo")
     rows = []
-    for name, runs in sets(of_act(demo, memory=False)).items():
-        for row in runs:
-            rows.append([
-                f"{name}, {row['samples a rank']:,} a rank" if row is runs[0] else None,
-                percent(row["ids that collide %"] / 100) if row is runs[0] else None,
-                row["run"],
-                f"{row['step ms']:.0f} ms",
-                f"{row['waits for stragglers ms']:.0f} ms",
-                f"{row['waits for links ms']:.0f} ms",
-                f"{row['samples/s']:.0f}",
-            ])  # fmt: skip
-    table(["samples", "ids that collide", "run", "step", "waits for stragglers", "waits for links", "samples/s"],
-          rows, demo)  # fmt: skip
+    for name, (first, *others) in sets(of_act(demo, memory=memory)).items():
+        title = f"{name}, {first['samples a rank']:,} a rank"
+        rows.append(first | {"set": title, "collide": percent(first["ids that collide %"] / 100)})
+        rows += [row | {"set": "", "collide": ""} for row in others]
+    table_of(rows, columns, demo)
 
 
 def costs() -> None:

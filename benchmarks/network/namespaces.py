@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -138,14 +137,6 @@ class Network:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-
-
-def existing(network: Network) -> list[str]:
-    """The namespaces and links of a network that exist at the moment."""
-    names = [*network.namespaces, network.bridge, *network._links]
-    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
-    links = [path.name for path in Path("/sys/class/net").iterdir()]
-    return [name for name in names if name in namespaces or name in links]
 
 
 def _run(command: Sequence[str]) -> None:

@@ -53,21 +53,17 @@ def main() -> None:
             raise RuntimeError(f"the sum of 2^20 ones is {found}")
     checks.put("a CUDA device", "passed", _device_text(gpu()))
     for name, consequence in LACKING.items():
-        _package(checks, name, consequence)
+        try:
+            importlib.import_module(name)
+        except (ImportError, OSError) as error:  # OSError: a library of it does not fit to this machine
+            checks.put(name, "skipped", f"no {name}: {consequence} ({error})")
+        else:
+            checks.put(name, "passed")
 
 
 def _device_text(found: dict[str, object]) -> str:
     text = ", ".join(f"{name} {value}" for name, value in found.items())
     return f"{text}; CUDA_DEVICE_MAX_CONNECTIONS={os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS', 'not set')}"
-
-
-def _package(checks: Checks, name: str, consequence: str) -> None:
-    try:
-        importlib.import_module(name)
-    except (ImportError, OSError) as error:  # OSError: a library of it does not fit to this machine
-        checks.put(name, "skipped", f"no {name}: {consequence} ({error})")
-    else:
-        checks.put(name, "passed")
 
 
 if __name__ == "__main__":

@@ -7,21 +7,18 @@ ranks share the cores of one machine, so look-ups, updates and that cost take ti
 """
 
 import dataclasses
-import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from freescale_tools.console.errors import UsageError
 from freescale_tools.model.durations import step
 from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.model.simulation import FACTORS, MODEL
 from freescale_tools.model.workload import METHODS, Workload
-from validation.comparison import row
+from validation.comparison import fitted_row, row
 
 WAY = {"plain": "plain", "sparse dist": "sparse dist", "fscomm": "prioritized"}
 MEDIAN, WORST = 0.15, 0.30
@@ -62,14 +59,10 @@ class Fit:
     part_ms: float = 0.0
 
 
-def against_held_out(path: Path, links: Path) -> dict[str, Any]:
-    """{fits, rows, notes, summary}: every held-out section and mode. Raises UsageError for other files."""
-    try:
-        measured, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, links))
-        sections = list(read_sections(measured, shares_reached(alone)))
-        fit = fitted([section for section in sections if section.fitted])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no result of benchmarks/held_out.py: {type(error).__name__}: {error}") from error
+def against_held_out(measured: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+    """{fits, rows, notes, summary, inside} of two records: every section and mode."""
+    sections = list(read_sections(measured, links))
+    fit = fitted(sections)
     rows: list[dict[str, Any]] = []
     inside: list[bool] = []
     errors: dict[str, list[float]] = {}
@@ -78,11 +71,11 @@ def against_held_out(path: Path, links: Path) -> dict[str, Any]:
             found = predicted(section, mode, fit)
             what = f"exposed, {section.name}, {mode}"
             if section.fitted:
-                rows.append(row(what, "ms", exposed, fitted=found))
+                rows.append(fitted_row(what, "ms", exposed, found))
                 continue
             low, high = interval(section, mode, fit)
             inside.append(low <= exposed <= high)
-            one = row(what, "ms", exposed, predicted=found, within=WORST)
+            one = row(what, "ms", exposed, found, within=WORST)
             errors.setdefault(mode, []).append(abs(one["error"]))
             rows.append({**one, "low": low, "high": high})
     summary = {mode: {"median": statistics.median(found), "worst": max(found)} for mode, found in errors.items()}
@@ -105,7 +98,9 @@ def against_held_out(path: Path, links: Path) -> dict[str, Any]:
     }
 
 
-def fitted(sections: Sequence[Section]) -> Fit:
+def fitted(sections: Iterable[Section]) -> Fit:
+    """By the sections that are for it."""
+    sections = [section for section in sections if section.fitted]
     rest = [
         section.exposed_ms["plain"] - 8e-3 * section.moved / (section.reached * section.mbit) for section in sections
     ]
@@ -184,18 +179,20 @@ def _hardware() -> Hardware:
 _HARDWARE = _hardware()
 
 
-def shares_reached(document: Mapping[str, Any]) -> dict[tuple[int, float], float]:
+def _shares_reached(links: Mapping[str, Any]) -> dict[tuple[int, float], float]:
     """(ranks, Mbit/s) -> share of the rate."""
     found: dict[tuple[int, float], float] = {}
-    for line in document["rows"]:
+    for line in links["rows"]:
         if line["bytes a rank gives"] >= _LEAST_BYTES:
             at = line["ranks"], line["Mbit/s"]
             found[at] = min(found.get(at, 1.0), line["share of the rate"])
     return found
 
 
-def read_sections(document: Mapping[str, Any], reached: Mapping[tuple[int, float], float]) -> Iterator[Section]:
-    for block in document["extra"]["blocks"]:
+def read_sections(measured: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[Section]:
+    """Of a record of `benchmarks/held_out.py` or `benchmarks/exposed.py`, and one of `benchmarks/links.py`."""
+    reached = _shares_reached(links)
+    for block in measured["extra"]["blocks"]:
         condition, data = block["condition"], block["data"]
         shape, ranks = condition["shape"], condition["ranks"]
         alone = _steps_ms(block["answers"]["compute"])

@@ -5,53 +5,36 @@ rows: what a part takes of the training thread. All other sections are held out.
 """
 
 import dataclasses
-import json
 import math
 import statistics
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from freescale_tools.console.errors import UsageError
-from validation.comparison import row
-from validation.held_out import (
-    MEDIAN,
-    WORST,
-    Fit,
-    Section,
-    fitted,
-    predicted,
-    read_sections,
-    shares_reached,
-    way_of,
-)  # fmt: skip
+from validation.comparison import fitted_row, row
+from validation.held_out import MEDIAN, WORST, Fit, Section, fitted, predicted, read_sections, way_of
 
 _PART_MS = np.arange(0.25, 20, 0.25).tolist()
 _OURS = "prioritized"
 
 
-def against_parts(path: Path, held_out: Path, links: Path) -> dict[str, Any]:
-    """{fits, rows, notes, best}: every section and mode of `path`. Raises UsageError for other files.
+def against_parts(measured: Mapping[str, Any], held_out: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+    """{fits, rows, notes, best} of three records: every section and mode of `measured`.
 
     best: by section, the numbers of parts that are predicted and measured to be best, and what each of the two had
     exposed: {predicted, exposed_ms, measured, least_ms}.
     """
-    try:
-        sections, fit = fitted_sections(path, held_out, links)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UsageError(
-            f"{path} is no result of benchmarks/exposed.py --parts: {type(error).__name__}: {error}"
-        ) from error
+    sections, fit = fitted_sections(measured, held_out, links)
     rows, errors, best = [], [], {}
     for section in sections:
         found = {mode: predicted(section, mode, fit) for mode in section.exposed_ms}
         for mode, exposed in section.exposed_ms.items():
             what = f"exposed, {section.name}, {mode}"
             if section is sections[0] and _parts(mode) > 1:
-                rows.append(row(what, "ms", exposed, fitted=found[mode]))
+                rows.append(fitted_row(what, "ms", exposed, found[mode]))
                 continue
-            rows.append(row(what, "ms", exposed, predicted=found[mode], within=WORST))
+            rows.append(row(what, "ms", exposed, found[mode], within=WORST))
             errors += [abs(found[mode] / exposed - 1)] if _parts(mode) > 1 else []
         ours = [mode for mode in found if _parts(mode)]
         chosen, fastest = (min(ours, key=exposed.__getitem__) for exposed in (found, section.exposed_ms))
@@ -77,17 +60,12 @@ def against_parts(path: Path, held_out: Path, links: Path) -> dict[str, Any]:
     }
 
 
-def fitted_sections(path: Path, held_out: Path, links: Path) -> tuple[list[Section], Fit]:
-    """The sections of `path`, those with the fewest shared rows first, and the fit that predicts their steps."""
-    measured, usual, alone = (json.loads(file.read_text(encoding="utf-8")) for file in (path, held_out, links))
-    reached = shares_reached(alone)
-    without_parts = fitted([section for section in read_sections(usual, reached) if section.fitted])
-    sections = sorted(read_sections(measured, reached), key=_shared)
-    return sections, _with_parts(without_parts, sections[0])
-
-
-def _shared(section: Section) -> float:
-    return section.load.collision(section.ranks)
+def fitted_sections(
+    measured: Mapping[str, Any], held_out: Mapping[str, Any], links: Mapping[str, Any]
+) -> tuple[list[Section], Fit]:
+    """The sections of `measured`, those with the fewest shared rows first, and the fit that predicts their steps."""
+    sections = sorted(read_sections(measured, links), key=lambda section: section.load.collision(section.ranks))
+    return sections, _with_parts(fitted(read_sections(held_out, links)), sections[0])
 
 
 def _parts(mode: str) -> int:

@@ -57,14 +57,14 @@ def _rows() -> Iterator[dict[str, Any]]:
     shares = [_exposed_share(load_hardware(name), _dlrm(500.0), _NODE) for name in ("mi350x-roce", "b200-ib")]
     measured = _EXPOSED["mi350x-roce"] / _EXPOSED["b200-ib"]
     what = "exposed share on MI355X over that on B200, Primus-DLRM"
-    yield row(what, "times", measured, predicted=shares[0] / shares[1], within=WITHIN)
+    yield row(what, "times", measured, shares[0] / shares[1], within=WITHIN)
 
 
 def _row(
     what: str, unit: str, measured: float, predict: Callable[[Hardware, Workload, int], float], hardware: Hardware,
     load: Workload, ranks: int,
 ) -> dict[str, Any]:  # fmt: skip
-    found = row(what, unit, measured, predicted=predict(hardware, load, ranks), within=WITHIN)
+    found = row(what, unit, measured, predict(hardware, load, ranks), within=WITHIN)
     generator = np.random.default_rng(0)
     drawn = [predict(*moved(hardware, load, generator, ranks=ranks)[:2], ranks) for _ in range(_DRAWS)]
     low, high = np.percentile(drawn, (5, 95)).tolist()

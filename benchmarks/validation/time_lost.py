@@ -4,13 +4,10 @@ The profiles are those of the files that were measured, with the cost model that
 them. Nothing is fitted here. A prediction is asked to be within 3 points, or its interval to hold the measurement.
 """
 
-import json
 import statistics
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from freescale_tools.console.errors import UsageError
 from validation.comparison import points_row
 
 WITHIN = 3.0
@@ -19,35 +16,24 @@ _BATCHES = {"plain": "none", "balanced": "balanced"}
 """As measured -> as a profile names it."""
 
 
-def against_time_lost(path: Path) -> dict[str, Any]:
-    """{fits, rows, notes}: a row per set, ranks, order and batches, in points. Raises UsageError for other files.
-
-    Where the record has no profiles, nothing is predicted.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        rows = [_row(one, record["extra"]["profiles"][one["set"]][str(one["ranks"])]) for one in record["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no result of benchmarks/time_lost.py: {type(error).__name__}: {error}") from error
+def against_time_lost(record: Mapping[str, Any]) -> dict[str, Any]:
+    """{fits, rows, notes}: a row per set, ranks, order and batches, in points."""
+    rows = [_row(one, record["extra"]["profiles"][one["set"]][str(one["ranks"])]) for one in record["rows"]]
     return {"fits": [], "rows": rows, "notes": list(_notes(rows))}
 
 
-def _row(measured: dict[str, Any], balance: dict[str, Any] | None) -> dict[str, Any]:
+def _row(measured: dict[str, Any], balance: dict[str, Any]) -> dict[str, Any]:
     what = ", ".join((measured["set"], f"{measured['ranks']} ranks", measured["order"], measured["batches"]))
     name = _BATCHES[measured["batches"]]
-    lost = 100 * measured["time lost"]
-    if balance is None:
-        return points_row(what, lost)
     low, high = balance["interval"]["time_lost"][name]
     predicted = balance["orders"][measured["order"]]["time_lost"][name]
-    return points_row(what, lost, predicted=100 * predicted, low=100 * low, high=100 * high, within=WITHIN)
+    lost = 100 * measured["time lost"]
+    return points_row(what, lost, 100 * predicted, low=100 * low, high=100 * high, within=WITHIN)
 
 
 def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
     for name in _BATCHES:
-        known = [row for row in rows if row["error"] is not None and row["what"].endswith(name)]
-        if not known:
-            continue
+        known = [row for row in rows if row["what"].endswith(name)]
         near = [row for row in known if abs(row["error"]) <= WITHIN]
         inside = [row for row in known if row["low"] <= row["measured"] <= row["high"]]
         either = [row for row in known if row["verdict"] == "within"]

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-SHUFFLES = ("no", "batches", "rows in a row group", "rows in 4 row groups", "all rows")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
@@ -19,7 +17,7 @@ class Way:
     Attributes:
         name: as printed.
         function: `module:function` inside this package.
-        shuffle: what is permuted, one of `SHUFFLES`.
+        shuffle: what is permuted.
         options: keyword arguments of the function.
         workers: worker processes, whose memory is added.
         role: "raw" (the yardstick), "ours" or "peer".
@@ -33,10 +31,6 @@ class Way:
     workers: int = 0
     role: str = "peer"
     note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.shuffle not in SHUFFLES:
-            raise ValueError(f"{self.name}: shuffle must be one of {SHUFFLES}, got {self.shuffle!r}")
 
     def load(self) -> Callable[..., Iterator[Any]]:
         """Import the module with all that it needs, before the clock starts."""
@@ -84,11 +78,3 @@ WAYS = (
         workers=2,
     ),
 )
-
-
-def way_named(name: str) -> Way:
-    """ValueError, listing the names, if there is none."""
-    for way in WAYS:
-        if way.name == name:
-            return way
-    raise ValueError(f"no way is called {name!r}; there are {', '.join(way.name for way in WAYS)}")

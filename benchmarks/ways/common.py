@@ -1,7 +1,7 @@
 """What every way gets and delivers, and the conversion from Arrow that several of them share."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,20 +51,16 @@ def flat_list(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def from_arrow(columns: Mapping[str, pa.Array]) -> Delivered:
     """Arrow arrays of one batch -> tensors. Every value is copied once, into its place."""
-    rows = len(columns[SCALARS[0]])
-    lengths = np.ones((len(KEYS), rows), np.int64)
-    values = [columns[name].to_numpy() for name in SCALARS]
-    for row, name in enumerate(LISTS, start=len(SCALARS)):
-        flat, lengths[row] = flat_list(columns[name])
-        values.append(flat)
+    values, lengths = concatenated(columns, KEYS)
+    dense = np.stack([columns[name].to_numpy() for name in COLUMNS.dense], axis=1)
     label, label_lengths = flat_list(columns[COLUMNS.label])
-    return delivered(
-        np.concatenate(values),
-        lengths,
-        np.stack([columns[name].to_numpy() for name in COLUMNS.dense], axis=1),
-        label.copy(),
-        label_lengths,
-    )
+    return delivered(values, lengths, dense, label.copy(), label_lengths)
+
+
+def concatenated(columns: Mapping[str, pa.Array], keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(values, key after key; lengths int64 [K, B])."""
+    values, lengths = zip(*(flat_list(columns[name]) for name in keys), strict=True)
+    return np.concatenate(values), np.stack(lengths)
 
 
 def from_table(table: pa.Table) -> Delivered:

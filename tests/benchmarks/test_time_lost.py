@@ -1,8 +1,8 @@
 """Time lost to waiting: what is measured, and how predictions are compared with it."""
 
-import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from time_lost import time_lost  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from validation.time_lost import against_time_lost  # noqa: E402
 
-from freescale_tools.console.errors import UsageError  # noqa: E402
 from fsdata import Polynomial  # noqa: E402
 from fsdata.balance.packing.plan import straggler_share  # noqa: E402
 
@@ -87,30 +86,21 @@ def test_ranks_deal_the_same_samples_plain_and_balanced(tmp_path: Path) -> None:
     assert max(int(lengths.max()) for rank in ranks for _, lengths in rank[0]) == 40
 
 
-@pytest.fixture
-def record(tmp_path: Path):
-    """A record of one set whose profile predicts 0.30 plain and 0.05 balanced, in both orders."""
-
-    def written(lost: dict[str, float], profiles: object = "usual") -> Path:
-        shares = {"none": 0.30, "balanced": 0.05}
-        balance = {
-            "orders": {order: {"time_lost": shares} for order in ORDERS},
-            "interval": {"time_lost": {"none": [0.2, 0.32], "balanced": [0.04, 0.06]}},
-        }
-        rows = [
-            {"set": "few", "ranks": 2, "order": order, "batches": batches, "time lost": lost[batches]}
-            for order in ORDERS
-            for batches in lost
-        ]
-        usual = {"few": {"2": balance}}
-        path = tmp_path / "time_lost.json"
-        path.write_text(json.dumps({"rows": rows, "extra": {"profiles": usual if profiles == "usual" else profiles}}))
-        return path
-
-    return written
+def record(lost: dict[str, float]) -> dict[str, Any]:
+    """Of one set whose profile predicts 0.30 plain and 0.05 balanced, in both orders."""
+    balance = {
+        "orders": {order: {"time_lost": {"none": 0.30, "balanced": 0.05}} for order in ORDERS},
+        "interval": {"time_lost": {"none": [0.2, 0.32], "balanced": [0.04, 0.06]}},
+    }
+    rows = [
+        {"set": "few", "ranks": 2, "order": order, "batches": batches, "time lost": lost[batches]}
+        for order in ORDERS
+        for batches in lost
+    ]
+    return {"rows": rows, "extra": {"profiles": {"few": {"2": balance}}}}
 
 
-def test_predictions_are_right_within_points_or_inside_their_interval(record) -> None:
+def test_predictions_are_right_within_points_or_inside_their_interval() -> None:
     report = against_time_lost(record({"plain": 0.22, "balanced": 0.10}))
     plain, balanced, *shuffled = report["rows"]
     assert plain["what"] == "few, 2 ranks, file, plain"
@@ -123,11 +113,3 @@ def test_predictions_are_right_within_points_or_inside_their_interval(record) ->
     ]
     near = against_time_lost(record({"plain": 0.33, "balanced": 0.02}))
     assert [one["verdict"] for one in near["rows"]] == ["within"] * 4, "outside the intervals, within 3 points"
-
-
-def test_without_profiles_nothing_is_predicted(record) -> None:
-    report = against_time_lost(record({"plain": 0.22}, {"few": {"2": None}}))
-    assert [(one["measured"], one["predicted"], one["verdict"]) for one in report["rows"]] == [(22, None, None)] * 2
-    assert report["notes"] == []
-    with pytest.raises(UsageError, match=r"is no result of benchmarks/time_lost.py: KeyError: 'few'"):
-        against_time_lost(record({"plain": 0.22}, {}))

@@ -17,8 +17,8 @@ from pages import PAGES, ROOT, prose
 
 sys.path.append(str(ROOT / "benchmarks"))
 import figures
+from common.table import RESULTS
 from figures import ages, pictures, svg
-from figures.records import RESULTS
 
 RECORDS = sorted(RESULTS.glob("*.json"))
 _GENERATED = re.compile(r"<!-- \[\[\[cog .*?\[\[\[end\]\]\] -->", re.DOTALL)

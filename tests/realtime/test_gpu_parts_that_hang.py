@@ -43,8 +43,8 @@ def test_processes_that_do_not_end_when_asked_are_killed(monkeypatch):
     deaf = shell("""trap '' TERM; printf '{"pid": %s}' $$ > $0/a.json; exec sleep 600""")
     bystander = subprocess.Popen(["sleep", "600"])
     try:
-        (ended,) = run(Part(name="deaf", asked="", steps=(deaf,))).ended
-        assert not alive(ended.found["a"]["pid"])
+        (ended,) = run(Part(name="deaf", asked="", steps=(deaf,)))["steps"]
+        assert not alive(ended["found"]["a"]["pid"])
         assert alive(bystander.pid)
     finally:
         bystander.send_signal(signal.SIGKILL)
@@ -53,6 +53,6 @@ def test_processes_that_do_not_end_when_asked_are_killed(monkeypatch):
 
 def test_what_a_step_leaves_running_ends_with_it():
     leaves = "write('a.json', pid=subprocess.Popen(['sleep', '600']).pid)"
-    (ended,) = run(part("leaves", leaves)).ended
-    assert ended.problem == ""
-    assert not alive(ended.found["a"]["pid"])
+    (ended,) = run(part("leaves", leaves))["steps"]
+    assert ended["problem"] == ""
+    assert not alive(ended["found"]["a"]["pid"])

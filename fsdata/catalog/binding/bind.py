@@ -1,5 +1,6 @@
 """Binding: which column, expression or default serves each field in each kind of file, and what does not fit."""
 
+import difflib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -33,7 +33,7 @@ def namespaces(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_was_made_is_gone(namespaces: Any) -> None:
     network = namespaces.Network(2)
     with network:
-        made = namespaces.existing(network)
+        made = _existing(network)
         for rank, namespace in enumerate(network.namespaces):
             assert network.address(rank) in _output(*network.enter(rank), "ip", "-o", "addr")
             network.shape(100)
@@ -41,7 +41,7 @@ def test_what_was_made_is_gone(namespaces: Any) -> None:
             network.shape(None)
             assert "tbf" not in _qdiscs(namespace)
     assert len(made) == 5  # two namespaces, two links, a bridge
-    assert namespaces.existing(network) == []
+    assert _existing(network) == []
 
 
 @pytest.mark.long
@@ -55,6 +55,11 @@ def test_an_owner_that_is_killed_leaves_nothing(namespaces: Any) -> None:
         assert mark in "".join(_left())
         owner.kill()
     until(lambda: not any(mark in name for name in _left()), "the end of what was made")
+
+
+def _existing(network: Any) -> list[str]:
+    left = _left()
+    return [name for name in (*network.namespaces, network.bridge, *network._links) if name in left]
 
 
 def _left() -> list[str]:

@@ -2,31 +2,27 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_like import paper_like, paper_workload, time_lost
 from profile_documents import profile_of
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.batches import Samples, Setting, deal_out, simulate_setting
-from freescale_tools.model.hardware import load_hardware
+from freescale_tools.model.batches import UNPACKED, Samples, Setting, deal_out, simulate_setting
+from freescale_tools.model.durations import work
+from freescale_tools.model.hardware import bundled, load_hardware
 from freescale_tools.model.simulation import gains, predict, simulate
 from freescale_tools.model.step import WAYS
 from freescale_tools.model.workload import cost_model, samples_of, workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial, Power
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-
-from validation.fit import expected_straggler, paper_like, paper_workload
-
 H100 = load_hardware("h100-ib")
-HISTOGRAM = LengthHistogram.of(np.concatenate(list(paper_like(0.55, steps=2))))
-PAPER_LIKE = paper_workload(0.55, longest=21_000, dim=256, ranks=64)
+HISTOGRAM = LengthHistogram.of(np.concatenate(list(paper_like(steps=2))))
+PAPER_LIKE = paper_workload(dim=256)
 NAMES = [way.name for way in WAYS]
 
 
@@ -121,7 +117,8 @@ def test_the_fewest_parts_within_a_percent_are_best_and_the_verdict_says_so():
 def test_the_gain_grows_with_the_cluster():
     found = []
     for ranks in (8, 64, 512):
-        shares = {(ranks, "none"): expected_straggler(0.55, ranks=ranks), (ranks, "balanced"): 0.0}
+        lost = time_lost(list(paper_like(ranks=ranks, steps=20)), UNPACKED, ranks)
+        shares = {(ranks, "none"): lost, (ranks, "balanced"): 0.0}
         load = dataclasses.replace(PAPER_LIKE, time_lost=shares)
         found += gains(predict(H100, load, ranks=[ranks]))
     values = [one["qps_gain"] for one in found]
@@ -138,7 +135,6 @@ def test_the_papers_shares_and_what_a_wrong_model_costs():
     """Figure 8: 22 % falls to 2.4 % at 64 ranks of 128 samples, histories of up to 21,000 events."""
     samples, setting = Samples(histogram=HISTOGRAM), Setting(max_length=21_000, ranks=64, batch_size=128)
     point = simulate_setting(samples, setting, methods=("fbs", "fbs+swap"))
-    assert point["straggler"]["none"] == pytest.approx(expected_straggler(0.55), abs=0.015)
     assert point["straggler"]["none"] == pytest.approx(0.22, abs=0.015)
     assert point["straggler"]["fbs"] == pytest.approx(0.024, abs=0.004)
     assert point["straggler"]["fbs+swap"] < 0.0005
@@ -148,6 +144,14 @@ def test_the_papers_shares_and_what_a_wrong_model_costs():
     assert found.waits("fbs+swap").straggler()[0] == pytest.approx(0.021, abs=0.006)
     assert found.waits("repair").straggler()[0] > 0.05
     assert found.lower_bound.straggler()[0] < 1e-6
+
+
+def test_id_metadata_takes_the_papers_ten_milliseconds():
+    load = paper_workload(longest=8192, dim=1)
+    for name in bundled():
+        hardware = load_hardware(name)
+        assert hardware.id_metadata * load.events / 1e6 == pytest.approx(10, rel=0.005)
+        assert work(hardware, load, WAYS[0], ranks=64).id_metadata == pytest.approx(10, rel=0.005)
 
 
 def test_floats_and_ids_of_several_columns_add_up_per_event_of_the_history():
