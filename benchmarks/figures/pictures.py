@@ -13,7 +13,7 @@ from figures.records import Record, record
 from figures.svg import canvas, legend
 
 WITHOUT, THEIRS, OURS = "without FreeScale", "TorchRec's pipeline", "with FreeScale"
-_COLORS = {WITHOUT: "#90a4ae", THEIRS: "#5c6bc0", OURS: "#00897b"}
+_COLORS = {WITHOUT: "#90a4ae", THEIRS: "#5c6bc0", OURS: "#00897b", "balanced": "#00897b", "prioritized": "#26c6da"}
 _MORE_COLORS = ("#ffb300", "#8d6e63", "#42a5f5", "#ab47bc")
 _BAR = 0.26  # inches
 
@@ -74,7 +74,7 @@ def demo() -> Picture:
     series = {
         WITHOUT: "plain",
         "prioritized": "prioritized",
-        OURS: "balanced",
+        "balanced": "balanced",
         "both": "both",
         "histories shared": "shared",
     }
@@ -85,7 +85,7 @@ def demo_link() -> Picture:
     """Communication, on a slow link."""
     rows = training.of_act(record("demo"), memory=False)
     parts = next(row["run"] for row in rows if "parts" in row["run"])
-    series = {WITHOUT: "plain", THEIRS: training.LOOP, OURS: "prioritized", parts: parts}
+    series = {WITHOUT: "plain", THEIRS: training.LOOP, "prioritized": "prioritized", parts: parts}
     return _of_the_demo("demo-link", series, memory=False, waits="waits for links ms")
 
 
@@ -184,7 +184,8 @@ def collisions() -> Picture:
         }
         for row in rows
     }
-    return Picture(name="exposed-collisions", panels=(Panel(title="ids that collide", unit="ms of a step", bars=bars),))
+    panel = Panel(title="exposed communication, by ids that collide", unit="ms of a step", bars=bars)
+    return Picture(name="exposed-collisions", panels=(panel,))
 
 
 def pooled() -> Picture:

@@ -174,6 +174,12 @@ def test_histories(here):
     assert scope["history"].values().max() > 900
     plain = scope["history"].values()
     requests = {"requests": scope["requests"]}
+    (in_toml,) = blocks("docs/histories.md", "toml")
+    (here / "job.toml").write_text(in_toml.text)
+    sources = fsdata.sources_from_toml("job.toml")
+    with fsdata.FreeScaleDataLoader(sources, scope["schema"], batch_size=128) as loader:
+        *_, batch = loader
+    assert torch.equal(batch.features["item_id"].values(), plain)
     exec(pools, scope)
     joined = fsdata.ParquetSource("requests/*.parquet", join=scope["histories"])
     with fsdata.FreeScaleDataLoader(joined, fsdata.Schema(sequences=[scope["uih"]]), batch_size=200) as loader:

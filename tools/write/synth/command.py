@@ -37,7 +37,9 @@ def synth(
             help="demo: two unlike sources and a user table. reference: 67 columns. sources: as the options below say."
         ),
     ],
-    folder: Annotated[Path, typer.Argument(help="Folder to write to. Finished files in it are kept.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to write to. Files of the same options are kept, others are replaced.")
+    ],
     scale: Annotated[
         float | None, typer.Option(help="Size of the set; 1 is 24,000 rows (demo) or 200,000 rows (reference).")
     ] = None,
