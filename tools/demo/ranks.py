@@ -88,9 +88,8 @@ def balancing(job: Job) -> Act:
     def run(variant: Variant) -> Run:
         return train(job.data, variant, job.steps, job.seed)
 
-    plain = run(Variant(name="plain"))
-    runs = [plain, run(Variant(name="prioritized", loop="prioritized", like="plain"))]
-    cost = fitted(plain)
+    runs = [run(Variant(name="plain")), run(Variant(name="prioritized", loop="prioritized", like="plain"))]
+    cost = fitted(*runs)
     for name, both, share in (("balanced", "both", False), ("shared", "shared, both", True)):
         if job.data.key or not share:
             balance = Balance(cost=cost)
@@ -124,9 +123,9 @@ def communication(data: DemoData, rate: float | None, job: Job, link: Link) -> A
     return Act(links=str(link), collisions=rate, runs=runs, references=references)
 
 
-def fitted(plain: Run) -> Polynomial:
-    """The cost of a sample by its length, from the compute time of a run's steps."""
-    steps = [step for ranks in plain.steps[WARMUP:] for step in ranks]  # which all ranks know alike
+def fitted(*runs: Run) -> Polynomial:
+    """The cost of a sample by its length, from the compute time of steps, which all ranks know alike."""
+    steps = [step for run in runs for ranks in run.steps[WARMUP:] for step in ranks]
     try:
         return fit([{HISTORY: step.lengths} for step in steps], [step.compute_ns / 1e9 for step in steps])
     except ValueError:  # too few steps, or steps that do not get longer with their samples
