@@ -135,16 +135,24 @@ def training() -> Iterator[dict[str, Any]]:
 
     import fsdata
 
+    class Score(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, rows: dict[str, Any]) -> torch.Tensor:
+            scores: torch.Tensor = rows["user_id"].values() @ self.weight
+            return scores
+
     class Popularity(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             users = EmbeddingConfig(name="users", num_embeddings=50, embedding_dim=4, feature_names=["user_id"])
             self.embeddings = EmbeddingCollection(tables=[users], device=torch.device("meta"))
-            self.dense = torch.nn.Linear(4, 1, bias=False)
+            self.dense = Score()
 
-        def forward(self, batch: fsdata.Batch) -> torch.Tensor:
-            rows: torch.Tensor = self.embeddings(batch.features)["user_id"].values()
-            return self.dense(rows).squeeze(1)
+        def forward(self, batch: fsdata.Batch) -> Any:
+            return self.dense(self.embeddings(batch.features))
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(0)

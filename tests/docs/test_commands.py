@@ -103,7 +103,7 @@ def check_python(script, *arguments):
     if script == "-m":
         module, *arguments = arguments
         script = f"{module.replace('.', '/')}.py"
-    if "ArgumentParser" not in (ROOT / script).read_text():
+    if not re.search("ArgumentParser|argument_parser", (ROOT / script).read_text()):
         assert arguments == ()
         return
     parse = argparse.ArgumentParser.parse_args

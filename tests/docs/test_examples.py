@@ -79,8 +79,8 @@ def test_no_page_with_examples_is_left_out():
     of_data = ("schema", "sources", "histories", "balancing", "resume")
     of_communication = ("fscomm", "steps-in-parts", "managed-collision")
     here = {f"docs/{page}.md" for page in (*of_data, *of_communication, "index", "coming-from")} | {"README.md"}
-    # By its commands; in test_checkpoints.py; with an event log; in tests/comm/loop/test_trainers.py.
-    run_elsewhere = {"docs/getting-started.md", "docs/checkpoints.md", "docs/dlrm-v4.md", "docs/trainers.md"}
+    # By its commands; in test_checkpoints.py; in tests/comm/loop/test_trainers.py.
+    run_elsewhere = {"docs/getting-started.md", "docs/checkpoints.md", "docs/trainers.md"}
     assert {name(page) for page in PAGES if without_output(page)} == here | run_elsewhere
 
 

@@ -264,7 +264,7 @@ def test_files_whose_columns_do_not_fit_are_several_sources(tmp_path):
     write(tmp_path / "types" / "other", user_id=["a"] * ROWS)
     write(tmp_path / "names" / "one", user_id=USERS, item=HISTORY)
     write(tmp_path / "names" / "other", uid=USERS, items=HISTORY)
-    for folder, told in (("types", "user_id"), ("names", "one/a.parquet and other/a.parquet have only 0 columns")):
+    for folder, told in (("types", "user_id"), ("names", "one/a.parquet and other/a.parquet have no columns")):
         done = call("init", tmp_path / folder, "--out", tmp_path / "schema.toml")
         assert (done.exit_code, "so they are several sources" in done.stderr) == (2, True)
         assert told in done.stderr
