@@ -72,8 +72,8 @@ def costs() -> None:
     in_parts = parts.replace("prioritized, ", "in ")
     say(
         f"Against the plain loop, balanced steps {_changes(memory, 'balanced')}, and prioritized steps on links of "
-        f"memory {_changes(memory, 'prioritized')}: there nothing is left to hide, and its threads take time of the "
-        f"cores. On the link of {speed}, prioritized steps {_changes(link, 'prioritized')}, those {in_parts} "
+        f"memory {_changes(memory, 'prioritized')}: nothing is left to overlap there, and its threads use CPU "
+        f"time. On the link of {speed}, prioritized steps {_changes(link, 'prioritized')}, those {in_parts} "
         f"{_changes(link, parts)}, and those of {LOOP} {_changes(link, LOOP)}."
     )
 
