@@ -1,4 +1,8 @@
-"""What golden files say of batches: which rows they hold, and a digest of every bit of them."""
+"""What golden files say of batches: which rows they hold, and a digest of every bit of them.
+
+Orders and saved states stand whole in a golden file. Of other documents it holds digests: `golden_changes.py` shows
+what has changed in them.
+"""
 
 import dataclasses
 import json
@@ -10,6 +14,9 @@ import numpy as np
 import torch
 
 from fsdata import Batch, Jagged
+
+LINE = 100  # characters
+WHOLE = ("states", "fingerprints")
 
 
 def tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,6 +72,50 @@ def rest(batches: Iterable[Batch]) -> str:
     """Rows of all batches and one digest."""
     held = list(batches)
     return f"{' | '.join(words(rows(batch)) for batch in held)}: {of_parts(map(of_batch, held))}"
+
+
+def fingerprint(states: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Takes the fingerprint out of states, which all have the same one."""
+    (found,) = {json.dumps(state.pop("fingerprint")) for state in states}
+    return json.loads(found)
+
+
+def shared(fingerprints: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """What all fingerprints have in common once, under "all"; and what each one has of its own."""
+    first, *others = fingerprints.values()
+    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    own = {name: dict(of_one.items() - common.items()) for name, of_one in fingerprints.items()}
+    return {"all": common, **own}
+
+
+def fingerprint_of(found: dict[str, Any], name: str) -> dict[str, str]:
+    return {**found["fingerprints"]["all"], **found["fingerprints"][name]}
+
+
+def folded(value: Any, depth: int) -> Any:
+    """What a golden file holds of a document: what is short, and digests of what lies `depth` levels deep.
+
+    Batches, as `line` writes them, are one text with the rows of all of them and one digest.
+    """
+    if isinstance(value, str) or len(json.dumps(value)) <= LINE:
+        return value
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        heads, digests = zip(*(each.partition(": ")[::2] for each in value), strict=True)
+        return f"{' | '.join(heads)}: {of_parts(digests)}"
+    if not depth:
+        return of_parts([rounded(value)])
+    if isinstance(value, dict):
+        return {key: item if key in WHOLE else folded(item, depth - 1) for key, item in value.items()}
+    return [folded(item, depth - 1) for item in value]
+
+
+def rounded(value: Any) -> Any:
+    """Without the last digits of floats, in which machines differ."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def words(values: Iterable[Any] | np.ndarray) -> str:

@@ -60,16 +60,15 @@ def others(folder: Path) -> dict[str, Any]:
 
 
 def states(folder: Path) -> dict[str, Any]:
-    """Saved states by order and number of ranks. Of every order the fingerprint stands once, it is long."""
+    """Saved states by order and number of ranks, without the fingerprints, which are the same in many of them."""
     found: dict[str, Any] = {}
+    fingerprints = {}
     for name in RESUMED:
         saved = {str(size): _states(folder, size, ORDERS[name]) for size in SIZES}
         saved["2, then 3"] = {"middle": _on_other_ranks(folder, saved["2"]["middle"], ORDERS[name])}
-        (fingerprint,) = {
-            json.dumps(each.pop("fingerprint")) for of_size in saved.values() for each in of_size.values()
-        }
-        found[name] = {"fingerprint": json.loads(fingerprint), "states": saved}
-    return found
+        fingerprints[name] = digest.fingerprint(each for of_size in saved.values() for each in of_size.values())
+        found[name] = {"states": saved}
+    return {"fingerprints": digest.shared(fingerprints), **found}
 
 
 def _states(folder: Path, size: int, options: dict[str, Any]) -> dict[str, State]:
@@ -108,7 +107,7 @@ def continuations(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What new loaders on 1, 2 and 3 ranks give after `states`, which may come from a file."""
     result: dict[str, Any] = {}
     for name in RESUMED:
-        states, fingerprint = found[name]["states"], found[name]["fingerprint"]
+        states, fingerprint = found[name]["states"], digest.fingerprint_of(found, name)
         # Starts differ only in the number of ranks: one of them is enough.
         points = [(size, point) for size in states for point in states[size] if size == "1" or point != "start"]
         for after in SIZES:

@@ -50,14 +50,13 @@ def balanced(folder: Path, *, size: int) -> dict[str, Any]:
     """By case: batches of one or two epochs by rank, what was dropped, states saved after some batches."""
     answers = shared_world(size).run(_run_all, folder)
     found: dict[str, Any] = {}
+    fingerprints = {}
     for name in CASES:
         states = answers[0][name][1]
         assert all(answer[name][1] == states for answer in answers), name
-        (fingerprint,) = {json.dumps(each.pop("fingerprint")) for each in states.values()}
+        fingerprints[name] = digest.fingerprint(states.values())
         found[name] = {"batches": [answer[name][0] for answer in answers], "states": states}
-        if name in RESUMED:
-            found[name]["fingerprint"] = json.loads(fingerprint)
-    return found
+    return {"fingerprints": digest.shared({name: fingerprints[name] for name in RESUMED}), **found}
 
 
 def _run_all(rank: int, size: int, folder: Path) -> dict[str, tuple[list[str], dict[str, State]]]:
@@ -95,7 +94,7 @@ def continuations(folder: Path, found: dict[str, Any], *, size: int) -> dict[str
     jobs: dict[int, dict[str, tuple[str, State]]] = {}
     for name in RESUMED:
         for point, state in found[name]["states"].items():
-            whole = {**state, "fingerprint": found[name]["fingerprint"]}
+            whole = {**state, "fingerprint": digest.fingerprint_of(found, name)}
             for after in LOADED_ON[name]:
                 where = f"{name}, saved on {size} ranks, {point}, loaded on {after}"
                 jobs.setdefault(after, {})[where] = (name, whole)

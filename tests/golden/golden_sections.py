@@ -12,6 +12,7 @@ import golden_plans
 import golden_ranks
 import golden_tools
 from golden_data import HERE
+from golden_digest import folded
 
 SECTIONS: dict[str, Callable[[Path], Any]] = {
     "orders": golden_loader.orders,
@@ -24,7 +25,7 @@ SECTIONS: dict[str, Callable[[Path], Any]] = {
     "comm": golden_comm.reports,
     "tools": golden_tools.documents,
 }
-"""Name of the golden file -> what it holds, from the folder of the Parquet files."""
+"""Name of the golden file -> the document under "golden", from the folder of the Parquet files."""
 
 RESUMED: dict[str, Callable[[Path, Any], Any]] = {
     "states": golden_loader.continuations,
@@ -32,7 +33,15 @@ RESUMED: dict[str, Callable[[Path, Any], Any]] = {
     "balanced_3": partial(golden_ranks.continuations, size=3),
     "rebalanced": golden_ranks.rebalanced_continuations,
 }
-"""Sections with saved states -> what goes on from them."""
+"""Sections with saved states -> the document under "then": what goes on from them."""
+
+LEVELS = {"plans": 2, "comm": 2, "tools": 2, "then": 1}
+"""Section -> how many levels of its document are written out; digests stand below. Others are written out whole."""
+
+
+def kept(name: str, document: Any) -> Any:
+    """What a golden file holds of the document of a section, or of what goes on from it (`then`)."""
+    return folded(json.loads(json.dumps(document)), LEVELS.get(name, 9))
 
 
 def read(name: str) -> dict[str, Any]:
