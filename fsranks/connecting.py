@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fsranks.diagnosis import overslept
 from fsranks.errors import PeerError, name_ranks
 from fsranks.job_store import JobStore
 from fsranks.machine.local_processes import Neighbours
@@ -26,6 +27,7 @@ class Connector:
     world_size: int
     timeout_s: float
     diagnosis_s: float
+    _begin: float = 0.0
     _end: float = 0.0
 
     def connect(self) -> tuple[Any, Neighbours]:
@@ -34,7 +36,8 @@ class Connector:
         Raises:
             PeerError: names the ranks that did not come, have ended, or could not connect.
         """
-        self._end = self.network.clock.now() + self.timeout_s
+        self._begin = self.network.clock.now()
+        self._end = self._begin + self.timeout_s
         self.store.post(f"here/{self.rank}", json.dumps(self.network.process()), self.timeout_s)
         for number in range(_TRIES):
             where = self.store, f"gloo/{number}", self.rank, self.world_size
@@ -49,15 +52,18 @@ class Connector:
                 return gloo, self.network.neighbours(outcomes, self.rank)
             del gloo  # its connections end before the next ones are made
             if any(outcome["late"] for outcome in outcomes.values()):
+                self._check_stopped(outcomes)
                 break  # all ranks know: none tries again, and waits for the others in vain
-        rank, failure = next(iter(failures.items()))
+        failure = next(iter(failures.values()))
         tries = "1 try" if number == 0 else f"{number + 1} tries"
-        raise self._over(outcomes, f"{tries} failed, the last one on rank {rank}: {failure}")
+        where = f"{len(failures)} of {self.world_size} ranks"  # their names would blame those that waited in vain
+        raise self._over(outcomes, f"{tries} failed, the last one on {where}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
         """What every rank says about try `number`; `failure` is empty if it worked here."""
         late = self.network.clock.now() >= self._end
-        said = json.dumps({"failure": failure, "late": late, **self.network.process()})
+        waited_s = self.network.clock.now() - self._begin
+        said = json.dumps({"failure": failure, "late": late, "waited_s": waited_s, **self.network.process()})
         self.store.post(f"connected/{number}/{self.rank}", said, self._left_s())
         if failure:
             self._check_here(number, failure)
@@ -67,6 +73,13 @@ class Connector:
             lost = [rank for rank in silent if rank not in active] or silent
             raise self._over(outcomes, f"{name_ranks(lost)} did not say if they can")
         return outcomes
+
+    def _check_stopped(self, outcomes: Mapping[int, Mapping[str, Any]]) -> None:
+        """Raise PeerError if ranks needed much more time than there was."""
+        waited = {rank: outcome["waited_s"] for rank, outcome in outcomes.items()}
+        if slept := overslept(waited, self.timeout_s):
+            why = f"{name_ranks(slept)} stopped for a while: it tried for {max(waited.values()):.1f} s"
+            raise self._over(outcomes, f"{why}, not {self.timeout_s:g} s")
 
     def _check_here(self, number: int, failure: str) -> Neighbours:
         """Raise PeerError if a rank has not even begun to connect, or has ended since without a word about this try."""

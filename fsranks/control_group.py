@@ -176,12 +176,12 @@ class ControlGroup:
         if not any(note.reason for note in notes.values()):
             keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank not in notes}
             ended = set(self._neighbours.gone()).issuperset(keys.values())  # whoever has ended says nothing any more
-            with contextlib.suppress(StoreLost):  # rank 0 hosts it, was faster, and has ended
-                late = self._store.wait(keys, 0 if ended else max(end - self.clock.now(), 0))
-                notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
+            late = self._store.wait(keys, 0 if ended else max(end - self.clock.now(), 0))
+            notes |= {keys[key]: Note(**json.loads(text)) for key, text in late.items()}
         notes[self.rank] = mine
         asking = [rank for rank, note in notes.items() if not note.reason]
-        self._store.part(self.rank, asking, max(end - self.clock.now(), 0))
+        patience_s = self._diagnosis_s / 2 if self.rank == 0 else 0.0  # others may have failed a little later
+        self._store.part(self.rank, asking, max(end - self.clock.now(), 0) + patience_s)
         neighbours = self._neighbours
         return diagnose(
             notes,
@@ -195,7 +195,7 @@ class ControlGroup:
     def _give_up(self, reason: str) -> None:
         self._set_reason(reason)
         with contextlib.suppress(StoreLost):
-            self._post(Note(reason=reason, waited_s=0.0))
+            self._post(Note(reason=reason, waited_s=0.0, number=self._made))
 
     def _set_reason(self, reason: str) -> None:
         with self._lock:

@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fsranks.errors import name_ranks
+from fsranks.messages import DIRECT_RANKS
 
+_SLACK_S = 1.0  # that a wait may take beyond its limit on a busy machine
 _REMEDY = "Look at the log of that rank; if it was only busy (evaluation, checkpoint), raise timeout_s"
 
 
@@ -15,8 +17,8 @@ class Note:
     Attributes:
         reason: why it gave up the group; empty if it knows no more than that the exchange failed.
         waited_s: how long it had waited in the exchange.
-        number: how many exchanges it had made before, and before_s: how long it had waited in the last of those. Where
-            a rank comes just before the limit, the exchange ends on some ranks, and the next one fails there.
+        number: how many exchanges it had made before, and before_s: how long it had waited in the last of those. One
+            exchange may end on some ranks, and the next one fail there.
     """
 
     reason: str
@@ -36,31 +38,66 @@ def diagnose(
 ) -> str:
     """In words, why an exchange failed on `rank`, from the first of these that applies:
 
-    1. ranks gave a reason: their reasons;
+    1. ranks gave a reason, and left before they had made this exchange: their reasons;
     2. ranks wrote nothing, and the process of one of them has ended (the others may only wait for that rank elsewhere);
-    3. ranks wrote nothing, and are not known to run: dead or stopped;
-    4. ranks wrote nothing, and run: busy or blocked;
-    5. all wrote, some waited to the limit and some less than half of it: those came too late;
-    6. the connections broke.
+    3. no other rank wrote anything, before any limit was over: `rank` alone has lost connections;
+    4. ranks wrote nothing, and are not known to run: dead or stopped;
+    5. ranks wrote nothing, and run: busy or blocked;
+    6. all wrote, and some waited much longer than the limit: those were stopped themselves;
+    7. all wrote, some waited to the limit and some less than half of it: those came too late;
+    8. all wrote, and one or two waited to the limit in an exchange that all others finished: nothing reached them;
+    9. the connections broke.
 
     notes: by rank, `rank`'s own among them. limit_s: of an exchange. gone, active: ranks of this machine whose process
     has ended, and those whose process runs and is not stopped.
     """
-    if told := [f"rank {peer} {note.reason}" for peer, note in notes.items() if peer != rank and note.reason]:
-        return "; ".join(told)
+    here = notes[rank].number
+    if left := [
+        f"rank {peer} {n.reason}" for peer, n in notes.items() if peer != rank and n.reason and n.number <= here
+    ]:
+        return "; ".join(left)
     waited_s = notes[rank].waited_s
     missing = [peer for peer in range(world_size) if peer not in notes]
     if ended := [peer for peer in missing if peer in gone]:
         return f"the process of {name_ranks(ended)} has ended. Look at the log of that rank"
+    if world_size > 2 and len(missing) == world_size - 1 and waited_s < 0.9 * limit_s:
+        return (
+            f"connections of rank {rank} broke, and no other rank has noticed: maybe they wait for a stopped rank. "
+            "Look at the logs of all ranks"
+        )
     within = f"did not answer within {max(waited_s, 0.1):.1f} s"
     if silent := [peer for peer in missing if peer not in active]:
         return f"{name_ranks(silent)} {within}: dead or stopped. {_REMEDY}"
     if missing:
         return f"{name_ranks(missing)} {within}: busy or blocked, not stopped. {_REMEDY}"
+    stayed = {peer: note for peer, note in notes.items() if not note.reason}
+    return _of_waits(stayed, world_size, limit_s) or "the connections broke although all ranks are alive"
+
+
+def _of_waits(notes: Mapping[int, Note], world_size: int, limit_s: float) -> str:
+    """Rules 6 to 8; empty if none applies. notes: of all ranks that have not left."""
     first = min(note.number for note in notes.values())
-    waited = {peer: note.waited_s if note.number == first else note.before_s for peer, note in sorted(notes.items())}
+    on = {peer for peer, note in notes.items() if note.number > first}  # they finished the exchange that others did not
+    waited = {peer: note.waited_s + note.before_s * (peer in on) for peer, note in sorted(notes.items())}
     longest = max(waited.values())
-    late = [peer for peer, of_peer in waited.items() if of_peer < limit_s / 2]
-    if longest >= 0.9 * limit_s and late:
+    if longest < 0.9 * limit_s:
+        return ""
+    if slept := overslept(waited, limit_s):
+        return (
+            f"{name_ranks(slept)} stopped for a while: a wait took {longest:.1f} s there, not {limit_s:g} s. {_REMEDY}"
+        )
+    if late := [peer for peer, of_peer in waited.items() if of_peer < limit_s / 2]:
         return f"{name_ranks(late)} came after the others had waited {longest:.1f} s. {_REMEDY}"
-    return "the connections broke although all ranks are alive"
+    stuck = [peer for peer in waited if peer not in on]
+    finished = world_size - len(stuck)
+    if finished and len(stuck) <= 2 and world_size <= DIRECT_RANKS:  # else other ranks pass messages on
+        return (
+            f"an exchange that the other ranks finished did not end on {name_ranks(stuck)} within {longest:.1f} s: "
+            "it was stopped, or a connection broke. Look at the log of that rank, and at the network"
+        )
+    return ""
+
+
+def overslept(waited: Mapping[int, float], limit_s: float) -> list[int]:
+    """The ranks whose wait took much longer than the limit: they were stopped themselves. waited: s, by rank."""
+    return [rank for rank, of_rank in waited.items() if of_rank > 1.1 * limit_s + _SLACK_S]

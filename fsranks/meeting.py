@@ -75,7 +75,7 @@ class Meeting:
 
     def _tell_failure(self, store: JobStore, error: BaseException) -> None:
         rank, world_size = self._context.rank, self._context.world_size
-        mine = {"error": describe(error)}
+        mine = {"of_peer": str(error)} if isinstance(error, PeerError) else {"error": describe(error)}
         if rank == 0:  # the others wait for its verdict
             store.decide("answer", self._judge({0: json.dumps(mine)}), self._timeout_s)
         else:
@@ -102,8 +102,9 @@ class Meeting:
         """What the posted notes amount to; rank 0's items are the reference."""
         world_size = self._context.world_size
         failed = [f"rank {rank} failed: {note['error']}" for rank, note in sorted(given.items()) if "error" in note]
-        if failed:
-            return {"kind": "peer", "text": "; ".join(failed)}
+        victims = {note["of_peer"]: None for note in given.values() if "of_peer" in note}
+        if failed or victims:
+            return {"kind": "peer", "text": "; ".join(failed or victims)}
         missing = [rank for rank in range(world_size) if rank not in given]
         if missing:
             text = (

@@ -24,7 +24,7 @@ import torch.distributed as dist
 Gather = Callable[[Any, int, int, torch.Tensor], torch.Tensor]
 """(gloo, rank, W, uint8 [n]) -> uint8 [W * n], by rank. Blocks. Every rank gives the same n."""
 
-_DIRECT_RANKS = 8
+DIRECT_RANKS = 8
 _DIRECT_BYTES = 128 * 1024
 _SIGNALS = 1 << 20  # their tag: no other message bears it
 _MOST_UNREAD = 64
@@ -32,7 +32,7 @@ _MOST_UNREAD = 64
 
 def way(world_size: int, size: int) -> Gather:
     """`direct` for few ranks and small messages; else it would be too many messages, or too many bytes at once."""
-    return direct if world_size <= _DIRECT_RANKS and size <= _DIRECT_BYTES else doubling
+    return direct if world_size <= DIRECT_RANKS and size <= _DIRECT_BYTES else doubling
 
 
 def direct(gloo: Any, rank: int, world_size: int, mine: torch.Tensor) -> torch.Tensor:

@@ -36,13 +36,14 @@ def draw(*seeds: int) -> np.random.Generator:
 
 
 def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult]:
-    """The loader: every step has rows of all ranks, which a plan moves between them."""
+    """The loader: every step has rows of ranks that have not ended, which a plan moves between all of them."""
     with Meeting(job.context(rank), what="job", timeout_s=LIMIT_S) as meeting:
         slip(-1)
         meeting.agree({"seed": str(seed)})
     exchange = StepExchange(job.context(rank), timeout_s=LIMIT_S)
     try:
-        for step in range(STEPS):
+        lasts = _last_steps(seed, job.ranks.size)
+        for step in range(max(lasts) + 1):
             job.ranks.wait(job.ranks.random.random() * 0.2)  # trains
             counts = _counts(seed, step, job.ranks.size)
             rows = rows_of(step, rank, counts[rank], lengths_of(step, rank, counts[rank])) if counts[rank] else None
@@ -53,7 +54,7 @@ def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult
                 slip(STEPS + step)
                 return Assignment(rank=_plan(seed, step, job.ranks.size, len(batch.home)))
 
-            status = StatusWord(epoch=0, step=step, ended=step == STEPS - 1)
+            status = StatusWord(epoch=0, step=step, ended=step >= lasts[rank])
             yield exchange.step(rows, SPEC, plan, status)
     finally:
         exchange.close()  # at the end of its process at the latest
@@ -72,8 +73,18 @@ def check_moved(steps: list[list[StepResult]], seed: int, size: int) -> None:
                 assert read(result.rows, i) == sample(step, origin, row, lengths_of(step, origin, counts[origin]))
 
 
+def steps_of_moving(seed: int, size: int) -> int:
+    return max(_last_steps(seed, size)) + 1
+
+
+def _last_steps(seed: int, size: int) -> list[int]:
+    """By rank, the last step for which it has rows: the ranks end at different steps."""
+    return draw(seed, 4).integers(STEPS, size=size).tolist()
+
+
 def _counts(seed: int, step: int, size: int) -> np.ndarray:
-    return draw(seed, step).integers(0, 4, size)
+    """Rows of every rank for a step."""
+    return draw(seed, step).integers(0, 4, size) * (step <= np.array(_last_steps(seed, size)))
 
 
 def _plan(seed: int, step: int, size: int, total: int) -> np.ndarray:

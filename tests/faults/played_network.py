@@ -47,9 +47,11 @@ class Job:
         self.groups: dict[str, list[weakref.ref[PlayedGloo] | None]] = {}
         self.made: dict[tuple[int, str], int] = {}
         self.asked: list[set[str]] = [set() for _ in range(ranks.size)]  # by rank, keys that it asks for and posts
-        self.said: list[Callable[[], object]] = []  # to the store, while its host is stopped
+        self.said: list[Callable[[], object]] = []  # to the store, while it does not answer
+        self.broken: set[frozenset[int]] = set()  # pairs of ranks between which no message comes through
+        self._stalled_until = 0.0
         ranks.on_end.append(self._ended)
-        ranks.on_go_on.append(self._goes_on)
+        ranks.on_go_on.append(lambda rank: self._hear())
 
     def context(self, rank: int) -> RankContext:
         return RankContext(rank=rank, world_size=self.ranks.size, network=PlayedNetwork(self, rank))
@@ -57,8 +59,34 @@ class Job:
     def latency_s(self) -> float:
         return self.slow_s * self.ranks.random.random() ** 4
 
-    def _goes_on(self, rank: int) -> None:
-        if rank == self.store_host:
+    def stall(self, seconds: float) -> None:
+        """The store answers nothing for so long."""
+        self._stalled_until = self.ranks.now() + seconds
+        self.ranks.at(seconds, self._hear)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the store answers nothing just now."""
+        host_stopped = self.store_host is not None and self.ranks.is_stopped(self.store_host)
+        return host_stopped or self.ranks.now() < self._stalled_until
+
+    @property
+    def lost(self) -> bool:
+        """Whether the store has ended."""
+        return self.store_host is not None and self.ranks.is_gone(self.store_host)
+
+    def cut(self, one: int, other: int, seen: bool) -> None:
+        """No message comes through between the two any more; `seen`: both find that their connections have ended."""
+        self.broken.add(frozenset((one, other)))
+        for members in self.groups.values():
+            for rank, peer in ((one, other), (other, one)) if seen else ():
+                mine = members[rank]
+                if mine is not None and (gloo := mine()) is not None:
+                    gloo.hear_end_of(peer)
+
+    def _hear(self) -> None:
+        """What was said to the store while it did not answer."""
+        if not self.silent:
             for statement in self.said:
                 statement()
             self.said.clear()
@@ -92,8 +120,9 @@ class PlayedNetwork:
         members = self._job.groups.setdefault(f"{store.store.prefix}/{name}", [None] * world_size)
         mine = PlayedGloo(self._job, members, rank, timeout_s)
         members[rank] = weakref.ref(mine)
-        ranks.block(lambda: mine.closed or None not in members, within_s)
-        if None in members:
+        reached = not any(rank in pair for pair in self._job.broken)
+        ranks.block(lambda: mine.closed or (reached and None not in members), within_s)
+        if None in members or not reached:
             mine.close()
             raise RuntimeError(_LATE)
         return mine
@@ -142,7 +171,7 @@ class PlayedConnection:
         job = self._job
         job.asked[self._rank].add(key)
         job.ranks.wait(job.latency_s())
-        if job.store_host is not None and job.ranks.is_stopped(job.store_host):
+        if job.silent:
             job.said.append(statement)
         else:
             self._check_host()
@@ -150,17 +179,18 @@ class PlayedConnection:
 
     def reach(self, keys: list[str]) -> None:
         """One message to the store about these keys, and its answer."""
-        ranks, host = self._job.ranks, self._job.store_host
-        self._job.asked[self._rank].update(keys)
-        ranks.wait(self._job.latency_s())
-        if host is not None and ranks.is_stopped(host):
-            ranks.block(lambda: not ranks.is_stopped(host) or ranks.is_gone(host), self._until - ranks.now())
+        job = self._job
+        job.asked[self._rank].update(keys)
+        job.ranks.wait(job.latency_s())
+        if job.silent:
+            job.ranks.block(lambda: not job.silent or job.lost, self._until - job.ranks.now())
         self._check_host()
 
     def _check_host(self) -> None:
-        ranks, host = self._job.ranks, self._job.store_host
-        if host is not None and (ranks.is_stopped(host) or ranks.is_gone(host)):
-            raise StoreLost(f"rank {host}, which hosts the job's store, does not answer")
+        job = self._job
+        if job.silent or job.lost:
+            host = "torchrun" if job.store_host is None else f"rank {job.store_host}"
+            raise StoreLost(f"{host}, which hosts the job's store, does not answer")
 
 
 class PlayedStore:
@@ -230,7 +260,7 @@ class PlayedGloo:
         if not self.closed:
             self.closed = True
             for to in range(self.size()):
-                self._deliver(to, lambda peer: peer._gone.add(self.rank_))
+                self._deliver(to, lambda peer: peer.hear_end_of(self.rank_))
 
     def take(self, key: tuple[int, int], out: torch.Tensor) -> bool:
         """Whether this message is here; then it is put into `out`."""
@@ -241,6 +271,9 @@ class PlayedGloo:
         assert message.nbytes == out.nbytes, f"rank {key[0]} sent {message.nbytes} bytes, {out.nbytes} were expected"
         out.copy_(message)
         return True
+
+    def hear_end_of(self, peer: int) -> None:
+        self._gone.add(peer)
 
     def lost(self, peer: int) -> bool:
         return self.closed or peer in self._gone
@@ -254,7 +287,7 @@ class PlayedGloo:
         ranks, peer = self.job.ranks, self._members[to]
         at = max(self._free_at.get(to, 0.0), ranks.now() + self.job.latency_s())
         self._free_at[to] = at
-        if peer is not None:
+        if peer is not None and frozenset((self.rank_, to)) not in self.job.broken:
             ranks.at(at - ranks.now(), lambda: None if (there := peer()) is None else what(there))
 
     def __del__(self) -> None:

@@ -1,4 +1,5 @@
-"""Faults by seeds: ranks that end, stop, fail, leave or are late while they meet, connect, agree and exchange.
+"""Faults by seeds: ranks end, stop, fail, leave or are late, connections break and the store stalls, one fault or two
+at once, while the ranks meet, connect, agree and exchange.
 
 Whatever happens, a rank that lives on has what it should, to the bit, or raises an error that names the lost rank and
 no other, in time; and no rank waits for ever. `make faults` plays more seeds.
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import played_jobs
 import pytest
 from played_jobs import LIMIT_S, STEPS, draw
@@ -19,10 +21,12 @@ from ranks_as_threads import Ranks
 
 from fsdata.errors import MismatchError, PeerError
 from fsranks.job_store import DIAGNOSIS_S
+from fsranks.messages import DIRECT_RANKS
 
 IN_MAKE_TEST = 200
 SIZES = (2, 3, 4, 5, 9)  # from 9 on, messages are passed on in rounds
-KINDS = ("none", "kill", "kill", "stop", "stop", "late", "too late", "raise", "leave")
+KINDS = ("none", "kill", "kill", "stop", "stop", "late", "back", "too late", "raise", "leave", "cut", "silent", "stall")
+HARMLESS = ("none", "late")
 TELLING_S = 2.0  # at most, until all have heard of a mistake
 AT_MOST_S = 2 * LIMIT_S + DIAGNOSIS_S + 1.0  # until a lost rank is named: one exchange may end without it, not two
 
@@ -41,7 +45,7 @@ class Program:
 
 
 PROGRAMS = (
-    Program(played_jobs.move_rows, played_jobs.check_moved, lambda seed, size: STEPS),
+    Program(played_jobs.move_rows, played_jobs.check_moved, played_jobs.steps_of_moving),
     Program(played_jobs.tell_modes, played_jobs.check_modes, lambda seed, size: STEPS),
     Program(played_jobs.follow, played_jobs.check_followed, played_jobs.steps_of_follow),
 )
@@ -49,19 +53,51 @@ PROGRAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong: `kind` at `rank`, `at_s` after the beginning; its user's code raises or leaves at `step`."""
+    """What goes wrong at `rank`, `at_s` after the beginning.
+
+    | kind | what |
+    |---|---|
+    | kill | its process ends |
+    | stop | its process stops for ever |
+    | late, back, too late | it stops for `for_s`: less than the limit; until the others look for it; for much longer |
+    | raise, leave | its user's code does so at `step` |
+    | cut, silent | its connections with `peer` end; they bear no message any more |
+    | stall | the store answers nothing for `for_s` |
+    """
 
     kind: str
     rank: int
     at_s: float
     step: int
+    for_s: float
+    peer: int
+
+    @property
+    def ranks(self) -> set[int]:
+        """Whom errors may name."""
+        return {self.rank, self.peer} if self.kind in ("cut", "silent") else {self.rank}
 
 
-def fault_of(seed: int, size: int) -> Fault:
+def faults_of(seed: int, size: int) -> list[Fault]:
+    """One, or two of different ranks."""
     by = draw(seed)
-    kind = KINDS[by.integers(len(KINDS))]
+    ranks = by.permutation(size)
+    faults = [_fault(by, int(ranks[0]), int(ranks[1]), KINDS[by.integers(len(KINDS))])]
+    if size > 2 and by.random() < 0.3:
+        kinds = [kind for kind in KINDS if kind not in (faults[0].kind, *HARMLESS)]
+        faults.append(_fault(by, int(ranks[-1]), int(ranks[0]), kinds[by.integers(len(kinds))]))
+    return faults
+
+
+def _fault(by: np.random.Generator, rank: int, peer: int, kind: str) -> Fault:
     at_s = by.uniform(0, by.choice([0.03, 0.6]))  # while they meet and connect, or at any time
-    return Fault(kind, int(by.integers(size)), float(at_s), int(by.integers(-1, 2 * STEPS)))
+    for_s = {
+        "late": by.uniform(0.2, 0.9) * LIMIT_S,
+        "back": LIMIT_S + by.uniform(-0.5, DIAGNOSIS_S + 1),
+        "too late": 3 * LIMIT_S,
+        "stall": by.choice([0.5, 3.0, LIMIT_S, 3 * LIMIT_S]),
+    }
+    return Fault(kind, rank, float(at_s), int(by.integers(-1, 2 * STEPS)), float(for_s.get(kind, 0.0)), peer)
 
 
 @dataclass(slots=True)
@@ -73,12 +109,12 @@ class Outcome:
     at_s: float = 0.0
 
 
-def work(job: Job, rank: int, seed: int, program: Program, fault: Fault) -> Outcome:
+def work(job: Job, rank: int, seed: int, program: Program, faults: list[Fault]) -> Outcome:
     def slip(step: int) -> bool:
-        here = rank == fault.rank and step == fault.step
-        if here and fault.kind == "raise":
+        here = [fault.kind for fault in faults if (fault.rank, fault.step) == (rank, step)]
+        if "raise" in here:
             raise Mistake(f"of rank {rank}")
-        return here and fault.kind == "leave"
+        return "leave" in here
 
     outcome = Outcome([])
     try:
@@ -95,39 +131,78 @@ def named(error: Exception) -> set[int]:
     return {int(number) for ranks in re.findall(r"ranks? (\d+(?:, \d+)*)", str(error)) for number in ranks.split(", ")}
 
 
+def inject(job: Job, fault: Fault) -> None:
+    ranks = job.ranks
+    if fault.kind == "kill":
+        ranks.at(fault.at_s, ranks.kill, fault.rank)
+    elif fault.kind in ("stop", "late", "back", "too late"):
+        ranks.at(fault.at_s, ranks.stop, fault.rank)
+        if fault.kind != "stop":
+            ranks.at(fault.at_s + fault.for_s, ranks.go_on, fault.rank)
+    elif fault.kind in ("cut", "silent"):
+        ranks.at(fault.at_s, job.cut, fault.rank, fault.peer, fault.kind == "cut")
+    elif fault.kind == "stall":
+        ranks.at(fault.at_s, job.stall, fault.for_s)
+
+
 def play(seed: int) -> str:
     """One job; what became of it. Raises AssertionError if a promise is broken."""
     program, size = PROGRAMS[seed % len(PROGRAMS)], SIZES[seed // len(PROGRAMS) % len(SIZES)]
-    fault, ranks = fault_of(seed, size), Ranks(size, seed)
+    faults, ranks = faults_of(seed, size), Ranks(size, seed)
     job = Job(
         ranks,
         machines=(lambda rank: "one") if seed % 4 else str,
         store_host=0 if seed % 5 else None,
     )
-    if fault.kind == "kill":
-        ranks.at(fault.at_s, ranks.kill, fault.rank)
-    elif fault.kind in ("stop", "late", "too late"):
-        ranks.at(fault.at_s, ranks.stop, fault.rank)
-        if fault.kind != "stop":
-            ranks.at(fault.at_s + LIMIT_S * (0.7 if fault.kind == "late" else 2), ranks.go_on, fault.rank)
-    outcomes = ranks.run(lambda rank: work(job, rank, seed, program, fault))
+    for fault in faults:
+        inject(job, fault)
+    outcomes = ranks.run(lambda rank: work(job, rank, seed, program, faults))
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
     program.check([[] if outcome is None else outcome.steps for outcome in outcomes], seed, size)
     for rank, outcome in enumerate(outcomes):
-        if rank == fault.rank or outcome is None:
+        if outcome is None or isinstance(outcome.error, Mistake):
             continue
-        if outcome.error is None:
+        if outcome.error is not None:
+            check_error(rank, outcome, job, faults, outcomes)
+        elif all((fault.kind, fault.rank) != ("leave", rank) for fault in faults):
             assert len(outcome.steps) == program.steps(seed, size), f"rank {rank} ended early, without an error"
-        else:
-            assert fault.kind not in ("none", "late"), outcome.error
-            assert named(outcome.error) - {rank} == {fault.rank}, outcome.error
-            told = outcomes[fault.rank] if fault.kind in ("raise", "leave") else None
-            assert outcome.at_s - (told or fault).at_s < (TELLING_S if told else AT_MOST_S), outcome.error
-            if fault.kind == "raise" and program.run is played_jobs.move_rows and not 0 <= fault.step < STEPS:
-                assert f"Mistake: of rank {fault.rank}" in str(outcome.error)
-    return f"{fault.kind}: {dict(Counter(type(outcome and outcome.error).__name__ for outcome in outcomes))}"
+    if len(faults) == 1 and faults[0].kind == "raise" and program.run is played_jobs.move_rows:
+        check_told(faults[0], outcomes)
+    kinds = " and ".join(fault.kind for fault in faults)
+    return f"{kinds}: {dict(Counter(type(outcome and outcome.error).__name__ for outcome in outcomes))}"
+
+
+def check_error(rank: int, outcome: Outcome, job: Job, faults: list[Fault], outcomes: list[Outcome | None]) -> None:
+    """The error of a rank names ranks of faults, in time."""
+    error = outcome.error
+    assert any(fault.kind not in HARMLESS for fault in faults), error
+    if all(fault.rank == rank for fault in faults):
+        return  # a rank that was stopped finds that the others have ended
+    kinds = {fault.kind for fault in faults}
+    if any(fault.for_s and fault.rank == job.store_host for fault in faults):
+        kinds.add("stall")  # the store stands still with its host: ranks come late because of it
+    guilty = set().union(*(fault.ranks for fault in faults))
+    host = None if job.store_host is None else outcomes[job.store_host]
+    if host is not None and host.at_s < outcome.at_s:
+        guilty.add(job.store_host)  # it has ended, and nothing is heard from the others any more
+    unheard = len(faults) > 1 and (job.ranks.size > DIRECT_RANKS or not kinds.isdisjoint(("cut", "silent")))
+    if "stall" not in kinds and not unheard:  # ranks that come late are named, and ranks that have not noticed anything
+        assert named(error) - {rank} <= guilty, error
+    if not unheard and kinds.isdisjoint(("stall", "cut", "silent", "back")):
+        assert named(error) & guilty, error
+    told = [outcomes[fault.rank] for fault in faults if fault.kind in ("raise", "leave")]
+    begins = [fault.at_s + fault.for_s * (fault.kind in ("late", "back", "stall")) for fault in faults]
+    begin_s = max([*begins, *(each.at_s for each in told if each is not None)])
+    assert outcome.at_s - begin_s < (TELLING_S if told and len(faults) == 1 else AT_MOST_S), error
+
+
+def check_told(fault: Fault, outcomes: list[Outcome | None]) -> None:
+    """What a rank raises inside of the loader, the others read."""
+    for rank, outcome in enumerate(outcomes):
+        if rank != fault.rank and outcome.error is not None and not 0 <= fault.step < STEPS:
+            assert f"Mistake: of rank {fault.rank}" in str(outcome.error)
 
 
 def play_all(seeds: range) -> None:
