@@ -56,7 +56,8 @@ class Connector:
                 break  # all ranks know: none tries again, and waits for the others in vain
         failure = next(iter(failures.values()))
         tries = "1 try" if number == 0 else f"{number + 1} tries"
-        where = f"{len(failures)} of {self.world_size} ranks"  # their names would blame those that waited in vain
+        in_vain = any(outcome["late"] for outcome in outcomes.values())  # names would blame those that waited
+        where = f"{len(failures)} of {self.world_size} ranks" if in_vain else name_ranks(list(failures))
         raise self._over(outcomes, f"{tries} failed, the last one on {where}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:

@@ -91,7 +91,7 @@ class ControlGroup:
 
     def begin(self, exchange: AllToAll) -> "BegunExchange":
         """Issue one exchange and return. Wait for begun exchanges in order, before any other call."""
-        return BegunExchange(self, self._run(lambda gloo: _issue(gloo, exchange)))
+        return BegunExchange(self, self._run(lambda gloo: _issue(gloo, exchange), ends=False))
 
     @property
     def gloo(self) -> Any:
@@ -150,7 +150,8 @@ class ControlGroup:
             self._set_reason(reason)
         return reason
 
-    def _run(self, exchange: Callable[[Any], T]) -> T:
+    def _run(self, exchange: Callable[[Any], T], *, ends: bool = True) -> T:
+        """ends: whether the exchange is over then."""
         gloo, reason = self._gloo, self._reason
         if gloo is None or reason is not None:
             raise PeerError(f"the exchange between the ranks is over on rank {self.rank}: {reason}")
@@ -158,7 +159,8 @@ class ControlGroup:
         try:
             with self._busy:
                 result = exchange(gloo)
-                self._made, self._last_s = self._made + 1, self.clock.now() - start
+                if ends:
+                    self._made, self._last_s = self._made + 1, self.clock.now() - start
                 return result
         except RuntimeError as error:
             reason = self._reason or f"{self.blame(self.clock.now() - start)}. gloo said: {brief(error)}"
@@ -173,7 +175,7 @@ class ControlGroup:
         early_s = left_s / 3 if self.rank == 0 else left_s * 2 / 3  # rank 0 answers before the others give it up
         early = json.loads(self._store.hear("note/", self.rank, self.world_size, json.dumps, early_s))
         notes = {int(rank): Note(**json.loads(text)) for rank, text in early.items()}
-        if not any(note.reason for note in notes.values()):
+        if not any(note.explains(self._made) for note in notes.values()):
             keys = {f"note/{rank}": rank for rank in range(self.world_size) if rank not in notes}
             ended = set(self._neighbours.gone()).issuperset(keys.values())  # whoever has ended says nothing any more
             late = self._store.wait(keys, 0 if ended else max(end - self.clock.now(), 0))

@@ -263,6 +263,6 @@ class Dealt(Talking):
 
 def check_group(context: RankContext, why: str) -> None:
     """ValueError where ranks have to talk and cannot."""
-    if context.world_size > 1 and context.group is None:
+    if context.world_size > 1 and context.reach() is None:
         missing = _OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED
         raise ValueError(_NO_GROUP.format(why=why, missing=missing))

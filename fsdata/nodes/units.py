@@ -25,7 +25,6 @@ from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.stream import Window
 from fsdata.schema import Schema
 from fsdata.sources import AsOf, ParquetSource
-from fsranks.job_store import job_store
 from fsranks.machine.cores import cores_of_this_rank
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve
@@ -174,6 +173,5 @@ def _kernels(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
     """None where all ranks are known to be on one host, or have no group."""
     alone = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
-    if context.group is None or context.world_size == 1 or alone:
-        return None
-    return Hosts(job_store(context.group, "catalog", timeout_s), timeout_s)
+    network = context.reach()
+    return None if network is None or alone else Hosts(network.store("catalog", timeout_s), timeout_s)

@@ -4,6 +4,7 @@ A program is called once per rank, `program(job, rank, seed, slip)`. It yields a
 `slip(step)` is called where the user's code runs, and raises or says that this rank leaves.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -94,20 +95,19 @@ def _plan(seed: int, step: int, size: int, total: int) -> np.ndarray:
 def tell_modes(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[list[Mode]]:
     """fscomm: the ranks connect while they meet; then, before every forward, they tell how they want to run it."""
     recorder = Recorder(clock=job.ranks.now)
-    with Meeting(job.context(rank), what="enable", timeout_s=LIMIT_S) as meeting:
-        opened = ControlGroup(job.context(rank), timeout_s=LIMIT_S)
-        slip(-1)
-        meeting.agree({"seed": str(seed)})
-    try:
-        words = ControlWords(opened, recorder)
+    with contextlib.ExitStack() as opened:
+        with Meeting(job.context(rank), what="enable", timeout_s=LIMIT_S) as meeting:
+            group = ControlGroup(job.context(rank), timeout_s=LIMIT_S)
+            opened.callback(group.close, "left the block")
+            slip(-1)
+            meeting.agree({"seed": str(seed)})
+        words = ControlWords(group, recorder)
         for step in range(STEPS):
             job.ranks.wait(job.ranks.random.random() * 0.2)  # computes
             if slip(step):
                 return
             modes = {step: _mode(seed, step, rank), NO_STEP: Mode.FOREIGN}
             yield words.exchange("module", 0, held=step, passes=step, newest=step, modes=modes).modes
-    finally:
-        opened.close("left the block")
 
 
 def check_modes(steps: list[list[list[Mode]]], seed: int, size: int) -> None:

@@ -8,6 +8,7 @@ Which of several ranks goes on, and how long a message takes, follows from the s
 seed, and takes as long as the work of the ranks, however long they wait.
 """
 
+import functools
 import heapq
 import itertools
 import random
@@ -27,10 +28,11 @@ class Stuck(AssertionError):
     """Ranks wait, and nothing can ever wake them."""
 
 
-class _Rank:
-    """One thread: it runs from `turn` until it waits again."""
+class _Thread:
+    """One thread of a rank: it runs from `turn` until it waits again."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.turn = threading.Semaphore(0)
         self.ready: Callable[[], bool] | None = None  # None: runs, or has not begun
         self.until = 0.0
@@ -47,7 +49,8 @@ class Ranks:
         self.size = size
         self.random = random.Random(seed)
         self._now = 0.0
-        self._ranks = [_Rank() for _ in range(size)]
+        self._threads = [_Thread(rank) for rank in range(size)]  # the main threads first
+        self._running: list[threading.Thread] = []
         self._back = threading.Semaphore(0)
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._number = itertools.count()
@@ -69,7 +72,7 @@ class Ranks:
 
     def block(self, ready: Callable[[], bool], seconds: float = NEVER) -> None:
         """Let the others run until `ready()`, at most for so long. Raises Ended in a rank that was killed meanwhile."""
-        mine = self._ranks[self._own.rank]
+        mine: _Thread = self._own.thread
         if not mine.killed:
             mine.ready, mine.until = ready, self._now + max(seconds, 0.0)
             self._back.release()
@@ -77,91 +80,100 @@ class Ranks:
         if mine.killed:
             raise Ended
 
+    def spawn(self, work: Callable[[], object]) -> None:
+        """One more thread of the rank that calls this; it ends with the main thread of the rank at the latest."""
+        self._threads.append(_Thread(self._own.thread.rank))
+        self._start(self._threads[-1], work)
+
     def kill(self, rank: int) -> None:
-        one = self._ranks[rank]
-        if not one.killed and not one.over:
-            one.killed = True
+        main = self._threads[rank]
+        if not main.killed and not main.over:
+            main.killed = True
             self._tell_end(rank)
 
     def stop(self, rank: int) -> None:
-        self._ranks[rank].stopped = True
+        self._threads[rank].stopped = True
 
     def go_on(self, rank: int) -> None:
-        self._ranks[rank].stopped = False
+        self._threads[rank].stopped = False
         for listener in self.on_go_on:
             listener(rank)
 
     def is_gone(self, rank: int) -> bool:
         """Whether its process has ended."""
-        return self._ranks[rank].killed or self._ranks[rank].over
+        return self._threads[rank].killed or self._threads[rank].over
 
     def is_stopped(self, rank: int) -> bool:
-        return self._ranks[rank].stopped
+        return self._threads[rank].stopped
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """What `work(rank)` returned or raised, by rank; None for killed ranks and those that stay stopped.
 
         Raises Stuck if a rank waits for ever.
         """
-        threads = [
-            threading.Thread(target=self._one, args=(rank, work), name=f"rank {rank}", daemon=True)
-            for rank in range(self.size)
-        ]
-        for one, thread in zip(self._ranks, threads, strict=True):
-            one.ready = lambda: True
-            thread.start()
+        mains = self._threads[:]
+        for main in mains:
+            self._start(main, functools.partial(work, main.rank))
         try:
-            while any(not one.over and not one.stopped for one in self._ranks):
+            while any(not main.over and not main.stopped for main in mains):
                 self._step()
         finally:
-            for rank, one in enumerate(self._ranks):
-                self.kill(rank)
-                one.stopped = False
+            for main in mains:
+                self.kill(main.rank)
+                main.stopped = False
+            for one in self._threads:
                 while not one.over:
                     self._turn(one)
-            for thread in threads:
+            for thread in self._running:
                 thread.join(_PATIENCE_S)
-        return [one.outcome for one in self._ranks]
+        return [main.outcome for main in mains]
 
-    def _one(self, rank: int, work: Callable[[int], Any]) -> None:
-        self._own.rank = rank
-        one = self._ranks[rank]
+    def _start(self, one: _Thread, work: Callable[[], Any]) -> None:
+        one.ready = lambda: True
+        thread = threading.Thread(target=self._one, args=(one, work), name=f"rank {one.rank}", daemon=True)
+        self._running.append(thread)
+        thread.start()
+
+    def _one(self, one: _Thread, work: Callable[[], Any]) -> None:
+        self._own.thread = one
         one.turn.acquire()
         try:
             if not one.killed:
-                one.outcome = work(rank)
+                one.outcome = work()
         except Ended:
             pass
         except BaseException as error:
             one.outcome = None if one.killed else error
         finally:
             one.over = True
-            if not one.killed:
-                self._tell_end(rank)
+            if not one.killed and one is self._threads[one.rank]:
+                self._tell_end(one.rank)
             self._back.release()
 
     def _step(self) -> None:
         """Give one rank its turn; if none can go on, let time pass up to the next thing that happens."""
-        waiting = [one for one in self._ranks if not one.over and not one.stopped]
+        waiting = [one for one in self._threads if not one.over and not self._threads[one.rank].stopped]
         able = [one for one in waiting if one.killed or one.until <= self._now or (one.ready is None or one.ready())]
         if able:
             return self._turn(self.random.choice(able))
         next_event = self._events[0][0] if self._events else NEVER
         soonest = min([next_event, *(one.until for one in waiting)])
         if soonest == NEVER:
-            names = ", ".join(str(rank) for rank, one in enumerate(self._ranks) if one in waiting)
+            names = ", ".join(sorted({str(one.rank) for one in waiting}))
             raise Stuck(f"rank(s) {names} wait for ever, since {self._now:.3f} s")
         self._now = max(self._now, soonest)
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
         return None
 
-    def _turn(self, one: _Rank) -> None:
+    def _turn(self, one: _Thread) -> None:
         one.ready = None
         one.turn.release()
         if not self._back.acquire(timeout=_PATIENCE_S):
             raise Stuck("a rank waits for something that is not of this simulation")
 
     def _tell_end(self, rank: int) -> None:
+        for one in self._threads:
+            one.killed |= one.rank == rank
         for listener in self.on_end:
             listener(rank)

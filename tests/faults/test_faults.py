@@ -9,11 +9,14 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import played_jobs
+import played_loader
+import played_rows
 import pytest
 from played_jobs import LIMIT_S, STEPS, draw
 from played_network import Job
@@ -37,18 +40,23 @@ class Mistake(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """run: see `played_jobs`. check: raises AssertionError if what the ranks have is wrong. steps: of a whole run."""
+    """run: see `played_jobs`. check: raises AssertionError if what the ranks have is wrong. steps: of a whole run, if
+    that is known."""
 
     run: Callable[..., Iterator[Any]]
     check: Callable[[list[list[Any]], int, int], None]
-    steps: Callable[[int, int], int]
+    steps: Callable[[int, int], int] | None = None
+    groups: int = 1
+    """In which its ranks wait at a time. Who waits in another group does not notice what happens in this one."""
+    around: Callable[[Job], AbstractContextManager[None]] = nullcontext
 
 
-PROGRAMS = (
-    Program(played_jobs.move_rows, played_jobs.check_moved, played_jobs.steps_of_moving),
-    Program(played_jobs.tell_modes, played_jobs.check_modes, lambda seed, size: STEPS),
-    Program(played_jobs.follow, played_jobs.check_followed, played_jobs.steps_of_follow),
-)
+MOVE = Program(played_jobs.move_rows, played_jobs.check_moved, played_jobs.steps_of_moving)
+MODES = Program(played_jobs.tell_modes, played_jobs.check_modes, lambda seed, size: STEPS)
+FOLLOW = Program(played_jobs.follow, played_jobs.check_followed, played_jobs.steps_of_follow)
+LOAD = Program(played_loader.load, played_loader.check_loaded, around=played_loader.around)
+ROWS = Program(played_rows.exchange_rows, played_rows.check_rows, lambda seed, size: STEPS, 5, played_rows.around)
+PROGRAMS = (MOVE, MODES, FOLLOW, LOAD, ROWS, MOVE, MODES, FOLLOW, ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +117,13 @@ class Outcome:
     at_s: float = 0.0
 
 
-def work(job: Job, rank: int, seed: int, program: Program, faults: list[Fault]) -> Outcome:
+def work(job: Job, rank: int, seed: int, program: Program, faults: list[Fault], outcome: Outcome) -> Outcome:
     def slip(step: int) -> bool:
         here = [fault.kind for fault in faults if (fault.rank, fault.step) == (rank, step)]
         if "raise" in here:
             raise Mistake(f"of rank {rank}")
         return "leave" in here
 
-    outcome = Outcome([])
     try:
         for made in program.run(job, rank, seed, slip):
             outcome.steps.append(made)
@@ -127,8 +134,9 @@ def work(job: Job, rank: int, seed: int, program: Program, faults: list[Fault]) 
 
 
 def named(error: Exception) -> set[int]:
-    """The ranks in a message."""
-    return {int(number) for ranks in re.findall(r"ranks? (\d+(?:, \d+)*)", str(error)) for number in ranks.split(", ")}
+    """The ranks that a message blames; not those that report what they have found."""
+    text = re.sub(r"failed on rank \d+|rank \d+ lost the others", "", str(error))
+    return {int(number) for ranks in re.findall(r"ranks? (\d+(?:, \d+)*)", text) for number in ranks.split(", ")}
 
 
 def inject(job: Job, fault: Fault) -> None:
@@ -156,25 +164,29 @@ def play(seed: int) -> str:
     )
     for fault in faults:
         inject(job, fault)
-    outcomes = ranks.run(lambda rank: work(job, rank, seed, program, faults))
+    records = [Outcome([]) for _ in range(size)]
+    with program.around(job):
+        outcomes = ranks.run(lambda rank: work(job, rank, seed, program, faults, records[rank]))
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    program.check([[] if outcome is None else outcome.steps for outcome in outcomes], seed, size)
+    program.check([record.steps for record in records], seed, size)
     for rank, outcome in enumerate(outcomes):
         if outcome is None or isinstance(outcome.error, Mistake):
             continue
         if outcome.error is not None:
-            check_error(rank, outcome, job, faults, outcomes)
-        elif all((fault.kind, fault.rank) != ("leave", rank) for fault in faults):
+            check_error(rank, outcome, program, job, faults, outcomes)
+        elif program.steps is not None and all((fault.kind, fault.rank) != ("leave", rank) for fault in faults):
             assert len(outcome.steps) == program.steps(seed, size), f"rank {rank} ended early, without an error"
-    if len(faults) == 1 and faults[0].kind == "raise" and program.run is played_jobs.move_rows:
+    if len(faults) == 1 and faults[0].kind == "raise" and program is MOVE:
         check_told(faults[0], outcomes)
     kinds = " and ".join(fault.kind for fault in faults)
     return f"{kinds}: {dict(Counter(type(outcome and outcome.error).__name__ for outcome in outcomes))}"
 
 
-def check_error(rank: int, outcome: Outcome, job: Job, faults: list[Fault], outcomes: list[Outcome | None]) -> None:
+def check_error(
+    rank: int, outcome: Outcome, program: Program, job: Job, faults: list[Fault], outcomes: list[Outcome | None]
+) -> None:
     """The error of a rank names ranks of faults, in time."""
     error = outcome.error
     assert any(fault.kind not in HARMLESS for fault in faults), error
@@ -187,7 +199,8 @@ def check_error(rank: int, outcome: Outcome, job: Job, faults: list[Fault], outc
     host = None if job.store_host is None else outcomes[job.store_host]
     if host is not None and host.at_s < outcome.at_s:
         guilty.add(job.store_host)  # it has ended, and nothing is heard from the others any more
-    unheard = len(faults) > 1 and (job.ranks.size > DIRECT_RANKS or not kinds.isdisjoint(("cut", "silent")))
+    hard = [len(faults) > 1, program.groups > 1, job.ranks.size > DIRECT_RANKS, not kinds.isdisjoint(("cut", "silent"))]
+    unheard = sum(hard) > 1
     if "stall" not in kinds and not unheard:  # ranks that come late are named, and ranks that have not noticed anything
         assert named(error) - {rank} <= guilty, error
     if not unheard and kinds.isdisjoint(("stall", "cut", "silent", "back")):

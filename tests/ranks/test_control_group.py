@@ -257,7 +257,7 @@ def test_all_tries_together_have_one_limit() -> None:
             self.clock.wait(within_s)
             raise RuntimeError("[pair.cc:1] Connect timeout. This is typical")
 
-    with pytest.raises(PeerError, match="1 try failed, the last one on rank 0: Connect timeout"):
+    with pytest.raises(PeerError, match="1 try failed, the last one on 3 of 3 ranks: Connect timeout"):
         played(lambda group, rank: None, network=Silent)
 
 

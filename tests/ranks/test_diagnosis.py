@@ -23,8 +23,16 @@ def waited(*seconds: float | None) -> dict[int, Note]:
         (waited(2, None, None, 2), (2,), (1,), "the process of rank 2 has ended."),
         (waited(2, None, None, 2), (), (1,), "rank 2 did not answer within 2.0 s: dead or stopped."),
         (waited(2, None, None, 2), (), (), "ranks 1, 2 did not answer within 2.0 s: dead or stopped."),
-        (waited(0, None, None, 2), (), (1, 2, 3), "ranks 1, 2 did not answer within 0.1 s: busy or blocked, not stop"),
-        (waited(2, 2, 2, None), (1,), (3,), "rank 3 did not answer within 2.0 s: busy or blocked, not stopped."),
+        (
+            waited(0, None, None, 999),
+            (),
+            (1, 2, 3),
+            "ranks 1, 2 did not answer within 0.1 s: busy or blocked, not stop",
+        ),
+        (waited(0, None, None, 2), (), (1, 2, 3), "the connections broke although all ranks are alive"),
+        (waited(999, 2, 2, None), (1,), (3,), "rank 3 did not answer within 999.0 s: busy or blocked, not stopped."),
+        (waited(2, None, None, None), (), (1,), "connections of rank 0 broke, and no other rank has noticed"),
+        (waited(1200, 1000, 1000, 1000), (), (), "rank 0 stopped for a while: a wait took 1200.0 s there, not 1000 s."),
         (waited(900, 490, 500, 100), (), (), "ranks 1, 3 came after the others had waited 900.0 s."),
         (waited(890, 490, 500, 100), (), (), "the connections broke although all ranks are alive"),
         (waited(900, 500, 500, 900), (), (), "the connections broke although all ranks are alive"),
@@ -40,6 +48,24 @@ def test_an_exchange_that_ended_on_some_ranks_counts_as_the_one_that_failed_on_o
     """Rank 1 came just before the limit: ranks 1 and 2 fail in the next exchange."""
     notes = waited(1000, 0, 5, 999) | {1: Note("", 0, 1, 2), 2: Note("", 5, 1, 995)}
     assert sentence(notes).startswith("rank 1 came after the others had waited 1000.0 s.")
+
+
+@pytest.mark.parametrize(
+    ("before_s", "expected"),
+    [
+        (0, "an exchange that the other ranks finished did not end on ranks 0, 3 within 1000.0 s"),
+        (1000, "ranks 1, 2 finished an exchange when the others had given it up: stopped meanwhile."),
+    ],
+)
+def test_an_exchange_that_only_some_finished(before_s: float, expected: str) -> None:
+    """Ranks 1 and 2 fail in the next one, for which they wait as long."""
+    on = Note("", 990, 1, before_s)
+    assert sentence(waited(1000, 0, 0, 1000) | {1: on, 2: on}).startswith(expected)
+
+
+def test_a_rank_that_left_after_the_exchange_is_no_reason() -> None:
+    notes = waited(1000, 1000, 0, 1000) | {2: Note("left the block", 0, 1)}
+    assert sentence(notes) == "the connections broke although all ranks are alive"
 
 
 def test_reasons_of_other_ranks_come_before_everything_else() -> None:
