@@ -14,6 +14,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 
 import pytest
+from matrix import ROWS, bounds
 from packaging.requirements import Requirement
 from pages import blocks, commands
 from patience import PATIENCE_S
@@ -50,6 +51,13 @@ def test_the_extra_is_declared_and_only_the_tools_import_it():
     assert violations(paths, forbidden=EXTRA) == []
 
 
+def test_the_oldest_row_of_the_matrix_has_every_dependency_at_its_lower_bound():
+    (oldest,) = (row for row in ROWS if row.oldest)
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["tools"]]
+    torch, *others = bounds(oldest, PROJECT)
+    assert {torch.rpartition(".")[0], *others} == {each.replace(">=", "==") for each in declared}
+
+
 @pytest.mark.parametrize("missing", [EXTRA, ("plotly",)], ids=["all", "plotly"])
 def test_the_command_says_in_one_line_what_to_install(missing):
     code = (
@@ -68,56 +76,18 @@ def test_workflows_call_targets_of_the_makefile():
 
 
 JOB = """
-import sys
-from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-import torch.distributed as dist
-
 import fscomm, fsdata, fsmeter
 from freescale_tools.plan.torchrec import load_plan  # a job reads its sharding plan
 
 for package in (fscomm, fsdata, fsmeter):
     for name in package.__all__:
         getattr(package, name)
-
-dist.init_process_group("gloo")
-folder = Path(f"data-{dist.get_rank()}")
-folder.mkdir()
-lengths = np.arange(32) % 7
-lists = pa.ListArray.from_arrays(np.append(0, lengths.cumsum()).astype(np.int32), np.arange(lengths.sum()))
-pq.write_table(pa.table({"item": lists, "click": (lengths % 2).astype(np.float32)}), folder / "a.parquet")
-schema = fsdata.Schema(sequences=[fsdata.Sequence("history", fields=("item",), max_length=4)], labels=("click",))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.EmbeddingBag(128, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-source, balance = fsdata.ParquetSource(folder), fsdata.Balance()
-with (
-    fsdata.FreeScaleDataLoader(source, schema, batch_size=4, shuffle=True, balance=balance) as loader,
-    fsmeter.BubbleMeter(model) as meter,
-):
-    for batch in meter.watch(loader):
-        items = batch.features["item"]
-        scores = model(items.values(), items.offsets()[:-1].long()).squeeze(1)
-        fsdata.global_mean((scores - batch.labels["click"]) ** 2, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-steps = len(meter.report().steps)  # of both ranks
-if dist.get_rank() == 0:
-    print(steps, *sys.modules)
-dist.destroy_process_group()
 """
 
 
-def test_a_training_on_two_ranks_needs_nothing_of_the_extra(tmp_path):
-    """Every Python that is started there finds none of its packages."""
-    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))")
-    (tmp_path / "job.py").write_text(JOB)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    steps, *imported = run(sys.executable, *ON_TWO_RANKS, "job.py", cwd=tmp_path, PYTHONPATH=path).split()
-    assert (steps, {"fscomm.comm", "torchrec", "fsmeter.meter"} - set(imported)) == ("8", set())
+def test_what_a_training_imports_needs_nothing_of_the_extra():
+    """A training without it: `test_a_wheel_without_the_extra_trains_on_two_ranks`."""
+    run(sys.executable, "-c", f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n{JOB}", cwd=ROOT)
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S, until
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
 
 import gpu  # noqa: E402
-from common import run_parts  # noqa: E402
-from common.checks import Checks  # noqa: E402
 from common.run_parts import RESULTS, Part, Step, run, summary  # noqa: E402
 
 WRITES = (
@@ -93,43 +91,21 @@ def test_the_command_ends_well_here(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_variables_of_a_step_are_set():
-    command = ("sh", "-c", 'echo "{\\"rows\\": [$NUMBER]}" > $0/a.json', RESULTS)
-    step = Step(command=command, limit_s=PATIENCE_S, environment={"NUMBER": "8"})
-    (ended,) = run(Part(name="one", asked="", steps=(step,)))["steps"]
-    assert ended["found"] == {"a": {"rows": [8]}}
-    assert ended["step"].startswith("NUMBER=8 sh")
-
-
-def test_tests_are_told_one_by_one_and_the_one_that_hangs_by_name(tmp_path, monkeypatch):
-    class UntilItHangs(subprocess.Popen):
-        """Its limit is over when the last test has begun, however long pytest takes to get there."""
-
-        def wait(self, timeout: float | None = None) -> int:
-            if timeout is None:
-                return super().wait()
-            until(lambda: (tmp_path / "hangs").exists() or self.poll() is not None)
-            if self.poll() is None:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            return self.returncode
-
-    monkeypatch.setattr(run_parts.subprocess, "Popen", UntilItHangs)
+def test_tests_are_told_one_by_one(tmp_path):
     (tmp_path / "test_some.py").write_text(
-        "import pathlib, pytest, threading\n"
+        "import pytest\n"
         "def test_good(): pass\n"
         "@pytest.mark.skipif(True, reason='not today')\ndef test_skipped(): pass\n"
         "def test_bad(): assert 1 == 2, 'so it is'\n"
         "@pytest.fixture\ndef broken(): yield; raise OSError('late')\n"
         "def test_broken_at_its_end(broken): pass\n"
-        "def test_hangs():\n    pathlib.Path(__file__).with_name('hangs').touch()\n    threading.Event().wait()\n"
     )
     command = (sys.executable, "-m", "pytest", "-p", "pytest_outcomes", "--outcomes", RESULTS, str(tmp_path))
     paths = {"PYTHONPATH": str(ROOT / "benchmarks/parts"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     step = Step(command=(*command, f"--rootdir={tmp_path}"), limit_s=PATIENCE_S, environment=paths)
     record = run(Part(name="tests", asked="", steps=(step,)))
-    assert record["reached"] == "1 passed, 2 failed, 1 skipped, 1 running"
-    limit, bad, broken = record["failures"]
-    assert limit.endswith("it was at test_some.py::test_hangs")
+    assert record["reached"] == "1 passed, 2 failed, 1 skipped"
+    bad, broken = record["failures"]
     assert bad.startswith("test_some.py::test_bad: call: AssertionError: so it is")
     assert broken == "test_some.py::test_broken_at_its_end: teardown: OSError: late"
     assert "1 skipped: not today" in summary([record])
@@ -142,29 +118,8 @@ def test_parts_are_chosen_by_name_and_the_environment_comes_first():
         gpu.chosen(["probe"])
 
 
-@pytest.mark.parametrize("each", gpu.PARTS, ids=lambda each: each.name)
-def test_each_part_fits_into_ten_minutes_and_runs_what_is_there(each):
-    steps = [step for part in gpu.chosen([each.name]) for step in part.steps]
-    assert sum(step.limit_s + 2 * run_parts._PATIENCE_S for step in steps) <= 600
-    for step in each.steps:
+def test_each_part_runs_what_is_there():
+    for step in (step for part in gpu.PARTS for step in part.steps):
         paths = [word.removeprefix("--ignore=") for word in step.command if "/" in word and word != sys.executable]
         assert paths
         assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_no_test_with_the_mark_gpu_lies_where_no_part_finds_it():
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()]
-    inside = [path for path in marked if path.is_relative_to(ROOT / "tests/gpu")]
-    assert len(inside) >= 4
-    assert [path for path in marked if path not in (*inside, Path(__file__), ROOT / "tests/test_layers.py")] == []
-
-
-def test_a_check_is_there_while_it_runs(tmp_path):
-    def found():
-        return [(each["name"], each["status"]) for each in json.loads((tmp_path / "some.json").read_text())["checks"]]
-
-    checks = Checks(tmp_path, "some")
-    with checks.of("a question"):
-        assert found() == [("a question", "running")]
-    assert found() == [("a question", "passed")]
-    assert checks.problems() == 0

@@ -3,19 +3,17 @@
 import contextlib
 import runpy
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
 from pages import blocks
+from test_example_programs import ran_in
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from typer.testing import CliRunner
 from worlds import shared_world
@@ -44,17 +42,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def run(ranks: int, folder: Path) -> None:
-    shared_world(ranks).run(program, str(folder))
-
-
-def program(rank: int, size: int, folder: str) -> None:
-    with (
-        contextlib.chdir(folder),
-        mock.patch.object(dist, "init_process_group"),  # the ranks of a world have one
-        mock.patch.object(dist, "destroy_process_group"),
-        mock.patch.object(sys, "argv", [PROGRAM, "--steps", str(STEPS), "--every", str(STOP)]),
-    ):
-        runpy.run_path(PROGRAM, run_name="__main__")
+    shared_world(ranks).run(ran_in, folder, PROGRAM, "--steps", str(STEPS), "--every", str(STOP))
 
 
 def stopped(trained: Path, folder: Path) -> Path:
@@ -126,8 +114,8 @@ def begun(rank: int, size: int, folder: str) -> list[int]:
         return users(islice(loader, STOP))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_number_of_ranks_has_the_state_and_the_rest_of_the_epoch(ranks, trained, tmp_path):
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_has_the_state_and_the_rest_of_the_epoch(ranks, trained, tmp_path):
     folder = stopped(trained, tmp_path)
     steps, left = zip(*shared_world(ranks).run(resumed, str(folder)), strict=True)
     assert steps == (STOP,) * ranks

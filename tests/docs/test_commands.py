@@ -68,43 +68,44 @@ def test_the_reference_has_every_option():
                 assert row.endswith("| required |" if parameter.required else f"| `{parameter.default}` |")
 
 
-def others():
-    """(page, words of a command) of every other command, also of those that stand in the text."""
+def others(program: str) -> set[tuple[str, ...]]:
+    """The words after `program` of every command of the pages, also of those that stand in the text."""
+    found = set()
     for page in PAGES:
         in_text = re.findall(r"`((?:CUDA_\w+=\d+ )?(?:make|pip install -e|python|pytest) [^`]*)`", prose(page))
         for command in [*commands(page), *in_text]:
-            words = [word for word in shlex.split(command) if not re.fullmatch(r"CUDA_\w+=\d+", word)]
-            if words[0] not in ("freescale", "torchrun"):
-                yield pytest.param(words, id=f"{name(page)}: {command}")
+            first, *words = [word for word in shlex.split(command) if not re.fullmatch(r"CUDA_\w+=\d+", word)]
+            assert first in ("freescale", "torchrun", "make", "pip", "python", "pytest"), f"{name(page)}: {command}"
+            if first == program:
+                found.add(tuple(words))
+    return found
 
 
-@pytest.mark.parametrize("words", list(others()))
-def test_other_commands_name_what_is_there(words):
-    {"make": check_make, "pip": check_pip, "python": check_python, "pytest": check_pytest}[words[0]](*words[1:])
-
-
-def check_make(*arguments):
-    done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True)
+def test_targets_are_those_of_the_makefile():
+    wanted = sorted({word for words in others("make") for word in words})
+    done = subprocess.run(["make", "-n", *wanted], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def check_pip(install, *arguments):
-    """Installs what the Makefile installs, with which the demo and the tests run, or an extra of the project."""
-    assert install == "install"
+def test_what_is_installed_is_in_the_makefile_or_an_extra_of_the_project():
+    """The Makefile installs that with which the demo and the tests run."""
     installed = (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [f".[{name}]" for name in project["optional-dependencies"]]
-    for argument in arguments:
-        assert argument in installed or argument in ("-e", ".", *extras), argument
+    for install, *packages in others("pip"):
+        assert install == "install"
+        assert [each for each in packages if each not in installed and each not in ("-e", ".", *extras)] == []
 
 
-def check_python(script, *arguments):
-    """A benchmark, or a module, takes these arguments, and lacks none. It is ended there: running it takes minutes."""
+@pytest.mark.parametrize("words", sorted(others("python")), ids=" ".join)
+def test_scripts_and_modules_take_these_arguments(words):
+    """And lack none. A script is ended there: running it takes minutes."""
+    script, *arguments = words
     if script == "-m":
         module, *arguments = arguments
         script = f"{module.replace('.', '/')}.py"
     if not re.search("ArgumentParser|argument_parser", (ROOT / script).read_text()):
-        assert arguments == ()
+        assert arguments == []
         return
     parse = argparse.ArgumentParser.parse_args
 
@@ -120,8 +121,8 @@ def check_python(script, *arguments):
             runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
-def check_pytest(*arguments):
-    """The options and folders of the project's own tests."""
-    marker = arguments[arguments.index("-m") + 1]
-    assert f'"{marker}:' in (ROOT / "pyproject.toml").read_text()
-    assert (ROOT / arguments[-1]).exists()
+def test_tests_that_are_named_are_there():
+    settings = (ROOT / "pyproject.toml").read_text()
+    for words in others("pytest"):
+        assert f'"{words[words.index("-m") + 1]}:' in settings
+        assert (ROOT / words[-1]).exists()

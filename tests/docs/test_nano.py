@@ -1,4 +1,4 @@
-"""`examples/nano.py`: compared with a whole table, with fsdata's plan and order, and with fscomm's classes of rows."""
+"""`examples/nano.py`: compared with a whole table, with fsdata's packing and order, and with sets of rows."""
 
 import ast
 import contextlib
@@ -19,12 +19,7 @@ from pages import ROOT
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fscomm.plan.routes import RowPlan
-from fscomm.plan.sharding_group import GroupLayout
-from fsdata.balance.cost import Polynomial
-from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import pack
-from fsdata.balance.step_plan import GlobalBatch, StatusWord
 from fsdata.order.deal import permutation
 
 STEPS, STOP = 10, 4  # past the end of an epoch of 8 steps
@@ -90,27 +85,35 @@ def whole_table(ranks: int, steps: int) -> tuple[list[float], State]:
     return found, as_type(torch.Tensor, after, np.asarray)
 
 
-def test_both_loops_train_as_one_process_with_the_whole_table() -> None:
+@pytest.fixture(scope="module")
+def whole() -> list[Run]:
+    return trained(2, "prioritized")
+
+
+@pytest.fixture(scope="module")
+def stopped() -> list[Run]:
+    return trained(2, "prioritized", steps=STOP)
+
+
+def test_both_loops_train_as_one_process_with_the_whole_table(whole: list[Run]) -> None:
     expected, state = whole_table(2, STEPS)
-    for loop in ("plain", "prioritized"):
-        for run in trained(2, loop):
-            assert losses(run) == expected, loop
-            assert is_same(run[1], state), loop
-    assert min(share for _, _, share in run[0][1:]) > 0.05  # steps collide
+    for run in [*whole, *trained(2, "plain")]:
+        assert losses(run) == expected
+        assert is_same(run[1], state)
+    assert min(share for _, _, share in whole[0][0][1:]) > 0.05  # steps collide
 
 
-def test_a_run_that_stopped_is_the_run_that_did_not() -> None:
-    (whole, _), (first, _) = trained(2, "prioritized"), trained(2, "prioritized", steps=STOP)
+def test_a_run_that_stopped_is_the_run_that_did_not(whole: list[Run], stopped: list[Run]) -> None:
+    first = stopped[0]
     second, _ = trained(2, "prioritized", first[1], STEPS - STOP)
-    assert losses(first) + losses(second) == losses(whole)
-    assert is_same(second[1], whole[1])
+    assert losses(first) + losses(second) == losses(whole[0])
+    assert is_same(second[1], whole[0][1])
 
 
-def test_on_another_number_of_ranks_steps_have_the_same_samples() -> None:
+def test_on_another_number_of_ranks_steps_have_the_same_samples(whole: list[Run], stopped: list[Run]) -> None:
     """These are exact, in their order. Losses are sums in another order: equal to rounding."""
-    first, other = trained(2, "prioritized", steps=STOP)
+    first, other = stopped
     (second,) = trained(1, "prioritized", first[1], STEPS - STOP)
-    whole, _ = trained(2, "prioritized")
     assert [samples for samples, _, _ in second[0]] == [
         nano.global_batch(3, position).tolist() for position in range(STOP, STEPS)
     ]
@@ -119,7 +122,7 @@ def test_on_another_number_of_ranks_steps_have_the_same_samples() -> None:
         batch = nano.global_batch(3, position).tolist()
         assert [sorted(samples, key=batch.index) for samples in of_ranks] == of_ranks
         assert sorted(chain(*of_ranks)) == sorted(batch)
-    assert losses(second) == pytest.approx(losses(whole)[STOP:], rel=1e-4)
+    assert losses(second) == pytest.approx(losses(whole[0])[STOP:], rel=1e-4)
 
 
 def test_a_state_of_another_version_is_refused() -> None:
@@ -155,26 +158,21 @@ def batches_on(rank: int, size: int, steps: int) -> list[tuple[list[int], list[i
     return [(each.samples.tolist(), each.lengths, each.ids.tolist(), each.straggler) for each in batches]
 
 
-def test_every_rank_gets_the_samples_of_fsdatas_plan() -> None:
+def test_every_rank_gets_the_samples_that_are_balanced_to_it() -> None:
     ranks = 3
     found = shared_world(ranks).run(batches_on, 2)
-    planner = StepPlanner(Balance(cost=Polynomial(linear=nano.LINEAR, quadratic=nano.QUADRATIC)), ranks)
     for position in range(2):
         numbers = nano.global_batch(3, position)
-        samples = [nano.read_sample(number) for number in numbers.tolist()]
-        plan = planner(
-            GlobalBatch(
-                number=position,
-                lengths={"uih": np.array([len(sample) - 1 for sample in samples])},
-                home=np.arange(nano.N) * ranks // nano.N,
-                statuses=tuple(StatusWord(epoch=0, step=position) for _ in range(ranks)),
-            )
-        )
+        ids = [nano.read_sample(number)[1:].tolist() for number in numbers.tolist()]
+        lengths = np.array(list(map(len, ids)))
+        cost = lengths * (nano.LINEAR + nano.QUADRATIC * lengths)
+        read, balanced = np.arange(nano.N) * ranks // nano.N, nano.balance(cost, ranks)
+        loads = [np.bincount(of_rank, cost, ranks) for of_rank in (read, balanced)]
+        shares = pytest.approx([1 - load.mean() / load.max() for load in loads], abs=1e-12)
         for rank, batches in enumerate(found):
-            mine = [sample[1:].tolist() for sample, of_rank in zip(samples, plan.rank, strict=True) if of_rank == rank]
-            shares = pytest.approx([plan.straggler_before, plan.straggler_after], abs=1e-12)
-            ids = [number for sample in mine for number in sample]
-            assert batches[position] == (numbers[plan.rank == rank].tolist(), list(map(len, mine)), ids, shares)
+            mine = [of_sample for of_sample, owner in zip(ids, balanced, strict=True) if owner == rank]
+            samples = numbers[balanced == rank].tolist()
+            assert batches[position] == (samples, list(map(len, mine)), list(chain(*mine)), shares)
 
 
 def classes_on(rank: int, size: int, steps: list[list[list[int]]]) -> list[tuple[list[int], list[int]]]:
@@ -185,7 +183,7 @@ def classes_on(rank: int, size: int, steps: list[list[list[int]]]) -> list[tuple
     return [(route.asked.tolist(), route.rows.tolist()) for route in routes]
 
 
-def test_exclusive_and_collision_rows_are_fscomms() -> None:
+def test_collision_rows_are_those_of_both_steps_and_exclusive_rows_the_others() -> None:
     draw = np.random.default_rng(0)
     steps = [[draw.integers(0, 9, 3).tolist() for _ in range(2)] for _ in range(2)]  # two steps of two ranks
     found, used = shared_world(2).run(classes_on, steps), [set(chain(*step)) for step in steps]
@@ -193,28 +191,14 @@ def test_exclusive_and_collision_rows_are_fscomms() -> None:
     assert used[0] ^ used[1]
     for rank, of_rank in enumerate(found):
         first, size = 5 * rank, (5, 4)[rank]
-        layout = GroupLayout(
-            module="nano", sharding="row_wise", rank=rank, world_size=2, dim=1, dtype=torch.float32,
-            runs=((1,), (1,)), rows=(size,),
-        )  # fmt: skip
-        asked = [[[row - first for row in ids if first <= row < first + size] for ids in step] for step in steps]
-        words = [np.array(list(chain(*ids))) for ids in asked]
-        served = [
-            RowPlan(layout).serve(of_step, np.array([[len(ids)] for ids in step]), 1)
-            for of_step, step in zip(words, asked, strict=True)
-        ]
-        before, after = (np.ones(len(each.rows), np.uint8) for each in served)
-        served[1].rows.mark_common(served[0].rows, np.zeros_like(after), after, before)
-        for step, classes in enumerate((before, after)):
-            of_ids = classes[served[step].numbers[served[step].wire.slots]]
+        for step, by_rank in enumerate(steps):
             exclusive, collision = of_rank[2 * step : 2 * step + 2]
-            assert [exclusive[1], collision[1]] == [
-                words[step][of_ids == 1].tolist(),
-                words[step][of_ids == 0].tolist(),
-            ]
-            ids = steps[step][rank]
-            assert sorted(collision[0]) == [at for at, row in enumerate(ids) if row in used[1 - step]]
-            assert sorted(exclusive[0] + collision[0]) == list(range(len(ids)))
+            shared = used[1 - step]
+            assert sorted(collision[0]) == [at for at, row in enumerate(by_rank[rank]) if row in shared]
+            assert sorted(exclusive[0] + collision[0]) == list(range(len(by_rank[rank])))
+            served = [row for row in chain(*by_rank) if first <= row < first + size]
+            assert collision[1] == [row - first for row in served if row in shared]
+            assert exclusive[1] == [row - first for row in served if row not in shared]
 
 
 def printed_on(rank: int, size: int) -> str:

@@ -1,4 +1,4 @@
-"""What holds for every page: length, width, links, files, and messages that exist; and they can be built."""
+"""What holds for every page: width, links, files, and messages that exist; and they can be built."""
 
 import ast
 import os
@@ -9,7 +9,6 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-import pytest
 from pages import PAGES, ROOT, blocks, name, prose
 
 _CODE = ("fsdata", "fscomm", "fsmeter", "fsranks", "tools")
@@ -17,24 +16,22 @@ _PATH = re.compile(r"`((?:fsdata|fscomm|fsmeter|fsranks|tools|benchmarks|tests|d
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 _ADDRESS = re.compile(r"\]\(https://[^)]*\)")
 _REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
-def test_the_readme_is_one_page():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
-@pages
-def test_prose_is_not_wide(page):
+def test_prose_is_not_wide():
     """Addresses of links are not counted: readers see the text of the link."""
-    lines = enumerate(_ADDRESS.sub("]", prose(page)).splitlines(), 1)
-    assert [at for at, line in lines if len(line) > 110 and not line.startswith("|")] == []
+    wide = [
+        f"{name(page)}:{at}"
+        for page in PAGES
+        for at, line in enumerate(_ADDRESS.sub("]", prose(page)).splitlines(), 1)
+        if len(line) > 110 and not line.startswith("|")
+    ]
+    assert wide == []
 
 
-@pages
-def test_every_block_names_its_language(page):
+def test_every_block_names_its_language():
     known = {"python", "bash", "console", "toml", "text"}
-    assert {block.language for block in blocks(page)} <= known
+    assert [name(page) for page in PAGES if {block.language for block in blocks(page)} - known] == []
 
 
 def in_tree(target: str, page: Path) -> Path | None:
@@ -57,27 +54,20 @@ def test_the_readme_has_no_relative_link():
     assert [target for target, _ in links if not target.startswith("https://")] == []
 
 
-@pages
-def test_links_lead_somewhere(page):
-    for target, anchor in _LINK.findall(prose(page)):
-        file = in_tree(target, page)
-        if file is None:
-            continue
-        assert file.exists(), f"{name(page)} links to {target}"
-        if anchor and "api/" not in target:
-            assert anchor[1:] in anchors(file), f"{name(page)} links to {target}{anchor}"
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target, anchor in _LINK.findall(prose(page)):
+            file = in_tree(target, page)
+            if file is None:
+                continue
+            assert file.exists(), f"{name(page)} links to {target}"
+            if anchor and "api/" not in target:
+                assert anchor[1:] in anchors(file), f"{name(page)} links to {target}{anchor}"
 
 
-@pages
-def test_files_that_are_named_exist(page):
-    assert [path for path in _PATH.findall(prose(page)) if not (ROOT / path).exists()] == []
-
-
-@pages
-def test_every_page_leads_to_the_glossary(page):
-    links = [(page.parent / target).resolve() for target, _ in _LINK.findall(prose(page)) if target]
-    glossary = ROOT / "docs" / "glossary.md"
-    assert page == glossary or "docs" not in page.parts or glossary in links
+def test_files_that_are_named_exist():
+    named = [(name(page), path) for page in PAGES for path in _PATH.findall(prose(page))]
+    assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
 
 
 @cache

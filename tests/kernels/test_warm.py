@@ -25,7 +25,7 @@ from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 from fsdata.kernels import columns, warm
 from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
-from fsranks.libraries import compile_kernel, is_there
+from fsranks.libraries import compile_kernel
 
 ALONE = {"rank": 0, "world_size": 1}
 SMALL = ("fsdata.kernels.packing.zigzag", "fsdata.kernels.packing.sums")
@@ -84,35 +84,18 @@ def python(*arguments: str, cache: Path | None = None) -> str:
     return done.stdout
 
 
-LACKING = """
+WARM = """
+import os, subprocess
 from fsdata.kernels import columns, warm
 from fsdata.nodes import units
 from fsdata.kernels import packing
-print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
-"""
-
-
-def test_what_lacks_is_compiled_and_kept(tmp_path):
-    *names, first = python("-c", LACKING, cache=tmp_path).splitlines()
-    assert sorted(names) == sorted(SMALL)
-    assert first.startswith(f"2 {tmp_path}")
-    assert python("-c", LACKING, cache=tmp_path).startswith(f"0 {tmp_path}")
-
-
-BESIDE = """
-import os, subprocess, sys
-from fsdata.kernels import columns, warm
-from fsdata.nodes import units
-from fsdata.kernels import packing
-from fsranks.libraries import is_there
 
 def started(command, **options):
-    print(*command[-2:], flush=True)
+    print("beside:", *command[-2:], flush=True)
     return popen(command, **options)
 
-popen, subprocess.Popen, warm.cores_of_this_rank = subprocess.Popen, started, lambda: 2
-warm.make_ready([packing.zigzag, packing.sums])
-print(is_there(packing.zigzag), is_there(packing.sums))
+popen, subprocess.Popen = subprocess.Popen, started
+print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:
@@ -120,21 +103,20 @@ except ChildProcessError:
 """
 
 
-def test_another_process_compiles_beside_this_one_and_does_not_stay(tmp_path):
-    assert python("-c", BESIDE, cache=tmp_path).splitlines() == [" ".join(SMALL), "True True", "no child"]
-
-
-def test_no_process_is_started_where_nothing_lacks(monkeypatch):
-    for kernel in warm.READING:
-        compile_kernel(kernel)
-    monkeypatch.setattr(subprocess, "Popen", None)
-    warm.make_ready(warm.READING)
-    assert all(map(is_there, warm.READING))
+def test_what_lacks_is_compiled_by_two_processes_and_kept(tmp_path):
+    beside, *names, count, child = python("-c", WARM, cache=tmp_path).splitlines()
+    assert beside == " ".join(["beside:", *SMALL])
+    assert sorted(names) == sorted(SMALL)
+    assert count.startswith(f"2 {tmp_path}")
+    assert child == "no child"
+    again, child = python("-c", WARM, cache=tmp_path).splitlines()
+    assert again.startswith(f"0 {tmp_path}")
 
 
 def test_kernels_are_compiled_where_no_process_can_be_started(tmp_path):
-    code = BESIDE.replace("return popen(command, **options)", "raise OSError")
-    assert python("-c", code, cache=tmp_path).splitlines()[1:] == ["True True", "no child"]
+    code = WARM.replace("return popen(command, **options)", "raise OSError")
+    _, *names, count, child = python("-c", code, cache=tmp_path).splitlines()
+    assert (sorted(names), count[:2], child) == (sorted(SMALL), "2 ", "no child")
 
 
 RANK = """

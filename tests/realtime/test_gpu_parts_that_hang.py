@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from test_gpu_parts import FAILS, PASSES, RESULTS, Part, Step, environment, gpu, part, run, run_parts
+from test_gpu_parts import FAILS, PASSES, RESULTS, Part, Step, environment, gpu, part, run
 
 LIMIT_S = 1.0
 
@@ -39,7 +39,7 @@ def test_a_part_that_hangs_is_ended_and_the_others_run(tmp_path):
 
 
 def test_processes_that_do_not_end_when_asked_are_killed(monkeypatch):
-    monkeypatch.setattr(run_parts, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr("common.run_parts._PATIENCE_S", 0.3)
     deaf = shell("""trap '' TERM; printf '{"pid": %s}' $$ > $0/a.json; exec sleep 600""")
     bystander = subprocess.Popen(["sleep", "600"])
     try:

@@ -10,11 +10,9 @@ from typing import Any
 import host_cuda
 import pytest
 import torch
-from host_cuda import HERE, Setup, on_host_cuda, shim, world_for
+from host_cuda import HERE, Setup, on_host_cuda, world_for
 
 from fscomm.transports.cuda_driver import Cuda, CudaStreams, register, unregister
-from fscomm.transports.slots import store
-from fscomm.transports.watch import poll
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
@@ -23,7 +21,6 @@ import gpu_probe  # noqa: E402
 from common.checks import Checks  # noqa: E402
 
 setup = host_cuda.setup
-SOON_S = 10.0  # for what comes at once, unless the machine is slow
 
 
 def found(folder: Path, name: str) -> dict[str, tuple[str, str]]:
@@ -74,24 +71,6 @@ def test_streams_that_a_waiting_one_holds_up_are_named(setup: Setup, queues: int
     assert probed(replace(setup, queues=queues), stalled, tmp_path) == ("passed", said)
 
 
-def standing_still(streams: CudaStreams, word: torch.Tensor, folder: Path) -> tuple[str, str]:
-    queues = {"ring 1": streams.stream()}
-    streams.cuda("cuStreamWaitValue32", queues["ring 1"], word.data_ptr(), 1, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_probe, "WAIT_S", 0.05)
-        gpu_probe.stalls(Checks(folder, "stalls"), streams, queues, {"copies": lambda name: None}, word)
-    store(word, 1)
-    assert poll(gpu_probe.marked(streams, queues["ring 1"]).done, SOON_S)
-    return found(folder, "stalls")["copies"]
-
-
-@on_host_cuda
-def test_streams_that_stand_still_by_themselves_prove_nothing(setup: Setup, tmp_path: Path) -> None:
-    status, told = probed(setup, standing_still, tmp_path)
-    assert status == "failed"
-    assert "nothing waits, and yet these stand still: ring 1" in told
-
-
 def grown(streams: CudaStreams, word: torch.Tensor, folder: Path) -> dict[str, tuple[str, str]]:
     stream = streams.stream()
     actions = {
@@ -114,18 +93,3 @@ def test_calls_that_come_back_only_later_are_told_and_errors_end_nothing(setup: 
     assert why.startswith("CudaError: cuMemAlloc on CUDA device 0: ")
     assert told["returns"][0] == "passed"
     assert told["returns"][1].endswith(" ms")
-
-
-def second_ring(streams: CudaStreams, word: torch.Tensor) -> None:
-    before = shim().shim_mapped()
-    ring = gpu_probe.SecondRing(streams)
-    ring.words()
-    ring.grow()
-    assert shim().shim_mapped() == before + 3  # words, and memory mapped twice
-    ring.close()
-    assert shim().shim_mapped() == before
-
-
-@on_host_cuda
-def test_a_second_ring_grows_and_gives_back(setup: Setup) -> None:
-    probed(setup, second_ring)

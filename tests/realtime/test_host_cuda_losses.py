@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import host_cuda
@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 import transport_contract as contract
 from host_cuda import NAME, Setup, world_for
+from test_transport_failures import Outcome
 from transport_jobs import Job, one_pair, open_by
 from worlds import World
 
@@ -47,14 +48,6 @@ def growing_at_once(rank: int, world_size: int) -> None:
 
 def test_two_rings_may_grow_at_once_in_any_order(setup: Setup) -> None:
     world_for(setup, 2).run(host_cuda.run, setup, growing_at_once)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an operation raised, "" if it brought what it had to, and how long it took."""
-
-    said: str
-    took_s: float
 
 
 def attempted(rank: int, world_size: int, case: Callable[..., None], *args: Any) -> Outcome:

@@ -1,8 +1,9 @@
-"""Blocks in real time: ranks that are late, killed or stopped are named within the time limit; late workers, too."""
+"""Blocks in real time: ranks that are late are named within the time limit; late workers and devices.
 
-import os
+Ranks that are killed or stopped: `test_lost_at_random.py`.
+"""
+
 import random
-import signal
 import time
 from contextlib import suppress
 from functools import partial
@@ -32,7 +33,7 @@ TIMEOUT_S = 3.0
 LIMIT_S = TIMEOUT_S + 14  # a slow machine included
 
 
-def timed(rank: int, size: int, loop: Any, stays: str = "") -> tuple[str, str, float]:
+def timed(rank: int, size: int, loop: Any) -> tuple[str, str, float]:
     """What this rank's loop raised (type and text), and how long that took."""
     took = []
 
@@ -43,7 +44,7 @@ def timed(rank: int, size: int, loop: Any, stays: str = "") -> tuple[str, str, f
         finally:
             took.append(time.monotonic() - start)
 
-    return *heard(rank, size, ALONE, loop_timed, stays=stays), took[0]
+    return *heard(rank, size, ALONE, loop_timed), took[0]
 
 
 def does_not_enable(run: Run) -> None:
@@ -73,65 +74,6 @@ def test_a_rank_that_does_not_come_is_named(loop: Any, odd: str) -> None:
         assert kind == (odd if rank == ODD else "PeerError"), (rank, kind, text)
         assert rank == ODD or "rank 1" in text
         assert took < LIMIT_S, (rank, took)
-
-
-def lost(rank: int, size: int, who: int, how: signal.Signals, at: int, transport: str) -> tuple[str, str, float]:
-    """Rank `who` is lost in step `at`, its rows under way; at -1 before `enable`."""
-
-    def lose(run: Run, step: int) -> None:
-        if run.rank == who and step == at:
-            os.kill(os.getpid(), how)
-
-    def loop(run: Run) -> None:
-        lose(run, -1)
-        with fscomm.enable(run.model, transport=transport, timeout_s=TIMEOUT_S) as comm:
-            for step, batch in enumerate(comm.lookahead(run.loader())):
-                loss = run.loss(step, batch)
-                lose(run, step)
-                run.optimizer.zero_grad()
-                loss.backward()
-                run.optimizer.step()
-
-    # a question that the store does not answer is given up on, its thread ends with the connection
-    return timed(rank, size, loop, "freescale-store" if who == 0 else "")
-
-
-LOST = [
-    pytest.param(ODD, signal.SIGKILL, 0, id="killed while all runs plainly"),
-    pytest.param(ODD, signal.SIGSTOP, 0, id="stopped while all runs plainly"),
-    pytest.param(ODD, signal.SIGKILL, 3, id="killed"),
-    pytest.param(ODD, signal.SIGSTOP, 3, id="stopped"),
-    pytest.param(0, signal.SIGKILL, 3, id="host of the store killed"),
-    pytest.param(0, signal.SIGSTOP, 3, id="host of the store stopped"),
-    pytest.param(0, signal.SIGKILL, -1, id="host of the store killed before"),
-    pytest.param(0, signal.SIGSTOP, -1, id="host of the store stopped before"),
-]
-
-
-@pytest.mark.parametrize(("who", "how", "at"), LOST)
-def test_a_lost_rank_is_named(who: int, how: signal.Signals, at: int) -> None:
-    check_lost(who, how, at, "gloo")
-
-
-@pytest.mark.parametrize("transport", ["copy-engine", "host-staged"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_is_named_whatever_carries_rows(how: signal.Signals, transport: str) -> None:
-    check_lost(ODD, how, 3, transport)
-
-
-def check_lost(who: int, how: signal.Signals, at: int, transport: str) -> None:
-    world = World(3)
-    try:
-        answers = world.run(lost, who, how, at, transport, lost={who})
-    finally:
-        world.kill()
-    for rank, answer in enumerate(answers):
-        if rank != who:
-            kind, text, took = answer
-            assert kind == "PeerError" or (kind, at) == ("StoreLost", -1), (kind, text)
-            assert f"rank {who}" in text
-            assert who != 0 or "rank 0, which hosts the job's store" in text
-            assert took < LIMIT_S
 
 
 OPENED = {"channel": (executor, "channel", 2), "row transports": (executor, "open_transport", 2)}

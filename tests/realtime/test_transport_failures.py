@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-import torch
 import torch.distributed as dist
 from transport_jobs import OPENERS, Job, mixed_jobs, open_by, small
 from transport_jobs import attempt as say
@@ -213,74 +212,3 @@ def pause(rank: int, world_size: int) -> None:
 
 def test_a_rank_that_is_stopped_now_and_then_is_waited_for() -> None:
     shared_world(SIZE).run(pause)
-
-
-def abort_blocked(rank: int, world_size: int) -> dict[str, list[Outcome]]:
-    """Rank 0 waits for rank 1, which holds back until rank 0 is out."""
-    transports = {name: open_by(name, LONG_S if rank == 0 else LIMIT_S) for name in OPENERS}
-    jobs = {name: large() for name in OPENERS}
-    released = threading.Event()
-
-    def exchange(name: str) -> list[Outcome]:
-        transport, job = transports[name], jobs[name]
-        if rank == 0:
-            timer = threading.Timer(0.3, transport.abort, ["was told to stop"])
-            timer.start()
-        elif rank == 1:
-            released.wait()
-        found = [attempt(lambda: job.run(transport)) for _ in range(2)]
-        transport.abort("and again")
-        found.append(attempt(lambda: transport.close("done")))
-        transport.close("done")
-        return found
-
-    def release() -> None:
-        dist.barrier()
-        released.set()
-
-    if rank == 0:
-        found = in_threads(exchange)
-        dist.barrier()
-        return found
-    waiting = threading.Thread(target=release)
-    waiting.start()
-    found = in_threads(exchange)
-    waiting.join()
-    return found
-
-
-def test_abort_gets_a_blocked_wait_out() -> None:
-    """At once on the rank that aborts; others find out by their own limit, and at the latest in the next operation."""
-    for rank, of_rank in enumerate(shared_world(SIZE).run(abort_blocked)):
-        reason = "rank 0 was told to stop" if rank else "was told to stop"
-        for name, (blocked, again, close) in of_rank.items():
-            assert close.took_s < SLACK_S, (name, rank, close)
-            for outcome in (blocked, again):
-                assert outcome.said.startswith("PeerError"), (name, rank, outcome)
-                assert reason in outcome.said, (name, rank, outcome)
-                assert outcome.took_s < LIMIT_S + SLACK_S, (name, rank, outcome)
-
-
-def differ(rank: int, world_size: int, name: str, rows: int) -> str:
-    """Rank 2 comes with other sizes than the others. `out` lies between rows that nobody may write."""
-    transport = open_by(name, LIMIT_S)
-    small().run(transport)
-    mine = rows if rank == 2 else 3
-    inp, framed = torch.ones(mine * world_size, 64), torch.full((mine * world_size + 2, 64), -1.0)
-    splits, largest_bytes = [mine] * world_size, mine * 64 * 4
-    outcome = attempt(
-        lambda: transport.all_to_all_v(framed[1:-1], inp, splits, splits, largest_bytes=largest_bytes).wait()
-    )
-    assert outcome.took_s < LIMIT_S + SLACK_S
-    assert (framed[[0, -1]] == -1).all()
-    again = attempt(lambda: large(1).run(transport))
-    transport.close("done")
-    assert again.said.startswith("PeerError")
-    return outcome.said
-
-
-@pytest.mark.parametrize("name", ["copy-engine", "host-staged over shared memory"])  # gloo ends the process
-@pytest.mark.parametrize("rows", [1 << 10, 1 << 16], ids=["more chunks", "larger slots"])
-def test_sizes_that_disagree_end_at_the_time_limit(name: str, rows: int) -> None:
-    said = shared_world(SIZE).run(differ, name, rows)
-    assert said[2].startswith("PeerError")
