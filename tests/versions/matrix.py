@@ -71,7 +71,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
         ),
         *("tests/comm/exactness/test_managed.py", "-m", "not long"),
     ),
-    "programs": ("tests/docs/test_example_programs.py",),
+    "programs": ("tests/programs",),
     "pipelines": ("tests/comm/loop", "-m", "not long"),
     "transports": ("tests/comm/transports", "-m", "not long"),
     "ranks": ("tests/ranks", "tests/golden", "-m", "not long"),

@@ -46,7 +46,14 @@ def sms():
     return Multiprocessors(torch.device("cuda", 0), limit_s=20)
 
 
-def test_copies_to_and_from_the_host_complete(sms):
+def test_a_kernel_waits_until_they_are_let_go(sms):
+    with sms.hold_all_sms():
+        done = sms.sm_copy()
+        assert not within(done, 1.0)
+    assert within(done, LIMIT_S)
+
+
+def test_copies_to_and_from_the_host_do_not(sms):
     host = torch.randint(0, 255, (BYTES,), dtype=torch.uint8).pin_memory()
     back = torch.empty_like(host).pin_memory()
     device = torch.empty(BYTES, dtype=torch.uint8, device="cuda")
@@ -54,9 +61,7 @@ def test_copies_to_and_from_the_host_complete(sms):
     with sms.hold_all_sms():
         assert within(issued(lambda: device.copy_(host, non_blocking=True)), LIMIT_S)
         assert within(issued(lambda: back.copy_(device, non_blocking=True)), LIMIT_S)
-        by_kernel = sms.sm_copy()
-        assert not within(by_kernel, 0.2), "nothing was held"
-    assert within(by_kernel, LIMIT_S)
+        assert not within(sms.sm_copy(), 0.2), "nothing was held"
     assert torch.equal(back, host)
 
 
@@ -70,6 +75,27 @@ def test_the_kernel_ends_by_itself():
     brief = Multiprocessors(torch.device("cuda", 0), limit_s=3)
     with brief.hold_all_sms():
         assert within(brief.sm_copy(), LIMIT_S)
+
+
+class ByKernel:
+    """A transport whose handles wait for one more kernel: a fall-back as it would be."""
+
+    def __init__(self, inner, sms):
+        self.inner, self.sms = inner, sms
+
+    def all_to_all_v(self, *given, largest_bytes):
+        return AfterKernel(self.inner.all_to_all_v(*given, largest_bytes=largest_bytes), self.sms.sm_copy())
+
+
+class AfterKernel:
+    def __init__(self, handle, copied):
+        self.handle, self.copied = handle, copied
+
+    def done(self):
+        return self.handle.done() and self.copied()
+
+    def wait(self):
+        self.handle.wait()
 
 
 def by_name(name, device):
@@ -86,7 +112,7 @@ def own_or_first(rank, world_size):
     return torch.device("cuda", rank if torch.cuda.device_count() >= world_size else 0)
 
 
-def moved_while_held(rank, world_size, name, limit_s=LIMIT_S):
+def moved_while_held(rank, world_size, name, falls_back=None, limit_s=LIMIT_S):
     """Whether rows came while every rank held all its SMs; raises if nothing was held, or other rows came.
 
     Ranks that share a GPU take turns on its SMs, and each holds them in its own.
@@ -94,13 +120,14 @@ def moved_while_held(rank, world_size, name, limit_s=LIMIT_S):
     where = own_or_first(rank, world_size)
     device, sms = Cuda(where), Multiprocessors(where)
     device.enter()
-    transport = (copy_engine if name == "copy-engine" else by_name)(name, device)
+    inner = (copy_engine if name == "copy-engine" else by_name)(name, device)
+    transport = ByKernel(inner, sms) if rank == falls_back else inner
     splits = [1 << 12] * world_size
     inp = torch.arange(sum(splits) * 16, device=where).view(-1, 16) + rank
     largest_bytes = inp.nbytes // world_size
     out = torch.full_like(inp, -1)
     for _ in range(4):  # so often that all is allocated and loaded
-        transport.all_to_all_v(out, inp, splits, splits, largest_bytes=largest_bytes).wait()
+        inner.all_to_all_v(out, inp, splits, splits, largest_bytes=largest_bytes).wait()
     out.fill_(-1)
     torch.cuda.synchronize(where)
     with sms.hold_all_sms():
@@ -113,7 +140,7 @@ def moved_while_held(rank, world_size, name, limit_s=LIMIT_S):
     dist.barrier()
     first = torch.arange(len(inp) * 16, device=where).view(-1, 16).split(splits)[rank]
     assert torch.equal(out, torch.cat([first + source for source in range(world_size)]))
-    transport.close("the test is over")
+    inner.close("the test is over")
     return moved
 
 
@@ -142,4 +169,9 @@ def test_ranks_that_share_a_gpu_are_refused_copy_engine_for_a_reason():
     that share a GPU could be served: `fscomm.transports.cuda_driver.SHARED`.
     """
     with World(2) as world:
-        assert world.run(moved_while_held, "copy-engine", 5.0, timeout_s=150) == [False, False]
+        assert world.run(moved_while_held, "copy-engine", None, 5.0, timeout_s=150) == [False, False]
+
+
+def test_a_fall_back_to_kernels_is_caught():
+    with World(2) as world:
+        assert world.run(moved_while_held, "host-staged", 1, 5.0, timeout_s=150) == [True, False]

@@ -1,11 +1,10 @@
-"""Transports between processes on one GPU, and on two where there are two: what arrives, in which order.
+"""Transports between processes on one GPU, and on two where there are two: what arrives, in which order, by what."""
 
-That no kernel belongs to a transfer: `test_spin.py`.
-"""
-
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ each_transport = pytest.mark.parametrize(
     "name",
     ["copy-engine", "host-staged", pytest.param("nccl", marks=two_gpus), pytest.param("nccl-ce", marks=two_gpus)],
 )
+sm_free = pytest.mark.parametrize("name", ["copy-engine", "host-staged", pytest.param("nccl-ce", marks=two_gpus)])
 
 TIMEOUT_S = 120  # of a case; the first CUDA call of a process takes seconds
 LIMIT_S = 60.0
@@ -130,6 +130,46 @@ def ordered(rank: int, world_size: int, name: str) -> None:
         expected = [(10 * turn + sender) * 16.0 * (1 << 14) for sender in range(world_size)]
         assert read.tolist() == expected
     transport.close("done")
+
+
+@sm_free
+def test_no_kernel_belongs_to_a_transfer(worlds: dict[str, World], name: str, tmp_path: Path) -> None:
+    for kernels, copies, control in world_for(worlds, name).run(traced, name, str(tmp_path), timeout_s=TIMEOUT_S):
+        assert control, "the trace does not show kernels at all"
+        assert kernels == []
+        assert copies, "the trace does not show copies at all"
+
+
+def traced(rank: int, world_size: int, name: str, folder: str) -> tuple[list[str], list[str], list[str]]:
+    """Kernels and copies of an operation that was warmed up, and the kernels of one that has some."""
+    transport, device = opened(name)
+    inp = torch.ones(world_size << 12, 64, device=device.where)
+    out = torch.empty_like(inp)
+    splits = [1 << 12] * world_size
+    other = torch.ones(1 << 20, device=device.where)
+
+    def exchange() -> None:
+        transport.all_to_all_v(out, inp, splits, splits, largest_bytes=inp.nbytes // world_size).wait()
+
+    def trace(what: str, run: object) -> tuple[list[str], list[str]]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()  # type: ignore[operator]
+            torch.cuda.synchronize()
+        path = os.path.join(folder, f"{what} {rank}.json")
+        profile.export_chrome_trace(path)
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        return (
+            [event["name"] for event in events if event.get("cat") == "kernel"],
+            [event["name"] for event in events if event.get("cat") == "gpu_memcpy"],
+        )
+
+    for _ in range(3):
+        exchange()
+    torch.cuda.synchronize()
+    control, _ = trace("control", lambda: other.mul_(2))
+    kernels, copies = trace("exchange", lambda: [exchange() for _ in range(4)])
+    transport.close("done")
+    return kernels, copies, control
 
 
 @each_transport
