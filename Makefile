@@ -77,7 +77,7 @@ test-times: $(KERNELS)
 breaks: $(KERNELS)
 	$(BIN)/python tests/breaks.py
 
-# Plays ranks that end, stop, fail or are late, as the seeds say. SEEDS="4711 4712" replays one.
+# Plays ranks that end, stop, fail or are late, and broken connections, as the seeds say. SEEDS="4711 4712" replays one.
 faults: $(KERNELS)
 	$(BIN)/python tests/faults/play.py $(SEEDS)
 
