@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
-from simulated import Asked, Shape, check_gradients, check_rows, in_one_part, shapes, used
+from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
 
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
@@ -194,39 +194,13 @@ def test_plans_of_all_ranks_fit(shape: Shape, modules: list[int]) -> None:
     assert {(gate.enter.call_count, gate.leave.call_count) for gate in ranks.gates} == {(8, 8)}
 
 
-def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
-    """What one owner has to do with all others, though only it has so much, sets the number of chunks everywhere.
-    What it asks itself does not count."""
-    ranks = Ranks([replace(BUSY, chunk_rows=1)], [0])
-    none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
-    ids = [[[[0, 1, 2], [3], []], [], [[]]], [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    steps = ranks.step(None, 0, [in_one_part(ids)])
-    for step, end in zip(steps, ranks.says(steps, [END] * 3), strict=True):
-        (group,), (back,) = step.groups, end.back
-        assert group is not None
-        assert back is not None
-        for piece, chunks in ((1, 4), (0, 1)):
-            fetch, way = group.fetch[piece], back.pieces[piece]
-            both = (fetch.received, fetch.lookup.splits, way.sent, way.received)
-            assert [len(splits) for splits in both] == [chunks] * 4
-
-
-@pytest.mark.parametrize(
-    ("statuses", "text"),
-    [
-        ([BATCH, END, BATCH], "the loader of rank 1 ended at batch 1, the others have more"),
-        ([BATCH, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
-        ([END, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
-    ],
-)
-def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> None:
-    """All get the same words, and the step before still gets its way back."""
+def test_after_a_rank_had_no_batch_the_step_before_still_gets_its_way_back() -> None:
+    """All get the same words, also of a rank that failed where another one only ended."""
     ranks = Ranks([BUSY, another(BUSY)], [0, 1])
     asked = [of.asked(0) for of in ranks.shapes]
-    steps = ranks.step(None, 0, asked)
-    after = ranks.says(steps, statuses)
+    after = ranks.says(ranks.step(None, 0, asked), [END, BATCH, FAILED])
     assert len({str(verdict) for verdict in verdicts(after)}) == 1
-    assert text in str(after[0].verdict.stop)
+    assert "the loader of rank 2 failed at batch 1" in str(after[0].verdict.stop)
     for g, of in enumerate(ranks.shapes):
         check_back(of, asked[g], set(), set(), after, g)
 

@@ -171,31 +171,6 @@ def test_streams_that_would_share_a_hardware_queue_are_refused_for_every_transpo
         assert said.endswith("CONNECTIONS=32 in the environment of the process, before its first CUDA call")
 
 
-def prioritized(rank: int, size: int) -> list[str]:
-    """Which options of NCCL a transport asks for."""
-    device: Any = SimpleNamespace(where=torch.device("cuda", 0))
-
-    def refuse(*_: object, **options: bool) -> None:
-        raise StepFailed(str(options))
-
-    said = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        patch.setattr(opening, "nccl_backend", refuse)
-        patch.setattr(opening, "engine_copy", lambda where: None)
-        for name in ("nccl", "nccl-ce"):
-            for urgent in (True, False):
-                with pytest.raises(StepFailed) as refused:
-                    opening.open_transport(name, resolve(), device, timeout_s=PATIENCE_S, urgent=urgent)
-                said.append(str(refused.value))
-    return said
-
-
-def test_nccl_is_asked_for_priority_where_rows_are_urgent() -> None:
-    asked = [str({"zero_cta": zero_cta, "urgent": urgent}) for zero_cta in (False, True) for urgent in (True, False)]
-    assert shared_world(2).run(prioritized) == [asked, asked]
-
-
 class Released(Host):
     def __init__(self) -> None:
         self.times = 0
