@@ -88,8 +88,8 @@ class Loop:
         self.maps.now += 1
 
     def mapped_late(self) -> None:
-        """The batch that was announced last, in the hour that is now."""
-        self.records[-1].hour = self.maps.now
+        """The batch of the next forward, in the hour that is now."""
+        self.records[-2].hour = self.maps.now
 
     def written(self) -> None:
         """By hand."""
