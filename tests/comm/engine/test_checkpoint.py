@@ -20,7 +20,6 @@ from patience import PATIENCE_S
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from worlds import shared_world
 
-from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.report.report import WARM_UP
 
@@ -131,24 +130,4 @@ def test_a_state_read_between_two_passes_by_one_rank_waits_for_no_time_limit() -
     """The rows that it waits for are held back by the other rank until that hears of it."""
     config = CONFIGS["row"].but(steps=6)
     for found, _ in shared_world(2).run(compare, config, read_between):
-        assert found == []
-
-
-def written_before_a_forward(run: Run) -> None:
-    """All tables, once the exclusive rows of the step after have been fetched."""
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            if step == SAVED:
-                if run.mode == "fscomm":
-                    *_, coming = comm._engine.steps.to_come()
-                    for module in coming.modules:
-                        module.fetched[EXCLUSIVE].done.result()
-                with torch.no_grad():
-                    for table in run.tables().values():
-                        table.mul_(0.5)
-            run.train(step, batch)
-
-
-def test_tables_that_are_written_before_a_forward_are_read_anew_for_the_step_after_it() -> None:
-    for found, _ in shared_world(2).run(compare, CONFIGS["row"].but(steps=6), written_before_a_forward):
         assert found == []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import simulated
 import torch
@@ -20,7 +21,9 @@ from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
 from fscomm.exchange.wire_gate import WireGate
+from fscomm.plan.group_plan import mask_sizes
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.wire_kernels import carriers
 from fscomm.report.recorder import Recorder
 
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
@@ -233,3 +236,20 @@ def test_the_wire_is_given_free_where_an_exchange_fails(exchange: int) -> None:
     entered = [gate.enter.call_count for gate in ranks.gates]
     assert [gate.leave.call_count for gate in ranks.gates] == entered
     assert max(entered) == exchange - 1  # or a rank heard of an error earlier
+
+
+def test_layout_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="module 0: 1 owners with 2 tables here for world size 3"):
+        replace(BUSY.layouts("module 0")[0], runs=((1, 1),))
+
+
+def test_a_chunk_has_a_row_at_least_and_a_row_takes_one_bit() -> None:
+    layout = BUSY.layouts()[0]
+    assert [replace(layout, chunk_bytes=nbytes).chunk_rows for nbytes in (11, 60 * 12)] == [1, 60]
+    assert [mask_sizes(1, [np.array([rows])], 1).tolist() for rows in (0, 1, 8, 9)] == [[8], [9], [9], [10]]
+
+
+def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
+    found = np.empty(8000, np.int32)
+    carriers(np.ones((8000, 8), np.bool_), np.arange(8000), found)
+    assert np.bincount(found).tolist() == [1000] * 8
