@@ -21,7 +21,7 @@ from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
 
-LIMIT_S = 6.0
+LIMIT_S = 10.0
 
 
 def be_killed(rank: int, world_size: int) -> tuple[str, str, list[str]]:
