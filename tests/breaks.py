@@ -164,7 +164,7 @@ BREAKS: tuple[Break, ...] = (
         file="fsranks/machine/local_processes.py",
         before=' if peer != rank and each["machine"] == here})',
         after=" if peer != rank})",
-        tests=("tests/ranks", "tests/comm/transports/test_watch.py"),
+        tests=("tests/ranks",),
         why="ranks of other machines count as dead, since no process of this machine has their number",
     ),
     Break(

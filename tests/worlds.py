@@ -57,11 +57,11 @@ def exit_codes(case: Callable[..., None], ranks: int, *args: Any) -> list[int | 
     `A_THREAD_WAS_LEFT` says that a thread of Python was there at the very end: it may come out of C++ when Python is
     gone, which aborts the process. Unlike the ranks of a world, these have no process group.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context, server = multiprocessing.get_context("forkserver"), _server(_HASH_SEEDS[0])
     processes = [context.Process(target=_to_the_end, args=(case, rank, ranks, args)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
+    with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+        for process in processes:
+            process.start()
     for process in processes:
         process.join(PATIENCE_S)
         process.kill()

@@ -255,17 +255,17 @@ WHILE_MEASURING = {"Work.wait", "torch.autograd.backward", "ProcessGroup.alltoal
 def test_nothing_stays_when_the_last_meter_has_left_its_block(first_out: str, failing: bool) -> None:
     """Also where blocks do not end in the reverse order, or by an error."""
     before = state()
-    meters = [BubbleMeter(nn.Linear(2, 2)) for _ in range(2)]
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    meters = [BubbleMeter(model) for model in models]
     for meter in meters:
         meter.__enter__()
         assert changed(before) >= WHILE_MEASURING
-    hooked = [meter._model for meter in meters]
     error = KeyError("step") if failing else None
     for meter in meters if first_out == "outer" else meters[::-1]:
         assert changed(before) >= WHILE_MEASURING
         meter.__exit__(type(error) if error else None, error, None)
     assert not changed(before)
-    assert not any(model._forward_hooks or model._forward_pre_hooks for model in hooked)
+    assert not any(model._forward_hooks or model._forward_pre_hooks for model in models)
 
 
 def test_nothing_stays_where_entering_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from played_network import Job
 from ranks_as_threads import Ranks
@@ -60,28 +59,6 @@ def test_ranks_connect_for_a_few_keys(size: int) -> None:
     groups, job = all_ranks(size, lambda of: ControlGroup(of, timeout_s=LIMIT_S))
     assert not any(group.one_host for group in groups)
     check_asked(job, size + 4)
-
-
-@pytest.mark.parametrize("size", SIZES[:2])
-@pytest.mark.parametrize("lost", [0, 9])
-def test_a_lost_rank_is_found_by_all_others(size: int, lost: int) -> None:
-    """Where rank 0 is lost, each of the others reads the notes of all."""
-
-    def work(context: RankContext) -> str:
-        group = ControlGroup(context, timeout_s=LIMIT_S)
-        if context.rank == lost:
-            ranks.stop(lost)
-            ranks.wait(0.0)
-        with pytest.raises(PeerError) as caught:
-            group.all_gather(np.zeros(1))
-        return str(caught.value)
-
-    ranks = Ranks(size, seed=size)
-    job = Job(ranks, store_host=None, machines=str)
-    said = ranks.run(lambda rank: work(job.context(rank)))
-    assert [f"rank {lost} did not answer within" in str(text) for text in said] == [
-        rank != lost for rank in range(size)
-    ]
 
 
 def test_where_rank_0_is_late_the_first_answer_counts_for_all() -> None:

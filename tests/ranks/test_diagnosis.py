@@ -1,8 +1,12 @@
-"""The sentence that says why an exchange failed, from the notes of the ranks."""
+"""The sentence that says why an exchange failed, from the notes of the ranks and the processes of a machine."""
+
+import os
+import subprocess
 
 import pytest
 
 from fsranks.diagnosis import Note, diagnose
+from fsranks.machine.local_processes import Neighbours, machine, own_process
 
 SIZE = 4
 LIMIT_S = 1000.0
@@ -72,3 +76,17 @@ def test_reasons_of_other_ranks_come_before_everything_else() -> None:
     notes = waited(2, None, 2, 2) | {2: Note("left", 0), 3: Note("was told to stop", 0)}
     assert sentence(notes, gone=(1,)) == "rank 2 left; rank 3 was told to stop"
     assert "rank 1 has ended" in sentence(waited(2, None, 2, 2) | {0: Note("own", 2)}, gone=(1,))
+
+
+def test_only_processes_of_this_machine_are_neighbours() -> None:
+    """A number says nothing of a process on another machine. One that ended and was not collected does not run."""
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert os.path.exists(f"/proc/{process.pid}")
+    mine = own_process()
+    assert mine == {"machine": machine(), "pid": os.getpid()}
+    ended, elsewhere = {**mine, "pid": process.pid}, {"machine": "another", "pid": process.pid}
+    neighbours = Neighbours.among({0: mine, 1: elsewhere, 2: mine, 3: ended}, 0)
+    assert len(neighbours) == 2
+    assert (neighbours.gone(), neighbours.active()) == ([3], [2])
+    process.wait()

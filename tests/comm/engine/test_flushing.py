@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from exact import compare
+from exact_configs import CONFIGS
+from programs import operations_of, play
 from torch import nn
 from worlds import shared_world
 
@@ -124,34 +127,15 @@ def test_every_way_to_write(table: Table, write: Callable[[Any], Any]) -> None:
     assert table.own.tolist() == [0.5] * 4 + [1] * 2
 
 
-@torch.jit.script
-def halve(weight: torch.Tensor) -> None:
-    weight.mul_(0.5)
-
-
-LIBRARY = torch.library.Library("flushing", "DEF")
-LIBRARY.define("halve(Tensor(a!) x) -> ()")
-LIBRARY.impl("halve", lambda x: np.multiply(x.numpy(), 0.5, out=x.numpy()) is None or None, "CPU")
-
-
-def with_gradient(weight: torch.Tensor, gradient: float) -> torch.Tensor:
-    weight.grad = torch.full_like(weight, gradient)
-    return weight
-
-
-UNSEEN_WRITES: list[Callable[[torch.Tensor], Any]] = [
-    lambda view: torch.optim.SGD([with_gradient(view, 0.5)], lr=1.0, fused=True).step(),
-    halve,
-    torch.jit.trace(lambda x: x.mul_(0.5), torch.ones(2, 2)),
-    torch.ops.flushing.halve,
-    torch.ops.flushing.halve.default,
-    lambda view: view.untyped_storage().copy_(torch.full((6,), 0.5).untyped_storage()),
-    lambda view: ctypes.memmove(view.data_ptr(), np.full(4, 0.5, np.float32).tobytes(), 16),
-]
-
-
-@pytest.mark.parametrize("write", UNSEEN_WRITES)
-def test_writes_that_no_class_sees(table: Table, write: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.jit.trace(lambda x: x.mul_(0.5), torch.ones(2, 2)),
+        lambda view: view.untyped_storage().copy_(torch.full((6,), 0.5).untyped_storage()),
+        lambda view: ctypes.memmove(view.data_ptr(), np.full(4, 0.5, np.float32).tobytes(), 16),
+    ],
+)
+def test_writes_that_no_class_sees(table: Table, write: Callable[[torch.Tensor], Any]) -> None:
     """Through a view that was made before."""
     view = table.weight.data
     table.events.clear()
@@ -160,19 +144,30 @@ def test_writes_that_no_class_sees(table: Table, write: Callable[[Any], Any]) ->
     assert table.own.tolist()[0] == 0.5
 
 
+WAYS = {
+    "terms of a loss": " ".join(f"next table_in_loss:{n} backward" for n in range(6)),
+    "writes": " ".join(f"train_next write:{n}" for n in range(9)),
+    "aliases": " ".join(f"train_next alias:{n} use_alias:0 use_alias:1" for n in range(9)),
+}
+
+
+def played(rank: int, size: int, way: str) -> list[str]:
+    return compare(rank, size, CONFIGS["row"], play(operations_of(WAYS[way])))[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_that_without_fscomm_whatever_reaches_the_tables(way: str) -> None:
+    """By each variant that `programs.py` has: nodes of autograd, functions that ask no class, memory of others."""
+    assert shared_world(2).run(played, way) == [[], []]
+
+
 def collectives(rank: int, size: int) -> None:
     group = dist.group.WORLD
     assert group is not None
     half = torch.full((2, 2), 0.5)
     for write in (
         lambda view: dist.scatter(view, [half], src=0),
-        lambda view: dist.all_gather([view], half),
-        lambda view: dist.all_gather_into_tensor(view, half),
-        lambda view: dist.reduce_scatter_tensor(view, half),
-        lambda view: dist.all_to_all_single(view, half),
         lambda view: dist.broadcast(view, src=0, async_op=True).wait(),
-        lambda view: dist.all_reduce(view),
-        lambda view: group.allreduce([view]).wait(),
         lambda view: dist._broadcast_coalesced(group, [view], 1024, 0),  # type: ignore[attr-defined]
     ):
         table = Table()
@@ -208,41 +203,6 @@ def test_compiled_transforms_are_one_graph_still() -> None:
     for function in (torch.vmap(torch.sin), torch.func.grad(lambda x: x.pow(2).sum())):
         expected = function(torch.ones(3))
         assert torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3)).equal(expected)
-
-
-def put_data(weight: torch.Tensor) -> torch.Tensor:
-    made = torch.empty(0)
-    made.data = weight
-    return made
-
-
-ALIASES: list[Callable[[torch.Tensor], torch.Tensor]] = [
-    put_data,
-    torch.empty(0).set_,
-    lambda view: torch.empty(0).set_(view.untyped_storage(), 0, (2, 2)),  # type: ignore[call-overload]
-    copy.copy,
-    lambda view: view.as_subclass(nn.Parameter),
-    torch.Tensor,
-    nn.Parameter,
-    lambda view: torch.Tensor._make_subclass(nn.Parameter, view),
-]
-
-
-@pytest.mark.parametrize("make", ALIASES)
-def test_aliases_made_in_the_block(table: Table, make: Callable[[Any], Any]) -> None:
-    """Their memory is counted; they are watched from the next forward, or the end of a backward pass, on."""
-    alias = make(table.weight.data)
-    assert not table.handles.handed_out()
-    table.events.clear()
-    assert alias.sum() == 4
-    assert table.events == ["update"]
-    with torch.no_grad():
-        alias.fill_(0.5)
-    assert table.events[-1] == "written"
-    assert table.own.tolist()[:4] == [0.5] * 4
-    kind: Any = type(alias)
-    table.close()
-    assert type(alias) is kind.plain
 
 
 EXPORTS: list[Callable[[torch.Tensor], Any]] = [
@@ -293,26 +253,6 @@ def test_other_threads_may_fill_tuples_meanwhile(table: Table) -> None:
     over.set()
     thread.join()
     assert errors == []
-
-
-TERMS: list[Callable[[torch.Tensor], torch.Tensor]] = [
-    lambda weight: weight.pow(2).sum(),
-    lambda weight: (torch.ones(3, 2, requires_grad=True) @ weight.detach().T).sum(),
-    lambda weight: nn.functional.linear(torch.ones(3, 2, requires_grad=True), weight).sum(),
-    lambda weight: nn.functional.embedding(torch.tensor([0]), weight).exp().sum(),
-    lambda weight: weight.data.requires_grad_().exp().sum(),
-]
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_nodes_of_autograd_look(table: Table, term: Callable[[Any], torch.Tensor]) -> None:
-    """At what they saved of a table, when backward comes to them."""
-    loss = term(table.weight)
-    assert not table.handles.handed_out(), "what is saved is watched"
-    table.events.clear()
-    loss.backward()
-    if "Exp" not in str(loss.grad_fn.next_functions):  # it saved its result
-        assert "update" in table.events
 
 
 def test_autograd_refuses_what_was_written_since(table: Table) -> None:

@@ -30,13 +30,17 @@ class PlayedMaps:
 
 
 class Loop:
-    """A look-ahead of one batch: batch n+1 is announced before the forward of batch n."""
+    """A look-ahead of one batch: batch n+1 is announced before the forward of batch n.
+
+    A program is a text of the methods below. said: of each forward why it was not served; empty: it was.
+    """
 
     def __init__(self) -> None:
         self.maps = PlayedMaps()
         self.order = MapOrder(self.maps)  # type: ignore[arg-type]
         self.records: list[Record] = []
         self.renewed: list[bool] = []
+        self.said: list[str] = []
         self.announce()
 
     def announce(self) -> None:
@@ -48,95 +52,77 @@ class Loop:
         met = None if before is None else self.maps.now if self.renewed[-1] else before.hour
         self.records.append(Record(hour=self.maps.now, hour_before=met))
 
-    def run(self, *, foreign: bool = False) -> str | None:
-        """Announces the next batch, and runs the one before it. Why that was not served; None: it was."""
-        step = len(self.records) - 1
-        self.announce()
-        return self.forward(step, foreign=foreign)
-
-    def forward(self, step: int, *, foreign: bool = False) -> str | None:
-        why = "foreign" if foreign else self.order.problem(step, self.records[step])
+    def forward(self) -> None:
+        """Of the batch before the one that was announced last."""
+        step = len(self.records) - 2
+        why = self.order.problem(step, self.records[step])
         if why is None:
             self.order.bring_up_to_date(self.records[step])
         else:
-            with self.order.own_forward(as_announced=not foreign):
-                self.maps.version += self.maps.writes
-        return why
+            self.plain(as_announced=True)
+        self.said.append(why or "")
+
+    def run(self) -> None:
+        self.announce()
+        self.forward()
+
+    def foreign(self) -> None:
+        """The forward of another batch."""
+        self.announce()
+        self.plain(as_announced=False)
+
+    def plain(self, *, as_announced: bool = True) -> None:
+        """The maps' own forward, as on a rank whose ids were right where another one's were not."""
+        with self.order.own_forward(as_announced=as_announced):
+            self.maps.version += self.maps.writes
+
+    def fails(self) -> None:
+        with contextlib.suppress(KeyError), self.order.own_forward(as_announced=True):
+            raise KeyError
+
+    def hour_inside(self) -> None:
+        with self.order.own_forward(as_announced=True):
+            self.maps.now += 1
+
+    def hour(self) -> None:
+        self.maps.now += 1
+
+    def mapped_late(self) -> None:
+        """The batch of the next forward, in the hour that is now."""
+        self.records[-2].hour = self.maps.now
+
+    def written(self) -> None:
+        """By hand."""
+        self.maps.version += 1
+
+    def reads(self) -> None:
+        self.maps.writes = not self.maps.writes
 
 
-def served(loop: Loop, steps: int) -> list[bool]:
-    return [loop.run() is None for _ in range(steps)]
+CHANGED, HOUR, READ = "another batch came, or they were changed", "another hour has begun", "are only read now"
 
 
-def test_twins_are_taken_once() -> None:
+@pytest.mark.parametrize(
+    ("program", "said", "renewals"),
+    [
+        ("run run run run run", ["", "", "", "", ""], 1),
+        ("run run foreign run run run run", ["", "", CHANGED, "", "", ""], 2),
+        ("run run announce hour forward run run run run", ["", "", HOUR, CHANGED, "", "", ""], 2),
+        ("foreign announce hour forward announce mapped_late forward", [CHANGED, HOUR], 2),
+        ("run run written run run run", ["", "", CHANGED, "", ""], 2),
+        ("run run fails run run run", ["", "", CHANGED, "", ""], 2),
+        ("run run hour_inside run run run", ["", "", CHANGED, "", ""], 2),
+        ("run run announce plain run run run", ["", "", "", "", ""], 1),
+        ("run run announce reads forward reads run run", ["", "", READ, CHANGED, ""], 2),
+    ],
+)
+def test_what_was_mapped_ahead_is_used_where_maps_are_as_expected(program: str, said: list[str], renewals: int) -> None:
+    """And twins are made anew only where they have to be. The fourth: a batch that the twins met again ran in another
+    hour than that in which they met it."""
     loop = Loop()
-    assert served(loop, 5) == [True] * 5
-    assert loop.renewed == [True] + [False] * 5
-
-
-def test_after_another_batch_one_more_runs_plainly() -> None:
-    loop = Loop()
-    served(loop, 2)
-    assert loop.run(foreign=True) == "foreign"
-    assert "another batch came" in str(loop.run())
-    assert served(loop, 3) == [True] * 3
-    assert loop.renewed.count(True) == 2
-
-
-def test_an_hour_that_begins_between_a_batch_and_its_forward() -> None:
-    loop = Loop()
-    served(loop, 2)
-    loop.announce()
-    loop.maps.now += 1
-    assert "another hour" in str(loop.forward(2))
-    assert [loop.run() is None for _ in range(4)] == [False, True, True, True]
-
-
-def test_an_hour_that_begins_before_the_batch_that_twins_met_again() -> None:
-    """It ran in another hour than that in which they met it."""
-    loop = Loop()
-    loop.run(foreign=True)
-    loop.announce()
-    assert loop.renewed[-1]
-    loop.maps.now += 1
-    assert loop.forward(1) is not None
-    loop.announce()
-    loop.records[2].hour = loop.maps.now  # was mapped late
-    assert "another hour" in str(loop.forward(2))
-
-
-@pytest.mark.parametrize("how", ["written", "fails", "hour"])
-def test_maps_that_a_forward_leaves_otherwise(how: str) -> None:
-    """Between two forwards by hand; by the module's own forward that raises, or in which an hour begins."""
-    loop = Loop()
-    served(loop, 2)
-    if how == "written":
-        loop.maps.version += 1
-    else:
-        with contextlib.suppress(KeyError), loop.order.own_forward(as_announced=True):
-            loop.maps.now += how == "hour"
-            if how == "fails":
-                raise KeyError
-    assert loop.run() is not None
-    assert [loop.run() is None for _ in range(2)][-1]
-
-
-def test_a_stale_batch_that_was_the_right_one_leaves_twins_as_they_are() -> None:
-    """As on a rank whose hour was right, where another one's was not."""
-    loop = Loop()
-    served(loop, 2)
-    loop.announce()
-    with loop.order.own_forward(as_announced=True):
-        loop.maps.version += 1
-    assert served(loop, 3) == [True] * 3
-    assert loop.renewed.count(True) == 1
-
-
-def test_maps_that_are_only_read() -> None:
-    loop = Loop()
-    served(loop, 2)
-    loop.announce()
-    loop.maps.writes = False
-    assert "only read" in str(loop.forward(2))
-    loop.maps.writes = True
-    assert [loop.run() is None for _ in range(2)][-1]
+    for action in program.split():
+        getattr(loop, action)()
+    for words, found in zip(said, loop.said, strict=True):
+        assert words in found
+        assert bool(words) == bool(found)
+    assert loop.renewed.count(True) == renewals

@@ -57,9 +57,7 @@ def offsets_of(ids: Ids) -> Tensor:
 
 
 def bags_of(ids: Ids) -> list[KernelBags]:
-    """Of kernels with the features `FEATURES` each."""
-    kernels = len(ids) // len(FEATURES)
-    runs = tuple(map(FEATURES.count, sorted(set(FEATURES)))) * kernels
+    runs = tuple(map(FEATURES.count, sorted(set(FEATURES))))
     layout = GroupLayout(
         module="",
         sharding="table_wise",
@@ -68,8 +66,8 @@ def bags_of(ids: Ids) -> list[KernelBags]:
         dim=DIM,
         dtype=torch.float32,
         runs=(runs,),
-        rows=(max(ROWS),) * len(runs),
-        kernels=(len(runs) // kernels,) * kernels,
+        rows=ROWS,
+        kernels=(len(runs),),
     )
     ends = offsets_of(ids).numpy()
     return equal_bags(layout, ends[np.cumsum([0, *runs])])
@@ -154,26 +152,6 @@ def test_a_late_update_uses_rate_counter_and_arguments_of_its_step(
         update(late, *each)
     assert_same(plain, served)
     assert not torch.equal(state(served)["weights_host"], before["weights_host"])
-
-
-def test_several_kernels_side_by_side() -> None:
-    """Features of both in one plan; the second gets nothing in the second step, and so it is not called."""
-    kinds = [(EmbOptimType.EXACT_ADAGRAD, SparseType.FP32), (EmbOptimType.EXACT_SGD, SparseType.FP16)]
-    plain, served = [kernel(*kind) for kind in kinds], [kernel(*kind) for kind in kinds]
-    tables = tables_of(*served)
-    for step in range(2):
-        for number, target in [*enumerate(plain), *enumerate(served)]:
-            target.set_learning_rate(0.1 + step + 0.5 * number)
-        both = [draw(step), draw(10 + step) if step == 0 else [torch.empty(0, dtype=torch.int64)] * len(FEATURES)]
-        gradients = [gradients_of(ids, 100 + step) for ids in both]
-        for target, ids, given in zip(plain, both, gradients, strict=True):
-            plain_update(target, ids, given)
-        update(tables, both[0] + both[1], gradients[0] + gradients[1], [take_hyper(target) for target in served])
-    for a, b in zip(plain, served, strict=True):
-        assert_same(a, b)
-    ids = [*draw(5), *draw(6)]
-    rows = [of(torch.cat(part), offsets_of(part)) for of, part in zip(plain, (ids[:3], ids[3:]), strict=True)]
-    assert torch.equal(tables.lookup(looking_up(ids)), torch.cat(rows).flip(0))
 
 
 @pytest.mark.parametrize("divide_by", [(3, 1), (3, 3)])

@@ -14,10 +14,11 @@ import torchrec
 from exact import compare, new_run
 from exact_configs import CONFIGS
 from exact_loops import LOOPS
-from exact_managed import IDS, hash_zch, managed, mch
-from exact_model import Config, Table, build, ids_of
+from exact_managed import hash_zch, managed, mch
+from exact_model import Config, build, ids_of
 from patience import PATIENCE_S
-from worlds import World, shared_world
+from test_maps import TABLES
+from worlds import shared_world
 
 import fscomm
 from fscomm.engine import trial
@@ -28,7 +29,7 @@ from fscomm.tables.torchrec.binding import TorchRecBinding
 from fscomm.tables.torchrec.maps import MapsAhead
 
 ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
-CONFIG = CONFIGS["pooled mixed"].but(steps=4)  # a: bags, b: rows
+CONFIG = CONFIGS["pooled mixed"].but(steps=3)  # a: bags, b: rows
 BOTH = {"embeddings.a": BAGS, "embeddings.b": ROWS}
 
 
@@ -125,10 +126,6 @@ def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
             assert SAID[change].format(kind=kind) in fallbacks[name]
 
 
-TABLES = (
-    Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
-    Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
-)
 MANAGED = Config(modules={"b": TABLES}, static_graph=False, steps=4, builder=managed({"h": hash_zch, "m": mch}))
 KIND = "managed collision by HashZchManagedCollisionModule and MCHManagedCollisionModule"
 
@@ -180,11 +177,10 @@ def test_one_rank_alone_has_a_library_that_lacks_a_module() -> None:
 
 def test_one_rank_alone_fails_in_its_trial() -> None:
     """The other one does not wait for it, and ranks that take no part are told."""
-    with World(3) as world:
-        for found, fallbacks in world.run(with_another_library, "it_raises", (1,)):
-            assert found == []
-            assert fallbacks.keys() == BOTH.keys()
-            assert "a trial of" in fallbacks["embeddings.a"]
+    for found, fallbacks in shared_world(3).run(with_another_library, "it_raises", (1,)):
+        assert found == []
+        assert fallbacks.keys() == BOTH.keys()
+        assert "a trial of" in fallbacks["embeddings.a"]
 
 
 def trials(rank: int, size: int, config: Config) -> tuple[list[str], list[str]]:

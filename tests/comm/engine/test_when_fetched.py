@@ -1,19 +1,16 @@
 """When operations are issued: what these tests see changes no result, but how long a step takes."""
 
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from exact import Run, compare
 from exact_configs import CONFIGS
-from exact_model import Config
+from exact_loops import base
 from worlds import shared_world
 
 from fscomm.device import Host
-from fscomm.engine.program import Program
 from fscomm.exchange.executor import Streams
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.worker import Pending
@@ -31,26 +28,19 @@ def late_backward(run: Run) -> None:
         before.backward()
 
 
-def fetches(rank: int, size: int, config: Config) -> tuple[list[str], Counter[int]]:
-    """What differs from the plain loop, and how often exclusive rows of each step were fetched."""
-    found: Counter[int] = Counter()
-    fetch = Program.fetch_exclusive
-
-    def counted(self: Program, step: Any, modules: Any) -> None:
-        found[step.number] += 1
-        fetch(self, step, modules)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "fetch_exclusive", counted)
-        return compare(rank, size, config, late_backward)[0], found
+def moved(rank: int, size: int, loop: Callable[[Run], None]) -> tuple[list[str], list[Any]]:
+    """What differs from the plain loop, and the bytes that travelled in each step, by module and kind."""
+    found, said = compare(rank, size, CONFIGS["row"].but(steps=8), loop)
+    return found, [step["bytes"] for step in said["report"]["steps"]]
 
 
-def test_exclusive_rows_are_fetched_when_no_update_comes_before_their_use() -> None:
-    """After the first steps, whose updates may be of any rows: they run plainly."""
-    config = CONFIGS["row"].but(steps=8)
-    for found, times in shared_world(2).run(fetches, config):
+def test_exclusive_rows_travel_once_when_no_update_comes_before_their_use() -> None:
+    """As where backward passes are in time. In the first steps updates may be of any rows: they run plainly."""
+    late, in_time = (shared_world(2).run(moved, loop) for loop in (late_backward, base))
+    for (found, by_step), (_, expected) in zip(late, in_time, strict=True):
         assert found == []
-        assert [times[step] for step in range(4, 8)] == [1] * 4
+        assert by_step[4:] == expected[4:]
+        assert any(of["embeddings.a"]["exclusive rows"]["sent"] for of in by_step[4:])
 
 
 class Issuing:

@@ -163,10 +163,6 @@ class Sanitizer(Clocks):
                 )
         return tensor
 
-    def is_called(self, what: str, tensor: torch.Tensor) -> bool:
-        block = self._block(tensor)
-        return block is not None and block.what == what
-
     def broken(self) -> list[str]:
         """Memory that was used or freed too early, in a run that is over. A look-up that no forward used may race: it
         was stale."""

@@ -199,7 +199,6 @@ class Schedule:
             timeout_s=PATIENCE_S,
             parts=numbers,
         )
-        loop._executor.play = self.play  # type: ignore[attr-defined]  # for `without_collision_rows`
         for module in modules:
             module.engine = loop
         if self.kind != "host-staged":

@@ -37,11 +37,6 @@ class Asked:
         return len(self.orders[0])
 
 
-def in_one_part(ids: Ids) -> Asked:
-    parts = [[[[0] * len(samples) for samples in of_owner] for of_owner in of_rank] for of_rank in ids]
-    return Asked(ids=ids, orders=[[None] for _ in ids], parts=parts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The layouts of all ranks, and how ids are drawn."""
@@ -227,12 +222,20 @@ def exchange(
     limit: int | None,
     *,
     owners_send: bool = True,
+    exact: bool = True,
 ) -> list[torch.Tensor]:
     """What each rank gets, chunk after chunk: [W] rows out, and splits [W][chunks][W] of senders and receivers.
 
-    `limit`: about the most entries of one chunk between an owner and all others.
+    `limit`: about the most entries of one chunk between an owner and all others. The owner with the most of them sets
+    the number of chunks of all; what it exchanges with itself does not count. Where rows are passed on, there may be
+    more: `exact`.
     """
-    assert len({len(of_rank) for of_rank in (*sent, *received)}) == 1, "ranks differ in their number of exchanges"
+    (chunks,) = {len(of_rank) for of_rank in (*sent, *received)}  # ranks do not differ in their number of exchanges
+    if limit is not None:
+        owners = [np.sum(of_rank, axis=0) for of_rank in (sent if owners_send else received)]
+        most = max(of_owner.sum() - of_owner[rank] for rank, of_owner in enumerate(owners))
+        needed = max(-(-most // limit), 1)
+        assert chunks == needed if exact else chunks >= needed
     starts = [0] * len(mine)
     got: list[list[torch.Tensor]] = [[] for _ in mine]
     for k in range(len(sent[0])):
@@ -286,7 +289,8 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
         rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
         check_most([lookup.splits for lookup in lookups], {each.most for each in fetch}, two_levels)
         limit = shape.chunk_rows if piece == parts else None
-        pieces.append(exchange(rows, [lookup.splits for lookup in lookups], [each.received for each in fetch], limit))
+        splits = [lookup.splits for lookup in lookups], [each.received for each in fetch]
+        pieces.append(exchange(rows, *splits, limit, exact=not two_levels))
     if two_levels:
         check_hosts(shape, *pieces)
         passed = [[group.fetch[piece].passed_on for group in groups] for piece in range(2)]

@@ -8,19 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import simulated
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
-from simulated import Asked, Shape, check_gradients, check_rows, in_one_part, shapes, used
+from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
 
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
 from fscomm.exchange.wire_gate import WireGate
+from fscomm.plan.group_plan import mask_sizes
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.wire_kernels import carriers
 from fscomm.report.recorder import Recorder
 
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
@@ -194,39 +197,13 @@ def test_plans_of_all_ranks_fit(shape: Shape, modules: list[int]) -> None:
     assert {(gate.enter.call_count, gate.leave.call_count) for gate in ranks.gates} == {(8, 8)}
 
 
-def test_what_ranks_ask_of_owners_is_measured_by_all() -> None:
-    """What one owner has to do with all others, though only it has so much, sets the number of chunks everywhere.
-    What it asks itself does not count."""
-    ranks = Ranks([replace(BUSY, chunk_rows=1)], [0])
-    none = [[[] for _ in simulated.tables_of(runs)] for runs in BUSY.runs]
-    ids = [[[[0, 1, 2], [3], []], [], [[]]], [[[0, 1, 2, 3], [], []], [], [[]]], none]
-    steps = ranks.step(None, 0, [in_one_part(ids)])
-    for step, end in zip(steps, ranks.says(steps, [END] * 3), strict=True):
-        (group,), (back,) = step.groups, end.back
-        assert group is not None
-        assert back is not None
-        for piece, chunks in ((1, 4), (0, 1)):
-            fetch, way = group.fetch[piece], back.pieces[piece]
-            both = (fetch.received, fetch.lookup.splits, way.sent, way.received)
-            assert [len(splits) for splits in both] == [chunks] * 4
-
-
-@pytest.mark.parametrize(
-    ("statuses", "text"),
-    [
-        ([BATCH, END, BATCH], "the loader of rank 1 ended at batch 1, the others have more"),
-        ([BATCH, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
-        ([END, BATCH, FAILED], "the loader of rank 2 failed at batch 1"),
-    ],
-)
-def test_ranks_that_have_no_batch_stop_all(statuses: list[int], text: str) -> None:
-    """All get the same words, and the step before still gets its way back."""
+def test_after_a_rank_had_no_batch_the_step_before_still_gets_its_way_back() -> None:
+    """All get the same words, also of a rank that failed where another one only ended."""
     ranks = Ranks([BUSY, another(BUSY)], [0, 1])
     asked = [of.asked(0) for of in ranks.shapes]
-    steps = ranks.step(None, 0, asked)
-    after = ranks.says(steps, statuses)
+    after = ranks.says(ranks.step(None, 0, asked), [END, BATCH, FAILED])
     assert len({str(verdict) for verdict in verdicts(after)}) == 1
-    assert text in str(after[0].verdict.stop)
+    assert "the loader of rank 2 failed at batch 1" in str(after[0].verdict.stop)
     for g, of in enumerate(ranks.shapes):
         check_back(of, asked[g], set(), set(), after, g)
 
@@ -259,3 +236,20 @@ def test_the_wire_is_given_free_where_an_exchange_fails(exchange: int) -> None:
     entered = [gate.enter.call_count for gate in ranks.gates]
     assert [gate.leave.call_count for gate in ranks.gates] == entered
     assert max(entered) == exchange - 1  # or a rank heard of an error earlier
+
+
+def test_layout_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="module 0: 1 owners with 2 tables here for world size 3"):
+        replace(BUSY.layouts("module 0")[0], runs=((1, 1),))
+
+
+def test_a_chunk_has_a_row_at_least_and_a_row_takes_one_bit() -> None:
+    layout = BUSY.layouts()[0]
+    assert [replace(layout, chunk_bytes=nbytes).chunk_rows for nbytes in (11, 60 * 12)] == [1, 60]
+    assert [mask_sizes(1, [np.array([rows])], 1).tolist() for rows in (0, 1, 8, 9)] == [[8], [9], [9], [10]]
+
+
+def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:
+    found = np.empty(8000, np.int32)
+    carriers(np.ones((8000, 8), np.bool_), np.arange(8000), found)
+    assert np.bincount(found).tolist() == [1000] * 8

@@ -31,29 +31,6 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return work
 
 
-def test_results_in_the_order_given_in_one_thread() -> None:
-    """The first piece of work is held until all the others are queued. Closing completes what was submitted."""
-    worker = worker_on(Host())
-    go = threading.Event()
-    order: list[int] = []
-
-    def work(i: int) -> threading.Thread:
-        assert go.wait(PATIENCE_S)
-        order.append(i)
-        return threading.current_thread()
-
-    futures = [worker.submit(lambda i=i: work(i)) for i in range(20)]
-    assert not any(future.done() for future in futures)
-    go.set()
-    worker.close()
-    (thread,) = {future.result(PATIENCE_S) for future in futures}
-    assert order == list(range(20))
-    assert thread.name == "fscomm test"
-    assert not thread.is_alive()
-    with pytest.raises(RuntimeError, match="the test worker is closed"):  # whoever waited for it would wait for ever
-        worker.submit(lambda: None)
-
-
 @pytest.mark.parametrize("error", [ValueError("a peer is gone"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_after_an_error_nothing_more_runs(error: BaseException) -> None:
     """It is told once, in the worker's thread, before anybody sees it."""
@@ -113,17 +90,6 @@ def test_a_worker_in_the_background_gives_way_and_no_other_thread_does(given: in
         worker.close()
     assert priority() == usual
     assert of_worker == (min(usual + NICENESS, 19) if given == BACKGROUND else usual)
-
-
-def test_work_runs_behind_its_submitter_and_before_who_takes_the_result() -> None:
-    device = Clocks()
-    worker = worker_on(device)
-    device.current.clock["mine"] = 7
-    pending = worker.submit(lambda: device.current.clock.copy())
-    seen = pending.result(PATIENCE_S)
-    worker.close()
-    assert seen["mine"] == 7
-    assert device.current.clock["fscomm test"] == pending.mark.clock["fscomm test"] == 1
 
 
 def test_work_under_way_on_the_device_keeps_what_it_uses_and_closing_waits_for_it() -> None:

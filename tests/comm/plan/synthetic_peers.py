@@ -4,7 +4,6 @@ Row-wise tables of one sharding group. The rank under test is rank 0; all ranks 
 rank asks this one for about 1 / W of its ids.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +19,11 @@ from fscomm.plan.routes import Part, request
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 
-Draw = Callable[[int, int], np.ndarray]
-"""(feature, step) -> int64 row numbers of the feature's table, as many as all ranks together look up there."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Sizes. `ids`: of one rank in one step, over all features. `skew`: how much more often than others one rank asks
-    rank 0. `shared`: share of the rows asked for that owners call shared."""
+    rank 0. `zipf`: few rows are asked for most. `shared`: share of the rows asked for that owners call shared."""
 
     ranks: int
     features: int
@@ -36,6 +32,7 @@ class World:
     dim: int = 128
     chunk_bytes: int = 16 << 20
     skew: float = 1.0
+    zipf: bool = False
     shared: float = 0.3
 
     @property
@@ -61,43 +58,15 @@ class Asked:
     counts: np.ndarray
 
 
-def uniform(world: World, step: int, *, to_all: bool) -> Asked:
+def asked(world: World, step: int, *, to_all: bool) -> Asked:
     """What rank 0 asks of all owners, or what all ranks ask of rank 0: the same numbers, as all ranks are alike."""
     random = np.random.default_rng([step, to_all])
     mean = np.full((world.ranks, world.features), world.ids / world.ranks / world.features)
     mean[world.ranks // 2] *= world.skew
     counts = random.poisson(mean)
-    return Asked(ids=random.integers(0, world.layout.rows[0], counts.sum()), counts=counts)
-
-
-def in_time_order(events: np.ndarray) -> Callable[..., Asked]:
-    """The same with real items: every rank looks up other consecutive `events`, int64; each feature has its own
-    table, in which items lie by hash."""
-
-    def asked(world: World, step: int, *, to_all: bool) -> Asked:
-        per_feature = world.ids // world.features
-        ids, counts = [], np.zeros((world.features, world.ranks), np.int64)
-        for f in range(world.features):
-            start = (step * world.ranks * per_feature + f * 7919) % len(events)
-            rows = _hashed(events.take(np.arange(start, start + per_feature * (1 if to_all else 16)), mode="wrap"), f)
-            owner, row = rows % world.ranks, rows // world.ranks % world.layout.rows[0]
-            if not to_all:  # sixteen ranks' worth of events, of which those on rank 0 are dealt out to all ranks
-                row = np.resize(row[owner == 0], per_feature)
-                owner = np.arange(per_feature) * world.ranks // per_feature
-            order = np.argsort(owner, kind="stable")
-            ids.append(row[order])
-            counts[f] = np.bincount(owner, minlength=world.ranks)
-        starts = np.cumsum(counts, axis=1) - counts + (np.arange(world.features) * per_feature)[:, None]
-        flat, lengths, firsts = np.concatenate(ids), counts.T.ravel(), starts.T.ravel()
-        index = (firsts - (np.cumsum(lengths) - lengths)).repeat(lengths) + np.arange(lengths.sum())
-        return Asked(ids=flat[index], counts=np.ascontiguousarray(counts.T))
-
-    return asked
-
-
-def _hashed(items: np.ndarray, salt: int) -> np.ndarray:
-    mixed = (items.astype(np.uint64) + np.uint64(salt << 32)) * np.uint64(0x9E3779B97F4A7C15)
-    return ((mixed ^ (mixed >> np.uint64(29))) >> np.uint64(3)).astype(np.int64)
+    rows = world.layout.rows[0]
+    ids = random.zipf(1.3, counts.sum()) % rows if world.zipf else random.integers(0, rows, counts.sum())
+    return Asked(ids=ids, counts=counts)
 
 
 @dataclass(slots=True)
@@ -144,10 +113,9 @@ class Peers:
 class Planner:
     """The ids worker of rank 0, step after step."""
 
-    def __init__(self, world: World, asked: Callable[..., Asked]) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.peers = Peers(world)
-        self._asked = asked
         self._layout = world.layout
         served: Any = SimpleNamespace(
             layouts=[self._layout],
@@ -160,18 +128,10 @@ class Planner:
         self._before: ExchangedIds | None = None
 
     def draw(self) -> tuple[Asked, torch.Tensor]:
-        """What the ranks ask in the next step, and the order in which rank 0's model reads its rows: by feature."""
-        self.peers.asked = self._asked(self.world, self._number, to_all=False)
-        mine = self._asked(self.world, self._number, to_all=True)
-        lengths, features = mine.counts.ravel(), np.tile(np.arange(self.world.features), self.world.ranks)
-        local = np.argsort(features.repeat(lengths), kind="stable")
-        shuffled = np.random.default_rng(self._number).random(len(local))  # samples of all owners take turns
-        of_feature = features.repeat(lengths)[local]
-        turns = np.lexsort((shuffled, of_feature))
-        owners = np.arange(self.world.ranks).repeat(self.world.features).repeat(lengths)[local][turns]
-        by_wire = np.lexsort((np.arange(len(owners)), of_feature[turns], owners))
-        order = np.empty(len(owners), np.int32)
-        order[by_wire] = np.arange(len(owners), dtype=np.int32)
+        """What the ranks ask in the next step, and some order in which rank 0's model reads its rows."""
+        self.peers.asked = asked(self.world, self._number, to_all=False)
+        mine = asked(self.world, self._number, to_all=True)
+        order = np.random.default_rng(self._number).permutation(len(mine.ids)).astype(np.int32)
         return mine, torch.from_numpy(order)
 
     def step(self, mine: Asked, order: torch.Tensor) -> ExchangedIds:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from synthetic_peers import Planner, World, uniform
+from synthetic_peers import Planner, World
 from test_bags import drawn_classes, planned, world
 from test_id_exchange import BUSY, Ranks
 from worlds import shared_world
@@ -18,7 +18,7 @@ def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
     kernels = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
     compile_kernels()
     before = {name: len(kernel.signatures) for name, kernel in kernels.items()}
-    planner = Planner(World(ranks=4, features=2, rows=1000, ids=500, dim=4, chunk_bytes=256), uniform)
+    planner = Planner(World(ranks=4, features=2, rows=1000, ids=500, dim=4, chunk_bytes=256))
     for _ in range(3):
         planner.step(*planner.draw())
     in_parts = replace(BUSY, parts=(3, 2))

@@ -2,11 +2,13 @@
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from test_meter import Clock
+from test_trace import Worker
 
 from fscomm.device import Host
 from fscomm.report.recorder import AGREEMENT, Recorder
@@ -18,27 +20,21 @@ def clock() -> Clock:
     return Clock()
 
 
-class Worker:
-    """A span that another thread opens, and closes when told."""
-
-    def __init__(self, recorder: Recorder, kind: str, step: int) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._span = recorder.span(kind, step=step)
-        self._thread.submit(self._span.__enter__).result()
-
-    def close(self) -> None:
-        self._thread.submit(self._span.__exit__, None, None, None).result()
-        self._thread.shutdown()
+def opened(recorder: Recorder, kind: str, step: int) -> Callable[[], object]:
+    """Opens a span in a thread; what is given closes it there."""
+    worker, span = Worker("fscomm"), recorder.span(kind, step=step)
+    worker.do(span.__enter__)
+    return lambda: worker.do(lambda: span.__exit__(None, None, None))
 
 
 def test_work_on_a_worker_is_hidden_but_for_the_time_that_the_training_thread_waits(clock: Clock) -> None:
     recorder = Recorder(clock=clock)
-    worker = Worker(recorder, "exclusive rows", step=3)
+    close = opened(recorder, "exclusive rows", step=3)
     clock.tick(0.010)
     with recorder.wait("collision rows", step=4):
         clock.tick(0.004)
     clock.tick(0.002)
-    worker.close()
+    close()
     report = recorder.report()
     assert report.total.hidden_ms == pytest.approx({"exclusive rows": 12})
     assert report.total.exposed_ms == pytest.approx({"collision rows": 4})
@@ -50,14 +46,14 @@ def test_work_on_a_worker_is_hidden_but_for_the_time_that_the_training_thread_wa
 def test_a_span_that_ends_while_somebody_waits_for_it(clock: Clock, begins_first: str) -> None:
     recorder = Recorder(clock=clock)
     if begins_first == "span":
-        worker = Worker(recorder, "ids", step=0)
+        close = opened(recorder, "ids", step=0)
         clock.tick(0.003)
     with recorder.wait("ids", step=0):
         clock.tick(0.005)
         if begins_first == "wait":
-            worker = Worker(recorder, "ids", step=0)
+            close = opened(recorder, "ids", step=0)
         clock.tick(0.007)
-        worker.close()
+        close()
     assert recorder.report().total.exposed_ms == pytest.approx({"ids": 12})
     assert recorder.report().total.hidden_ms == pytest.approx({"ids": 3 if begins_first == "span" else 0})
 

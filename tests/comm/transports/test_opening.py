@@ -4,6 +4,7 @@ Host collectives by name, from this package and from installed ones.
 """
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,6 @@ import fscomm
 from fscomm.device import Host
 from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice, host_collective, host_collectives
-from fscomm.transports.together import StepFailed
 from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 
@@ -110,90 +110,48 @@ def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
     transport.close("done")
 
 
-def on_cuda(rank: int, size: int, *asked: str) -> list[str]:
-    """Tables on GPUs that are not there; the last rank has a setting that no transport without kernels can stand."""
+def on_cuda(rank: int, size: int, names: Sequence[str], of_last: dict[str, str]) -> list[str]:
+    """Why there is no transport for tables on GPUs that are not there. of_last: the environment of the last rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "device_of", lambda where: SimpleNamespace(where=where))
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        if rank == size - 1:
-            patch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-        where = torch.device("cuda", 0)
-        return [opening.agree_on(name, resolve(), where, timeout_s=PATIENCE_S).why_not for name in asked]
-
-
-def test_what_one_rank_lacks_is_told_to_all_with_what_to_do() -> None:
-    answers = shared_world(2).run(on_cuda, "auto", "gloo", "host-staged", "copy-engine", "nccl-ce", "nccl")
-    assert answers[0] == answers[1]
-    auto, gloo, *named, nccl = answers[0]
-    assert auto == opening.NOT_YET
-    assert "host-staged takes them over gloo" in gloo
-    why = "on rank 1: RuntimeError: CUDA_LAUNCH_BLOCKING=1: every copy would block the thread that issues it. Unset it"
-    assert named == [why] * 3
-    assert nccl.startswith("on ranks 0, 1: RuntimeError: ")  # of torch: it knows no CUDA, or not in a forked process
-
-
-def with_few_queues(rank: int, size: int, names: Sequence[str], of_last: dict[str, str]) -> list[str]:
-    """of_last: the environment of the last rank; the others have hardware queues enough."""
-    device: Any = SimpleNamespace(where=torch.device("cuda", 0))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
+        for name in (*ENOUGH, "CUDA_DEVICE_MAX_COPY_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"):
             patch.delenv(name, raising=False)
-        for name, number in (of_last if rank == size - 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}).items():
-            patch.setenv(name, number)
-        said = []
-        for name in names:
-            with pytest.raises(StepFailed) as refused:
-                opening.open_transport(name, resolve(), device, timeout_s=PATIENCE_S)
-            said.append(str(refused.value))
-        return said
+        for name, value in (of_last if rank == size - 1 else ENOUGH).items():
+            patch.setenv(name, value)
+        where = torch.device("cuda", 0)
+        return [opening.agree_on(name, resolve(), where, timeout_s=PATIENCE_S).why_not for name in names]
+
+
+ENOUGH = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+QUEUES = "CONNECTIONS={}: fscomm issues to up to 20 streams .*CONNECTIONS=32 in the environment .* first CUDA call$"
+BLOCKING = "CUDA_LAUNCH_BLOCKING=1: every copy would block the thread that issues it. Unset it"
 
 
 @pytest.mark.parametrize(
-    ("of_last", "named"),
+    ("of_last", "why"),
     [
-        ({}, "CONNECTIONS=8 (not set)"),
-        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "CONNECTIONS=1"),
-        ({"CUDA_DEVICE_MAX_CONNECTIONS": "many"}, "CONNECTIONS=many"),
-        (
-            {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"},
-            "COPY_CONNECTIONS=8",
-        ),
+        ({}, "CUDA_DEVICE_MAX_" + QUEUES.format(r"8 \(not set\)")),  # what the driver takes
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "CUDA_DEVICE_MAX_" + QUEUES.format(1)),  # as Megatron has it
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "many"}, "CUDA_DEVICE_MAX_" + QUEUES.format("many")),
+        ({**ENOUGH, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"}, "CUDA_DEVICE_MAX_COPY_" + QUEUES.format(8)),
+        ({**ENOUGH, "CUDA_LAUNCH_BLOCKING": "1"}, BLOCKING),
     ],
 )
-def test_streams_that_would_share_a_hardware_queue_are_refused_for_every_transport(
-    of_last: dict[str, str], named: str
-) -> None:
-    """Megatron sets 1, and 8 is what the driver takes."""
-    of_rank_0, of_rank_1 = shared_world(2).run(with_few_queues, opening.NAMES[1:], of_last)
-    assert of_rank_0 == of_rank_1
-    for said in of_rank_0:
-        assert said.startswith(f"on rank 1: RuntimeError: CUDA_DEVICE_MAX_{named}: fscomm issues to up to 20 streams")
-        assert said.endswith("CONNECTIONS=32 in the environment of the process, before its first CUDA call")
+def test_what_would_stop_ranks_on_cuda_is_refused_for_every_transport(of_last: dict[str, str], why: str) -> None:
+    """But kernels of nccl may block their thread."""
+    names = [name for name in opening.NAMES[1:] if name != "nccl" or why != BLOCKING]
+    one, other = shared_world(2).run(on_cuda, names, of_last)
+    assert one == other
+    assert all(re.match(f"on rank 1: RuntimeError: {why}", said) for said in one)
 
 
-def prioritized(rank: int, size: int) -> list[str]:
-    """Which options of NCCL a transport asks for."""
-    device: Any = SimpleNamespace(where=torch.device("cuda", 0))
-
-    def refuse(*_: object, **options: bool) -> None:
-        raise StepFailed(str(options))
-
-    said = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        patch.setattr(opening, "nccl_backend", refuse)
-        patch.setattr(opening, "engine_copy", lambda where: None)
-        for name in ("nccl", "nccl-ce"):
-            for urgent in (True, False):
-                with pytest.raises(StepFailed) as refused:
-                    opening.open_transport(name, resolve(), device, timeout_s=PATIENCE_S, urgent=urgent)
-                said.append(str(refused.value))
-    return said
-
-
-def test_nccl_is_asked_for_priority_where_rows_are_urgent() -> None:
-    asked = [str({"zero_cta": zero_cta, "urgent": urgent}) for zero_cta in (False, True) for urgent in (True, False)]
-    assert shared_world(2).run(prioritized) == [asked, asked]
+def test_what_tables_on_cuda_may_not_have_is_said_with_what_to_do() -> None:
+    one, other = shared_world(2).run(on_cuda, ["auto", "gloo", "nccl"], ENOUGH)
+    assert one == other
+    auto, gloo, nccl = one
+    assert auto == opening.NOT_YET
+    assert "host-staged takes them over gloo" in gloo
+    assert nccl.startswith("on ranks 0, 1: RuntimeError: ")  # of torch: it knows no CUDA, or not in a forked process
 
 
 class Released(Host):
@@ -298,28 +256,6 @@ if dist.get_rank() == 1:
     raise OSError("no such adapter")
 """
 
-
-def test_a_package_that_is_broken_on_one_rank_is_told_to_all(install: Install, tmp_path: Path) -> None:
-    install("broken_host", "broken", BROKEN_ON_ONE)
-    why = (
-        "ImportError: the host collective 'broken' (broken_host_for_tests:open_it) of broken_host 1.5 cannot be loaded"
-    )
-    for choice, _ in shared_world(2).run(agreed, "host-staged:broken", str(tmp_path)):
-        assert choice.name is None
-        assert choice.why_not.startswith(f"on rank 1: {why}: OSError: no such adapter")
-
-
-def test_a_transport_that_brings_other_rows_serves_nobody(install: Install, tmp_path: Path) -> None:
-    """One rank alone sees it; all of them take nothing, for the same reason."""
-    install("swapping_host", "swapping", SWAPS)
-    assert host_collectives() == ["gloo", "shared-memory", "swapping"]
-    answers = shared_world(2).run(agreed, "host-staged:swapping", str(tmp_path))
-    assert answers[0] == answers[1]
-    choice, (line,) = answers[0]
-    assert choice.name is None
-    assert line.endswith("its trial failed: on rank 1: rows from ranks 0, 1 are not what was sent")
-
-
 FAILS = """
 from fscomm.transports.opening import gloo_collective
 
@@ -333,15 +269,32 @@ def fail(*given, largest_bytes):
     raise OSError("the adapter is gone")
 """
 
+OF_BROKEN = r"'broken' \(broken_host\w*:open_it\) of broken_host 1.5 cannot be loaded: OSError: no such adapter"
 
-def test_an_error_in_the_trial_is_a_verdict_for_all(install: Install, tmp_path: Path) -> None:
-    install("failing_host", "failing", FAILS)
-    answers = shared_world(2).run(agreed, "host-staged:failing", str(tmp_path))
-    assert answers[0] == answers[1]
-    choice, _ = answers[0]
+
+@pytest.mark.parametrize(
+    ("entry", "code", "why"),
+    [
+        ("broken", BROKEN_ON_ONE, f"on rank 1: ImportError: .*{OF_BROKEN}"),
+        ("swapping", SWAPS, "its trial failed: on rank 1: rows from ranks 0, 1 are not what was sent$"),
+        (
+            "failing",
+            FAILS,
+            "its trial failed: on rank 0: PeerError: .*"
+            "on rank 1: PeerError: host-staged is over on rank 1: failed: OSError: the adapter is gone",
+        ),
+    ],
+)
+def test_a_host_collective_that_is_wrong_on_one_rank_serves_nobody(
+    install: Install, tmp_path: Path, entry: str, code: str, why: str
+) -> None:
+    install(f"{entry}_host", entry, code)
+    assert host_collectives() == sorted(["gloo", "shared-memory", entry])
+    (choice, lines), other = shared_world(2).run(agreed, f"host-staged:{entry}", str(tmp_path))
+    assert (choice, lines) == other
     assert choice.name is None
-    assert choice.why_not.startswith("its trial failed: on rank 0: PeerError: ")
-    assert "on rank 1: PeerError: host-staged is over on rank 1: failed: OSError: the adapter is gone" in choice.why_not
+    assert re.match(why, choice.why_not)
+    assert lines[0].endswith(choice.why_not)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`host-staged` of one rank: on a device that is as late as it may be, and what ends it. `contract/` has the rest."""
+"""`host-staged` of one rank: its pieces, its buffers, and what ends it. `contract/` has the rest."""
 
 import contextlib
 import functools
@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 from fake_driver import Board, FakeGroup
-from late_device import Late, copied_by
 from patience import PATIENCE_S, until
 
 from fscomm.device import Host
@@ -67,26 +66,6 @@ class Alone:
     def told(self) -> list[str]:
         """What the other ranks were."""
         return [event[2] for event in self.board.events if event[0] == "abort"]
-
-
-@pytest.mark.parametrize("chunk", [64, 100, 1 << 20])
-def test_rows_arrive_however_late_the_device_is(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device makes rows only once it comes to it, as it does what `out` was used for before."""
-    device = Late()
-    monkeypatch.setattr(staged, "_pairs", copied_by(device))
-    alone = Alone(device, chunk=chunk)
-    with closed_at_the_end(alone.transport):
-        jobs = []
-        for number in (5, 0, 64, 1, 33, 200):
-            rows, inp, out = torch.randn(number, 2), torch.zeros(number, 2), torch.zeros(number, 2)
-            device.issue(functools.partial(inp.copy_, rows))
-            device.issue(functools.partial(out.fill_, torch.nan))
-            jobs.append((alone.send(inp, out), rows, inp, out))
-        for handle, rows, inp, out in jobs:
-            handle.wait()
-            assert handle.done()
-            assert torch.equal(out, rows)
-            assert {each.data_ptr() for each in (inp, out) if each.numel()} <= device.read
 
 
 class Noting(Host):

@@ -155,7 +155,10 @@ def bad_calls(transport: Transport) -> list[tuple[str, Callable[[], object]]]:
     def call(*given: Any, largest_bytes: int = 1 << 20) -> object:
         return transport.all_to_all_v(*given, largest_bytes=largest_bytes)
 
+    meta = torch.zeros(2 * w, 4, device="meta")
+    elsewhere = ("was made for tensors on cpu, got one on meta", lambda: call(meta, meta, two, two))
     return [
+        *([elsewhere] if transport.name.startswith("nccl") else []),
         ("out_splits", lambda: call(out, rows, [*two, 0], two)),
         ("inp_splits", lambda: call(out, rows, two, two[1:])),
         ("add up", lambda: call(out, rows, [3, *two[1:]], two)),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from patience import PATIENCE_S
+from played_clock import PlayedClock
 
 from fscomm.transports.slots import in_circle
 
@@ -141,20 +142,6 @@ class FakeQueue:
             machine.issued.notify_all()
 
 
-class FakeClock:
-    """Goes on when somebody waits."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
-        self.seconds += max(seconds, 0.0)
-        return event is not None and event.is_set()
-
-
 class Board:
     """What the ranks tell each other. Notes who asked what.
 
@@ -166,7 +153,7 @@ class Board:
         self.gone: list[int] = []
         self.dead = -1  # of whom the notes on the board are missing
         self.meanwhile: Callable[[], object] | None = None
-        self.clock = FakeClock()
+        self.clock = PlayedClock()
 
     def happen(self) -> None:
         action, self.meanwhile = self.meanwhile, None

@@ -226,22 +226,6 @@ def test_counts_that_come_late_do_not_undo_poison() -> None:
     assert fleet.idle(0)
 
 
-def test_poison_ends_waits_now_and_later_whoever_gave_it() -> None:
-    """Rank 0 does not wait itself; queues of the others, that wait for each other's, are over, too."""
-    fleet = Fleet(Machine(4))
-    fleet.exchange([[500] * 4] * 4).issue(1, 2)
-    assert not fleet.idle(1, 2)
-    fleet.slots[0].poison(500)
-    assert fleet.idle(1, 2)
-    assert all(slots.poisoned() for slots in fleet.slots)
-    sends, receives = fleet.drivers[3].queues
-    receives.wait(fleet.slots[3].filled(3, 2), 7)
-    sends.wait(fleet.slots[3].emptied(3, 1), 7)
-    for slots in fleet.slots:
-        slots.poison(500)
-    assert fleet.idle(3)
-
-
 @pytest.mark.parametrize(("sends", "expects"), [(64, 6400), (6400, 64), (6400, 6400), (0, 64)])
 def test_sizes_that_disagree_end_at_the_time_limit(sends: int, expects: int) -> None:
     """Rank 0 sends 640 bytes and expects as many. Whoever gets all that it expects is through."""

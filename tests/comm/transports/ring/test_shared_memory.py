@@ -7,7 +7,6 @@ import threading
 import weakref
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from fscomm.transports.shared_memory import CopyThread, SharedMemory
 from fscomm.transports.slots import Slots
 from fscomm.transports.together import StepFailed
 from fsranks.control_group import ControlGroup
-from fsranks.machine import memory_file
 from fsranks.rank_context import resolve
 
 COULD_NOT = "could not make or open memory that the ranks share"
@@ -54,7 +52,6 @@ def exchange(rank: int, size: int) -> None:
             handle.wait()
             job.check()
     ring.meet()
-    assert ring._slots.slot_bytes == 4096
     ring.close("was closed")
     assert engines() == []
     assert (threading.active_count(), held()) == before
@@ -88,23 +85,6 @@ def too_large(rank: int, size: int) -> str:
 def test_too_little_memory_is_told_on_all_ranks_with_what_to_do() -> None:
     for said in shared_world(3).run(too_large):
         assert said.startswith(f"on rank 1: OSError: [Errno 27] {COULD_NOT}: File too large. The 3 ranks need")
-
-
-def without_memory(rank: int, size: int) -> str:
-    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
-    with (
-        mock.patch.object(memory_file, "free_memory", return_value=(1 << 40) if rank == 0 else (1 << 20)),
-        pytest.raises(StepFailed, match="MiB more for one ring") as caught,
-    ):
-        opened(group)
-    group.close("was closed")
-    return str(caught.value)
-
-
-def test_memory_that_is_not_free_is_not_taken() -> None:
-    """The system would give it, and end a process for it."""
-    for said in shared_world(2).run(without_memory):
-        assert said.startswith(f"on rank 1: OSError: [Errno 12] {COULD_NOT}: Cannot allocate memory")
 
 
 def test_a_thread_that_waits_ends_and_lets_nothing_after_it_happen() -> None:
