@@ -138,14 +138,6 @@ def test_bad_specs_and_tables_are_refused() -> None:
         check_lengths(RowRefs.of(Block.of(columns, 4)).spans(), SPEC)
 
 
-def test_a_parcel_has_each_ranks_fields_one_after_another_at_multiples_of_8() -> None:
-    rank, itemsize = np.array([0, 0, 2]), np.array([8, 1])
-    parcel = Parcel.of(rank, np.array([[1, 2, 1], [3, 0, 9]]), itemsize, 3)
-    assert parcel.bytes.tolist() == [24 + 8, 0, 8 + 16]
-    assert parcel.part.tolist() == [[0, 24], [32, 32], [32, 40]]
-    assert parcel.value.tolist() == [[0, 8, 32], [24, 27, 40]]
-
-
 def test_status_words_keep_everything() -> None:
     flags = {"ended": True, "left": True, "failed": True}
     times = {"compute_ns": 2**50, "compute_step": 9, "moving_ns": 2**51}

@@ -14,6 +14,7 @@ from patience import PATIENCE_S
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema
+from fsdata.batch.plain import JaggedFeatures
 
 USERS = Schema(context=("user",))
 """Of files of one column, for tests in which only the way to a file matters; see `users` and `found`."""
@@ -108,8 +109,10 @@ def rows_of(batches: Batch | Iterable[Batch], name: str = "row") -> list[int]:
     return [row for batch in some for row in batch.features[name].values().tolist()]
 
 
-def parts_of(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+def parts_of(features: KeyedJaggedTensor | JaggedFeatures) -> dict[str, JaggedTensor]:
     """`features.to_dict()`; also of no samples, where that of torchrec 1.7 and before fails."""
+    if isinstance(features, JaggedFeatures):
+        return dict(features)
     if features.stride():
         return features.to_dict()
     return {key: JaggedTensor(values=features.values(), lengths=features.lengths()) for key in list(features.keys())}
@@ -119,7 +122,8 @@ def tensors(batch: Batch) -> dict[str, Any]:
     """Everything that a batch holds but its statistics: tensors, and lists of texts, by names of their own."""
     found: dict[str, Any] = {"dense": batch.dense, "origin": batch.origin}
     for name, own in {"features": batch.features, **batch.nested}.items():
-        found |= {f"{name} values": own.values(), f"{name} lengths": own.lengths()}
+        values, lengths = own.flat() if isinstance(own, JaggedFeatures) else (own.values(), own.lengths())
+        found |= {f"{name} values": values, f"{name} lengths": lengths}
     for kind in ("labels", "jagged", "passthrough", "mask"):
         for name, value in getattr(batch, kind).items():
             parts = {"values": value.values, "offsets": value.offsets} if isinstance(value, Jagged) else {"": value}

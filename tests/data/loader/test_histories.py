@@ -1,5 +1,7 @@
 """Labels and nested ids along a sequence: cut, shuffled, joined, balanced and resumed with its events."""
 
+from functools import partial
+
 import histories
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,7 @@ from fsdata import (
 )
 
 COST = Polynomial(linear=1, quadratic=1)
+uih = partial(Sequence, "uih", ("item",))
 
 
 def test_every_event_keeps_its_labels(history_folder):
@@ -58,7 +61,7 @@ def test_any_numeric_type(tmp_path, kind, wrap):
     pq.write_table(pa.table({"item": [[1, 2], [3, 4]], "y": made}), tmp_path / "a.parquet")
     roles = [("labels", torch.float32)] + ([("id_labels", torch.int64)] if kind in NUMBERS else [])
     for role, dtype in roles:
-        schema = Schema(sequences=(Sequence("uih", ("item",), **{role: ("y",)}),))
+        schema = Schema(sequences=(uih(**{role: ("y",)}),))
         with loader_on(tmp_path, schema) as loader:
             (batch,) = loader
         assert batch.labels["y"].values.dtype == dtype
@@ -68,9 +71,9 @@ def test_any_numeric_type(tmp_path, kind, wrap):
 def test_what_is_no_label_along_a_sequence(tmp_path):
     pq.write_table(pa.table({"item": [[1]], "y": [[0.5]]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match=r"y: column 'y' is list<element: double>: ids are integers"):
-        loader_on(tmp_path, Schema(sequences=(Sequence("uih", ("item",), id_labels=("y",)),)))
+        loader_on(tmp_path, Schema(sequences=(uih(id_labels=("y",)),)))
     with pytest.raises(SchemaError, match=r"labels along a sequence belong to Sequence\(labels=\.\.\.\)"):
-        loader_on(tmp_path, Schema(sequences=(Sequence("uih", ("item",)),), labels=("y",)))
+        loader_on(tmp_path, Schema(sequences=(uih(),), labels=("y",)))
 
 
 def balanced(rank, world_size, folder, options):
@@ -103,12 +106,11 @@ def test_balancing_moves_labels_with_their_events_and_goes_on_to_the_bit(history
 
 
 def test_saved_states_know_labels_along_a_sequence_and_no_others():
-    plain = Sequence("uih", ("item",), floats=("price",), max_length=9)
+    plain = uih(floats=("price",), max_length=9)
     assert repr(plain) == "Sequence(name='uih', fields=('item',), floats=('price',), max_length=9, keep='last')"
     assert repr(RECENT).endswith("max_length=3, keep='first', labels=('liked',), nested=('shops',))")
-    labelled = Sequence("uih", ("item",), id_labels=("next_item",))
-    assert repr(labelled).endswith("max_length=None, keep='last', id_labels=('next_item',))")
-    assert repr(Sequence("uih", ("item",), share="user")).endswith("keep='last', share='user')")
+    assert repr(uih(id_labels=("next_item",))).endswith("max_length=None, keep='last', id_labels=('next_item',))")
+    assert repr(uih(share="user")).endswith("keep='last', share='user')")
     assert eval(repr(SCHEMA)) == SCHEMA
 
 
@@ -134,21 +136,20 @@ def test_side_tables_bring_events_or_their_labels(tmp_path, side_has):
 def one_row(folder, labels, **options):
     made = {"item": pa.array([[1, 2, 3], [4, 5]]), "watched": pa.array(labels, pa.list_(pa.float64()))}
     pq.write_table(pa.table(made), folder / "a.parquet")
-    schema = Schema(sequences=(Sequence("uih", ("item",), max_length=2, labels=("watched",)),))
+    schema = Schema(sequences=(uih(max_length=2, labels=("watched",)),))
     with loader_on(folder, schema, sources=ParquetSource(str(folder), **options)) as loader:
         return [row.tolist() for batch in loader for row in batch.labels["watched"]]
 
 
-def test_labels_of_another_length_are_an_error_even_where_they_would_be_cut(tmp_path):
-    with pytest.raises(DataError, match=r"row 1: the lists of 'uih' have different lengths: item 2, watched 3"):
-        one_row(tmp_path, [[1, 2, 3], [1, 2, 3]])
-
-
-def test_nulls_follow_the_policy_of_the_label(tmp_path):
-    with pytest.raises(DataError, match=r"row 0: watched is null at position 1 of the list"):
-        one_row(tmp_path, [[1, None, 3], [1, 2]])
-    with pytest.raises(DataError, match=r"row 1: watched is null\. Give"):
-        one_row(tmp_path, [[1, 2, 3], None])
+def test_what_labels_may_not_be(tmp_path):
+    """Lists of another length are an error even where they would be cut; nulls follow the policy of the label."""
+    for labels, message in (
+        ([[1, 2, 3], [1, 2, 3]], r"row 1: the lists of 'uih' have different lengths: item 2, watched 3"),
+        ([[1, None, 3], [1, 2]], r"row 0: watched is null at position 1 of the list"),
+        ([[1, 2, 3], None], r"row 1: watched is null\. Give"),
+    ):
+        with pytest.raises(DataError, match=message):
+            one_row(tmp_path, labels)
     nulls = [[1, float("nan"), None], None]
     assert one_row(tmp_path, nulls, defaults={"watched": 7}) == [[7, 7], [7, 7]]
     assert one_row(tmp_path, [[1, 2, 3], None], nulls={"watched": "drop"}) == [[2, 3]]
@@ -171,37 +172,25 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
     ("make", "match"),
     [
         (lambda: Schema(context={"item", "row"}), r"takes a tuple of names, got \{'"),
-        (lambda: Schema(sequences={Sequence("uih", ("item",))}), "which has no order"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("item",)),)), "used twice: item"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("y",)),), labels=("y",)), "used twice: y"),
+        (lambda: Schema(sequences={uih()}), "which has no order"),
+        (lambda: Schema(sequences=(uih(labels=("item",)),)), "used twice: item"),
+        (lambda: Schema(sequences=(uih(labels=("y",)),), labels=("y",)), "used twice: y"),
         (lambda: Schema(sequences=(Sequence("uih", ("item", "tags"), nested=("tags",)),)), "used twice: tags"),
+        (lambda: Schema(sequences=(uih(nested=("tags",)), Sequence("tags", ("tag",)))), "both called tags"),
+        (lambda: Schema(sequences=(uih(nested=("candidates",)),)), "a nested field and a sequence are both called can"),
         (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("tags",)), Sequence("tags", ("tag",)))),
-            "a nested field and a sequence are both called tags",
-        ),
-        (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("candidates",)),)),
-            "a nested field and a sequence are both called candidates",
-        ),
-        (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("old",)), Sequence("old", ("first",)))),
+            lambda: Schema(sequences=(uih(labels=("old",)), Sequence("old", ("first",)))),
             "a label of the sequence 'uih' and a sequence are both called 'old'",
         ),
         (
-            lambda: Schema(
-                sequences=(Sequence("uih", ("item",), id_labels=("candidates",)),),
-                candidates=Sequence("candidates", ("shown",)),
-            ),
-            "both called 'candidates'.*divide by the wrong count",
+            lambda: Schema(sequences=(uih(id_labels=("both",)),), candidates=Sequence("both", ("shown",))),
+            "both called 'both'.*divide by the wrong count",
         ),
         (lambda: Schema(sequences=(Sequence("samples", ("item",)),)), "counts the samples of a batch"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("samples",)),)), "counts the samples of a batch"),
+        (lambda: Schema(sequences=(uih(nested=("samples",)),)), "counts the samples of a batch"),
         (lambda: Sequence("uih", labels=("watched",)), "'uih' has no fields"),
         (lambda: Sequence("uih", nested=("tags",)), "'uih' has no fields"),
-        (
-            lambda: Sequence("uih", ("item",), labels="watched"),
-            r"labels=\.\.\.\) takes a tuple of names, got the string",
-        ),
+        (lambda: uih(labels="watched"), r"labels=\.\.\.\) takes a tuple of names, got the string"),
     ],
 )
 def test_names_are_unique_and_labels_need_events(make, match):
