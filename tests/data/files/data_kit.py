@@ -85,7 +85,7 @@ def rows_in(value: Jagged) -> list[list[Any]]:
 def _nested(batch: Batch, group: Any) -> dict[str, list[Any]]:
     """The lists of ids of the events of every sample."""
     along = batch.features[group.fields[0]] if group.fields else batch.jagged[group.floats[0]]
-    lengths = (along.lengths() if group.fields else along.lengths).tolist()
+    lengths = (along.offsets() if group.fields else along.offsets).diff().tolist()
     found = {}
     for name, part in parts_of(batch.nested[group.name]).items():
         events = iter(rows_in(Jagged(part.values(), part.offsets().long())))

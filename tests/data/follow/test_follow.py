@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import loader_on
 from growing import (
     ENDLESS,
     FAST,
@@ -35,7 +36,6 @@ from fsdata import (
     Balance,
     CorruptFileError,
     Follow,
-    FreeScaleDataLoader,
     Join,
     ParquetSource,
     Retry,
@@ -379,7 +379,7 @@ def test_options_that_contradict_each_other(tmp_path, make, message):
 
 def test_loaders_that_cannot_follow(folder):
     with pytest.raises(ValueError, match="the only one"):
-        FreeScaleDataLoader([ParquetSource(folder, follow=Follow(**FAST)), ParquetSource(folder)], SCHEMA, batch_size=4)
+        loader_on([ParquetSource(folder, follow=Follow(**FAST), columns=IDS), ParquetSource(folder)], SCHEMA)
     with pytest.raises(ValueError, match=r"shuffle_window=0.1 is a share of the epoch"):
         loader_of(folder, shuffle=True, shuffle_window=0.1)
     with pytest.raises(ValueError, match="a source that is followed makes the ranks talk"):
@@ -394,7 +394,7 @@ def test_states_of_other_loaders(folder):
             damaged = {**state, "follow": {**state["follow"], key: "?"}}
             with pytest.raises(StateError):
                 loader.load_state_dict(damaged)
-        with FreeScaleDataLoader(ParquetSource(folder, columns=IDS), SCHEMA, batch_size=4, num_threads=1) as other:
+        with loader_on(ParquetSource(folder, columns=IDS), SCHEMA, batch_size=4) as other:
             for one, two in ((loader, other), (other, loader)):
                 with pytest.raises(StateError, match="belongs to another run"):
                     one.load_state_dict(two.state_dict())

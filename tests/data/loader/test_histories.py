@@ -183,8 +183,8 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
             "a label of the sequence 'uih' and a sequence are both called 'old'",
         ),
         (
-            lambda: Schema(sequences=(uih(id_labels=("both",)),), candidates=Sequence("both", ("shown",))),
-            "both called 'both'.*divide by the wrong count",
+            lambda: Schema(sequences=(uih(id_labels=("candidates",)),), candidates=Sequence("candidates", ("shown",))),
+            "both called 'candidates'.*divide by the wrong count",
         ),
         (lambda: Schema(sequences=(Sequence("samples", ("item",)),)), "counts the samples of a batch"),
         (lambda: Schema(sequences=(uih(nested=("samples",)),)), "counts the samples of a batch"),

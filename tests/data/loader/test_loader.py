@@ -100,7 +100,10 @@ def test_what_is_printed_of_loader_and_batch(loader_of):
 @pytest.mark.parametrize(
     ("wrong", "todo"),
     [
-        (lambda source, make: make("/data/x"), r"write ParquetSource\('/data/x'\)"),
+        (
+            lambda source, make: FreeScaleDataLoader("/data/x", SCHEMA, batch_size=4),
+            r"write ParquetSource\('/data/x'\)",
+        ),
         (lambda source, make: make(source, num_workers=4), "num_threads="),
         (lambda source, make: pickle.dumps(make(source)), "make one in every process"),
         (lambda source, make: make(source)[0], "iterate over the FreeScaleDataLoader itself"),

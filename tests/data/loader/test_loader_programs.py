@@ -69,15 +69,8 @@ def made(folder, options, *, some, mapped):
 
 def plain_order(rank, size, folder, options, of_sources):
     """The rows of this rank, one after another, of a loader that neither balances nor drops, in one thread."""
-    given = {
-        **options,
-        "balance": None,
-        "max_tokens": None,
-        "uneven": "empty",
-        "drop_last": False,
-        "num_threads": 1,
-        "prefetch": 0,
-    }
+    given = {**options, "balance": None, "max_tokens": None, "uneven": "empty", "drop_last": False}
+    given |= {"num_threads": 1, "prefetch": 0}
     with made(folder, given, **of_sources) as loader:
         rows = rows_of(loader)
         assert loader.dropped == 0

@@ -175,7 +175,8 @@ def check_counts(step: tuple[dict[str, Any], ...], of: dict[str, Any]) -> None:
         if not of["as_of"]:
             assert batch["held"] == (sum(of_rows.values()) if of["share"] else events)
     if of["balance"] in ("swap", "vbs", "cap"):
-        events, candidates = (sum(len(sample[name]) for sample in found) for name in ("item", "candidate"))
+        events = sum(len(sample["item"]) for sample in found)
+        candidates = len(found) if of["explode"] else sum(len(sample["candidate"]) for sample in found)
         counts = {(batch["items"]["uih"], batch["items"]["candidates"], batch["items"]["kind"]) for batch in step}
         assert counts == {(events, candidates, candidates)}
 

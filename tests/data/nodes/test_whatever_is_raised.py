@@ -124,18 +124,14 @@ def test_it_reaches_the_loop(folder, loop, error):
 
 
 TOGETHER = {
-    "map": lambda source, call: balancing(replace(source, map=call)),
+    "map": lambda source, call: loader_on("/", replace(source, map=call), balance=Balance()),
     "map, and rows drop out": lambda source, call: loader_on(
         "/", replace(source, map=call, filter=pl.col("row") % 7 != 3)
     ),
-    "adapt": lambda source, call: balancing(source, adapt=call),
-    "a cost model": lambda source, call: balancing(source, cost=Cost(call)),
+    "adapt": lambda source, call: loader_on("/", source, balance=Balance(), adapt=call),
+    "a cost model": lambda source, call: loader_on("/", source, balance=Balance(cost=Cost(call))),
     "an inner loader": lambda source, call: rebalance(call, lengths=lambda batch: batch["x"], timeout_s=PATIENCE_S),
 }
-
-
-def balancing(source, cost=Polynomial(), **options):
-    return loader_on("/", source, balance=Balance(cost=cost), **options)
 
 
 def raises_on_rank_1(rank, world_size, folder):
