@@ -96,7 +96,7 @@ def test_lengths_of_any_size_arrive(longest: int) -> None:
     assert np.array_equal(found, np.concatenate(lengths, axis=1))
 
 
-def test_a_layout_becomes_a_record() -> None:
+def test_a_sample_takes_no_history_that_is_stored_once_with_it() -> None:
     schema = Schema(
         sequences=(Sequence("uih", fields=("item",), floats=("price",)),),
         candidates=Sequence("candidates", fields=("shown",)),
@@ -104,27 +104,13 @@ def test_a_layout_becomes_a_record() -> None:
         dense=("age", "hour", "day"),
         labels=("click", "bought"),
     )
-    spec = RecordSpec.of_layout(layout_of(schema, frozenset({"click"})))
-    assert spec.groups == ("uih", "candidates")
-    lengths = np.array([[0, 3], [0, 2]])
-    by_name = dict(zip(spec.names, spec.field_lengths(lengths).tolist(), strict=True))
-    assert by_name == {
-        "user": [1, 1],
-        "item": [0, 3],
-        "shown": [0, 2],
-        "price": [0, 3],
-        "dense": [3, 3],
-        "click": [0, 2],
-        "bought": [1, 1],
-    }
-    assert np.array_equal(spec.group_lengths(spec.field_lengths(lengths)), lengths)
     stored = RecordSpec.of_layout(layout_of(schema, frozenset({"click"}), as_of=("uih",)))
     rank = np.array([1])
     short, long = (
         Parcel.of(rank, stored.field_lengths(np.array([[events], [2]])), stored.sent, 2).bytes.tolist()
         for events in (0, 10_000)
     )
-    assert short == long  # a sample takes no history that is stored once with it
+    assert short == long
 
 
 def test_bad_specs_and_tables_are_refused() -> None:

@@ -379,7 +379,7 @@ def test_options_that_contradict_each_other(tmp_path, make, message):
 
 def test_loaders_that_cannot_follow(folder):
     with pytest.raises(ValueError, match="the only one"):
-        loader_on([ParquetSource(folder, follow=Follow(**FAST), columns=IDS), ParquetSource(folder)], SCHEMA)
+        loader_on([ParquetSource(folder, follow=of, columns=IDS) for of in (Follow(**FAST), None)], SCHEMA)
     with pytest.raises(ValueError, match=r"shuffle_window=0.1 is a share of the epoch"):
         loader_of(folder, shuffle=True, shuffle_window=0.1)
     with pytest.raises(ValueError, match="a source that is followed makes the ranks talk"):

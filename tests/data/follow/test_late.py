@@ -69,8 +69,7 @@ def test_late_data_gives_what_complete_data_gives(tmp_path, shuffle, balance):
     pieces |= {"d": list(range(200, 208)), "e": list(range(303, 308))}
     for name, rows in pieces.items():
         write_side(complete, name, rows)
-    with loader_of(complete, **options) as loader:
-        expected = list(loader)
+    expected, _ = load(rows_with(complete), SCHEMA, **options)
     found = []
     with loader_of(late, **options) as loader:
         batches = iter(loader)
@@ -88,8 +87,7 @@ def test_a_row_waits_no_longer_than_it_has_to(tmp_path):
     for number in range(2):
         write_rows(tmp_path, number)
     write_side(tmp_path, "a", [0, 2, 104])
-    with loader_of(tmp_path, wait="100ms", batch_size=8) as loader:
-        first, second = loader
+    (first, second), _ = load(rows_with(tmp_path, wait="100ms"), SCHEMA, batch_size=8)
     assert first.mask["score"].tolist() == [True, False, True, *[False] * 5]
     assert first.labels["score"].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
     assert second.mask["each"].tolist() == [False] * 4 + [True] + [False] * 3

@@ -27,7 +27,7 @@ def loader_on(folder, sources=None, schema=SCHEMA, **options):
 
 
 def sources_of(folder, **options):
-    partner = {"columns": {"item": "items"}, "defaults": {"country": 77}, "weight": 2.0}
+    partner = {"columns": {"item": "items"}, "defaults": {"country": 77}}
     return [ParquetSource(folder / "own", **options), ParquetSource(folder / "partner", **options, **partner)]
 
 

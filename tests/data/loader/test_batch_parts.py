@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,8 @@ def test_a_cut_is_at_the_nearest_boundary(costs: list[int], number: int) -> None
 
 
 def test_a_part_without_samples_is_a_batch(files: Path) -> None:
-    for kind in SCHEMAS:
-        whole = batches_of(files, kind, 4, True, True)[0]
+    for kind, torchrec in product(SCHEMAS, (True, False)):
+        whole = batches_of(files, kind, 4, True, torchrec)[0]
         empty = min(whole.parts(len(whole) + 1), key=len)
         assert (len(empty), empty.loss_weight) == (0, 0)
         assert [len(part) for part in empty.parts(3)] == [0, 0, 0]

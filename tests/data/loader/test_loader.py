@@ -34,9 +34,9 @@ def sources(folder):
     return sources_of(folder)
 
 
-def test_sources_keep_their_order(loader_of):
+def test_sources_keep_their_order(loader_of, sources):
     assert rows_of(loader_of()) == rows_of(loader_of(mix="time")) == ALL
-    weighted = rows_of(loader_of(mix="weighted"))
+    weighted = rows_of(loader_of([sources[0], replace(sources[1], weight=2.0)], mix="weighted"))
     assert [row for row in weighted if row < 100] == list(range(40))
     assert sum(row >= 100 for row in weighted[:12]) in (5, 6, 7, 8, 9)
 

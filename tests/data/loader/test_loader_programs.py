@@ -17,7 +17,7 @@ from rank_loaders import ALL, COST, check_ids, loader_on, read_and_go_on, source
 from sets import SCHEMA, expected
 from worlds import shared_world
 
-from fsdata import Balance, StateError
+from fsdata import Balance
 
 CAP = 19  # events and candidates: the longest sample has 15, four samples about 25
 KEPT = (pl.col("row") < 22) | (pl.col("row") % 5 == 0)  # then ranks end at other steps
@@ -163,30 +163,3 @@ def test_every_row_once_where_it_belongs(id_folder, seed):
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(want)
     assert drops or len(seen) == len(want)
-
-
-def other(batch):
-    return twice(batch)
-
-
-def test_states_of_other_functions_are_refused(folder):
-    with loader_on(folder, sources_of(folder, map=twice)) as loader:
-        state = loader.state_dict()
-    for function in (other, None):
-        with (
-            loader_on(folder, sources_of(folder, map=function)) as loader,
-            pytest.raises(StateError, match="source 0 arguments"),
-        ):
-            loader.load_state_dict(state)
-
-
-def fails(batch):
-    if 30 in batch["row"].to_pylist():
-        raise KeyError("lost")
-    return batch
-
-
-def test_an_error_of_a_function_names_the_row(folder):
-    with loader_on(folder, sources_of(folder, map=fails)) as loader, pytest.raises(KeyError, match="lost") as caught:
-        list(loader)
-    assert any(note.startswith("map=... failed with row") for note in caught.value.__notes__)

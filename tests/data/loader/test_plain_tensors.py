@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_kit import load, rows_in
 from histories import SCHEMA as OF_HISTORIES
-from rank_loaders import loader_on, torchrec_is
+from rank_loaders import torchrec_is
 
 from fsdata import ParquetSource, Schema, SchemaError, Sequence
 from fsdata.batch.plain import JaggedFeatures
@@ -22,8 +22,7 @@ LISTS["candidates"] = ("candidate", "click")
 
 
 def batches_of(folder: Any, schema: Schema = OF_HISTORIES) -> list[Any]:
-    with histories.loader_on(folder, schema=schema, batch_size=9) as loader:
-        return list(loader)
+    return load(folder, schema, batch_size=9)[0]
 
 
 def test_tensors_by_name(history_folder) -> None:
@@ -71,8 +70,7 @@ def test_the_length_is_that_of_the_schema(history_folder) -> None:
 
 def test_a_field_that_is_called_like_a_mask(history_folder) -> None:
     schema = Schema(context=("uih_mask",), sequences=(Sequence("uih", ("item",)),))
-    with loader_on(None, ParquetSource(history_folder, columns={"uih_mask": "row"}), schema) as loader:
-        batch = next(iter(loader))
+    batch, *_ = load(ParquetSource(history_folder, columns={"uih_mask": "row"}), schema)[0]
     with pytest.raises(SchemaError, match="a field is called 'uih_mask', and so is the mask of 'uih'"):
         batch.padded(3)
 
@@ -81,11 +79,10 @@ def test_samples_without_an_event(history_folder) -> None:
     """A batch of which a sequence holds nothing."""
     schema = replace(OF_HISTORIES, candidates=None, labels=())
     source = ParquetSource(history_folder, filter=pl.col("row") % 4 == 0)
-    with loader_on(None, source, schema, batch_size=3) as loader:
-        for batch in loader:
-            found = batch.padded(2)
-            assert not found["uih_mask"].any()
-            assert found["item"].shape == (len(batch), 2)
+    for batch in load(source, schema, batch_size=3)[0]:
+        found = batch.padded(2)
+        assert not found["uih_mask"].any()
+        assert found["item"].shape == (len(batch), 2)
 
 
 @pytest.mark.parametrize("explode", [None, "candidates"])
@@ -130,27 +127,6 @@ def test_without_torchrec(history_folder) -> None:
         assert batch.to_dict().keys() == other.to_dict().keys()
         for name, value in batch.padded(4).items():
             assert torch.equal(value, other.padded(4)[name])
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [[[], [], []], [[1, 1], [1, 1], [3, 0], [1, 1], [3, 0], [0, 2]], [[2, 0, 1]], []],
-    ids=["no samples", "keys of equal lengths", "one key", "no keys"],
-)
-def test_features_have_the_values_and_lengths_of_each_key(lengths) -> None:
-    """Ranks that have ended get batches without samples."""
-    rows = [torch.tensor(each, dtype=torch.int64) for each in lengths]
-    sizes = [int(each.sum()) for each in rows]
-    keys, values = tuple("abcdef"[: len(rows)]), torch.arange(sum(sizes))
-    flat = torch.cat([*rows, torch.empty(0, dtype=torch.int64)])
-    features = JaggedFeatures.of(keys, values, flat, len(lengths[0]) if lengths else 4).to("cpu")
-    assert tuple(features) == keys
-    for key, own, part in zip(keys, rows, values.split(sizes) if keys else (), strict=True):
-        for found in (features[key].values(), features.jagged(key).values):
-            assert torch.equal(found, part)
-        for found in (features[key].offsets(), features.jagged(key).offsets):
-            assert torch.equal(found.diff(), own)
-            assert len(found) == len(own) + 1
 
 
 def test_jagged_tensors_of_one_sequence_go_together(history_folder) -> None:

@@ -19,8 +19,10 @@ from worlds import shared_world
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence, StateError, global_mean
 
 ROWS, USERS, DEFAULT = 26, 5, 7
+LARGE = 2**53 + 1  # no float64 holds it
 LENGTHS = {"short": [0, 1, 5, 9], "long": [0, 33, 40, 64, 90]}  # lists of 32 and more on average stay in their pages
-ROW_LISTS = {"item": pa.int32(), "action": pa.int64(), "price": pa.float32(), "tags": pa.list_(pa.int64())}
+EVENT = {"item": pa.int32(), "action": pa.int64(), "price": pa.float32(), "watched": pa.float64(), "next": pa.int64()}
+ROW_LISTS = {**EVENT, "tags": pa.list_(pa.int64())}
 ALONG = {"candidate": pa.int32(), "bid": pa.float32(), "kind": pa.int64(), "click": pa.float64()}
 BALANCES = ("none", "tokens", "swap", "vbs", "cap")
 
@@ -29,7 +31,15 @@ def events_of(random: np.random.Generator, long: str, mark: int) -> list[dict[st
     count = int(random.choice(LENGTHS[long]))
     times = np.sort(random.integers(0, 60, count)).tolist()
     return [
-        {"item": mark + n, "action": mark * n, "price": mark + n / 4, "tags": list(range(n % 3)), "time": times[n]}
+        {
+            "item": mark + n,
+            "action": mark * n,
+            "price": mark + n / 4,
+            "watched": mark + n / 8,
+            "next": LARGE + mark + n,
+            "tags": list(range(n % 3)),
+            "time": times[n],
+        }
         for n in range(count)
     ]
 
@@ -87,7 +97,7 @@ class Data:
             null = None if of["as_of"] else row["null"]
             sample = {
                 name: [DEFAULT if name == null else event[name] for event in events]
-                for name in ("item", "action", "price", *(["tags"] if of["nested"] else []))
+                for name in (*EVENT, *(["tags"] if of["nested"] else []))
             }
             sample |= {"row": row["row"], "name": f"row {row['row']}", "number": 10**15 + row["row"]}
             if of["join"]:
@@ -119,7 +129,7 @@ def loader_of(folder: Path, of: dict[str, Any], decoder: str) -> FreeScaleDataLo
         joins.append(Join(side, on="user", fields=("liked", "age")))
     if of["as_of"]:
         table = ParquetSource(folder / "histories.parquet")
-        joins.append(AsOf(table, on="user", at="at", time="time", fields=("item", "action", "price")))
+        joins.append(AsOf(table, on="user", at="at", time="time", fields=tuple(EVENT)))
     source = ParquetSource(
         folder / "rows.parquet",
         join=joins,
@@ -131,6 +141,8 @@ def loader_of(folder: Path, of: dict[str, Any], decoder: str) -> FreeScaleDataLo
         "uih",
         ("item", "action"),
         floats=("price",),
+        labels=("watched",),
+        id_labels=("next",),
         nested=("tags",) if of["nested"] else (),
         max_length=of["cut"],
         keep="last" if of["last"] else "first",
@@ -177,8 +189,8 @@ def check_counts(step: tuple[dict[str, Any], ...], of: dict[str, Any]) -> None:
     if of["balance"] in ("swap", "vbs", "cap"):
         events = sum(len(sample["item"]) for sample in found)
         candidates = len(found) if of["explode"] else sum(len(sample["candidate"]) for sample in found)
-        counts = {(batch["items"]["uih"], batch["items"]["candidates"], batch["items"]["kind"]) for batch in step}
-        assert counts == {(events, candidates, candidates)}
+        wanted = {"uih": events, "watched": events, "candidates": candidates, "kind": candidates}
+        assert all(batch["items"] | wanted == batch["items"] for batch in step)
 
 
 def read(rank: int, size: int, folder: Path, of: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
