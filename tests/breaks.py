@@ -79,7 +79,7 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/nodes/samples.py",
         before="length * count).sum())",
         after="length).sum())",
-        tests=("tests/data/nodes",),
+        tests=("tests/data/loader/test_together.py",),
         why="with explode, the elements in a batch's stats count each history once and not once for each candidate",
     ),
     Break(

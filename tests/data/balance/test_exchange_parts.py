@@ -96,7 +96,7 @@ def test_lengths_of_any_size_arrive(longest: int) -> None:
     assert np.array_equal(found, np.concatenate(lengths, axis=1))
 
 
-def test_a_layout_becomes_a_record() -> None:
+def test_a_sample_takes_no_history_that_is_stored_once_with_it() -> None:
     schema = Schema(
         sequences=(Sequence("uih", fields=("item",), floats=("price",)),),
         candidates=Sequence("candidates", fields=("shown",)),
@@ -104,27 +104,13 @@ def test_a_layout_becomes_a_record() -> None:
         dense=("age", "hour", "day"),
         labels=("click", "bought"),
     )
-    spec = RecordSpec.of_layout(layout_of(schema, frozenset({"click"})))
-    assert spec.groups == ("uih", "candidates")
-    lengths = np.array([[0, 3], [0, 2]])
-    by_name = dict(zip(spec.names, spec.field_lengths(lengths).tolist(), strict=True))
-    assert by_name == {
-        "user": [1, 1],
-        "item": [0, 3],
-        "shown": [0, 2],
-        "price": [0, 3],
-        "dense": [3, 3],
-        "click": [0, 2],
-        "bought": [1, 1],
-    }
-    assert np.array_equal(spec.group_lengths(spec.field_lengths(lengths)), lengths)
     stored = RecordSpec.of_layout(layout_of(schema, frozenset({"click"}), as_of=("uih",)))
     rank = np.array([1])
     short, long = (
         Parcel.of(rank, stored.field_lengths(np.array([[events], [2]])), stored.sent, 2).bytes.tolist()
         for events in (0, 10_000)
     )
-    assert short == long  # a sample takes no history that is stored once with it
+    assert short == long
 
 
 def test_bad_specs_and_tables_are_refused() -> None:
@@ -136,14 +122,6 @@ def test_bad_specs_and_tables_are_refused() -> None:
     columns[5].length[3] = 7
     with pytest.raises(DataError, match="field 'dense' of row 3 has 7 elements, its group or width asks for 3"):
         check_lengths(RowRefs.of(Block.of(columns, 4)).spans(), SPEC)
-
-
-def test_a_parcel_has_each_ranks_fields_one_after_another_at_multiples_of_8() -> None:
-    rank, itemsize = np.array([0, 0, 2]), np.array([8, 1])
-    parcel = Parcel.of(rank, np.array([[1, 2, 1], [3, 0, 9]]), itemsize, 3)
-    assert parcel.bytes.tolist() == [24 + 8, 0, 8 + 16]
-    assert parcel.part.tolist() == [[0, 24], [32, 32], [32, 40]]
-    assert parcel.value.tolist() == [[0, 8, 32], [24, 27, 40]]
 
 
 def test_status_words_keep_everything() -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from global_batches import global_batch
 
-from fsdata.balance.exchange import GlobalBatch, StatusWord
+from fsdata.balance.exchange import GlobalBatch
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import pack
@@ -63,23 +64,17 @@ def test_a_decision_is_kept_over_a_restart() -> None:
             again.load_state_dict(wrong)
 
 
-def batches(world_size: int, number: int, moving_ns: int) -> GlobalBatch:
-    rng = np.random.default_rng(number)
-    status = StatusWord(epoch=0, step=number, compute_ns=1000, compute_step=number - 1, moving_ns=moving_ns)
-    return GlobalBatch(
-        number=number,
-        lengths={"uih": rng.integers(1, 5000, SAMPLES * world_size)},
-        home=np.repeat(np.arange(world_size), SAMPLES),
-        statuses=(replace(status, moving_ns=0), *[status] * (world_size - 1)),
-    )
+def batches(number: int, moving_ns: int) -> GlobalBatch:
+    """Of four ranks, of which the first has moved nothing."""
+    lengths = np.random.default_rng(number).integers(1, 5000, 4 * SAMPLES)
+    times = {"compute_ns": 1000, "compute_step": number - 1, "moving_ns": moving_ns}
+    batch = global_batch(lengths, np.repeat(np.arange(4), SAMPLES), step=number, **times)
+    return replace(batch, statuses=(replace(batch.statuses[0], moving_ns=0), *batch.statuses[1:]))
 
 
-def expected(batch: GlobalBatch, world_size: int, method: str, ranks_per_node: int | None) -> list[int]:
-    cost = Balance().cost(batch.lengths)
-    plan = pack(
-        cost, world_size, method=method, home=batch.home, tokens=batch.lengths["uih"], ranks_per_node=ranks_per_node
-    )
-    return plan.rank.tolist()
+def expected(batch: GlobalBatch, method: str, ranks_per_node: int | None) -> list[int]:
+    options = {"method": method, "tokens": batch.lengths["uih"], "ranks_per_node": ranks_per_node}
+    return pack(Balance().cost(batch.lengths), 4, home=batch.home, **options).rank.tolist()
 
 
 @pytest.mark.parametrize("autotune", [False, True], ids=["", "autotune"])
@@ -91,18 +86,17 @@ def test_the_planner_changes_over_and_a_restarted_one_goes_on_alike(
     planner = StepPlanner(balance, 4)
     found, states = [], []
     for number in range(16):
-        found.append(planner(batches(4, number, 200)).rank.tolist())
+        found.append(planner(batches(number, 200)).rank.tolist())
         states.append(json.loads(json.dumps(planner.state_dict())))
-        full = number < 10
-        assert planner.method == (("fbs+swap", None) if full else (method, ranks_per_node))
+        wanted = ("fbs+swap", None) if number < 10 else (method, ranks_per_node)
+        assert planner.method == wanted
         if not autotune:
-            wanted = ("fbs+swap", None) if full else (method, ranks_per_node)
-            assert found[-1] == expected(batches(4, number, 200), 4, *wanted)
+            assert found[-1] == expected(batches(number, 200), *wanted)
     resumed = StepPlanner(balance, 4)
     resumed.load_state_dict(states[11])
     assert resumed.state_dict() == states[11]
     if not autotune:  # what was reported and not yet learnt from is no part of the state
-        assert [resumed(batches(4, number, 0)).rank.tolist() for number in range(12, 16)] == found[12:]
+        assert [resumed(batches(number, 0)).rank.tolist() for number in range(12, 16)] == found[12:]
     resumed.forget()
     assert resumed.method == ("fbs+swap", None)
     plain = StepPlanner(Balance(autotune=autotune), 4)
@@ -114,7 +108,7 @@ def test_the_planner_changes_over_and_a_restarted_one_goes_on_alike(
 def test_where_moving_is_quick_nothing_changes() -> None:
     planner, default = StepPlanner(Balance("auto"), 4), StepPlanner(Balance(), 4)
     for number in range(20):
-        batch = batches(4, number, 90)
+        batch = batches(number, 90)
         assert planner(batch).rank.tolist() == default(batch).rank.tolist()
     assert planner.state_dict() == {"autotune": None, "choice": {"version": 1, "sparing": False}}
     assert StepPlanner(Balance("auto"), 1).state_dict() is None

@@ -176,6 +176,7 @@ def test_a_small_plan():
     assert plan.rank.tolist() == [0, 1, 1, 0]
     assert plan.moved == 0.5  # samples, where there are no tokens
     assert pack([4, 3, 2, 1], 2).moved is None
+    assert pack([2**61, 2**61 - 1, 1], 2, method="vbs").straggler == 0
     with pytest.raises(ValueError, match="read-only"):
         plan.rank[0] = 1
     with pytest.raises(AttributeError):
@@ -195,7 +196,7 @@ def test_a_small_plan():
         ({"method": "hierarchical", "home": [0] * 4}, "needs ranks_per_node"),
         (
             {"method": "hierarchical", "home": [0] * 4, "ranks_per_node": 3},
-            "ranks_per_node=3 does not divide num_ranks=2",
+            "ranks_per_node=3 does not divide",
         ),
         ({"home": [0, 1, 2, 0]}, r"home\[2\] = 2: ranks go from 0 to 1"),
         ({"home": [0, 1]}, "home has shape \\(2,\\)"),
@@ -210,11 +211,18 @@ def test_a_small_plan():
         ({"method": "vbs", "min_count": 2, "max_count": 1}, "min_count <= max_count"),
         ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
         ({"num_ranks": True}, "num_ranks must be an integer of at least 1, got True"),
+        ({"cost": [1, -3]}, r"cost\[1\] = -3"),
+        ({"cost": [[1, 2]]}, "cost has shape"),
+        ({"cost": [2**62, 1]}, r"sums to 4611686018427387905.*2\*\*62"),
+        ({"cost": np.array([2**64 - 1], np.uint64)}, "sums to"),
+        ({"cost": [1.5, 2.0]}, "cost has dtype"),
+        ({"cost": [True, False]}, "cost has dtype"),
+        ({"cost": ["a", "b"]}, "cost has dtype"),
     ],
 )
 def test_bad_arguments(call, match):
-    with pytest.raises(ValueError, match=match):
-        pack([4, 3, 2, 1], **{"num_ranks": 2, **call})
+    with pytest.raises(TypeError if "dtype" in match else ValueError, match=match):
+        pack(**{"cost": [4, 3, 2, 1], "num_ranks": 2, **call})
 
 
 def test_equal_counts_that_cannot_meet_the_cap_say_what_does():
@@ -226,21 +234,3 @@ def test_equal_counts_that_cannot_meet_the_cap_say_what_does():
     with pytest.raises(ValueError, match=r"max_tokens=6.*the best is 8.*longest sample of 6; use method='vbs'"):
         pack([6, 2, 2, 2], 2, tokens=[6, 2, 2, 2], max_tokens=6)
     assert pack([6, 2, 2, 2], 2, method="vbs", tokens=[6, 2, 2, 2], max_tokens=6).counts.tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("cost", [[1.5, 2.0], [True, False], ["a", "b"]])
-def test_costs_must_be_integers(cost):
-    with pytest.raises(TypeError, match="cost has dtype"):
-        pack(cost, 2)
-
-
-def test_costs_must_be_summable():
-    with pytest.raises(ValueError, match=r"cost\[1\] = -3"):
-        pack([1, -3], 2)
-    with pytest.raises(ValueError, match="cost has shape"):
-        pack([[1, 2]], 2)
-    with pytest.raises(ValueError, match=r"sums to 4611686018427387905.*2\*\*62"):
-        pack([2**62, 1], 2)
-    with pytest.raises(ValueError, match="sums to"):
-        pack(np.array([2**64 - 1], np.uint64), 2)
-    assert pack([2**61, 2**61 - 1, 1], 2, method="vbs").straggler == 0

@@ -290,8 +290,8 @@ def others(rank: int, world_size: int) -> None:
         rows = torch.arange(4) + 10 * rank
         return [{"x": rows[:, None].expand(4, width), "n": rows % 3, "epoch": 3 + rank, "mask": torch.ones(7)}] * 2
 
-    replicate = ("epoch", "mask")
-    with rebalance(batches(), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=PATIENCE_S) as balanced:
+    options: dict[str, Any] = {"replicate": ("epoch", "mask"), "timeout_s": PATIENCE_S}
+    with rebalance(batches(), lengths=lambda batch: batch["n"], **options) as balanced:
         for batch in balanced:
             assert batch["epoch"] == 3 + rank
             assert torch.equal(batch["n"], batch["x"][:, 0] % 3)
@@ -299,15 +299,14 @@ def others(rank: int, world_size: int) -> None:
         with pytest.raises(AttributeError, match="state_dict"):
             balanced.state_dict()
 
+    differs = r"x: rank 0 has 'int64\[B, 2\]', rank 1 'int64\[B, 3\]'"
     with (
-        rebalance(
-            batches(2 + rank), lengths=lambda batch: batch["n"], replicate=replicate, timeout_s=PATIENCE_S
-        ) as balanced,
-        pytest.raises(MismatchError, match=r"x: rank 0 has 'int64\[B, 2\]', rank 1 'int64\[B, 3\]'"),
+        rebalance(batches(2 + rank), lengths=lambda batch: batch["n"], **options) as balanced,
+        pytest.raises(MismatchError, match=differs),
     ):
         next(iter(balanced))
     with pytest.raises(MismatchError, match="replicate: rank 0 has"):
-        rebalance(batches(), lengths="x", replicate=replicate[rank:], timeout_s=PATIENCE_S)
+        rebalance(batches(), lengths="x", replicate=options["replicate"][rank:], timeout_s=PATIENCE_S)
     with pytest.raises(Exception, match="write replicate=") as caught:
         rebalance(batches(), lengths="x", replicate="mask" if rank else (), timeout_s=PATIENCE_S)
     assert isinstance(caught.value, TypeError if rank else PeerError)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from global_batches import global_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Balance, Polynomial, Segmented
-from fsdata.balance.exchange.messages import StatusWord
-from fsdata.balance.exchange.step_exchange import GlobalBatch
+from fsdata.balance.exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups
 
@@ -55,21 +55,19 @@ def test_histories_that_only_touch_are_apart() -> None:
     assert sharing_groups(np.array([5, 0, 3]), np.array([2, 3, 2]), np.zeros(3, np.int64), 1).tolist() == [2, 0, 1]
 
 
-def global_batch(place: np.ndarray, home: np.ndarray, tokens: int = 10) -> GlobalBatch:
-    """Samples that see `tokens` events each, from `place` on."""
-    statuses = (StatusWord(epoch=0, step=0),) * 2
-    lengths = {"uih": np.full(len(place), tokens)}
-    return GlobalBatch(number=0, lengths=lengths, places={"uih": place}, home=home, statuses=statuses)
+def sharing(place: np.ndarray, ranks: int = 2) -> GlobalBatch:
+    """Samples that see ten events each, from `place` on; every rank has read equally many."""
+    home = np.repeat(np.arange(ranks), len(place) // ranks)
+    return global_batch(np.full(len(place), 10), home, places={"uih": place})
 
 
 def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:
     """The first 8 samples have one history and cost next to nothing: a group of 80 tokens, above the cap."""
     place = np.concatenate([np.zeros(8, np.int64), [100, 200]])
-    planner = StepPlanner(Balance(cost=lambda _: np.array([1] * 8 + [1000] * 2), max_tokens=50), 2)
-    plan = planner(global_batch(place, np.repeat([0, 1], 5)))
-    assert np.bincount(plan.rank).tolist() == [5, 5]
-    together = StepPlanner(Balance(cost=lambda _: np.array([1] * 8 + [1000] * 2), max_tokens=90), 2)
-    assert len(set(together(global_batch(place, np.repeat([0, 1], 5))).rank[:8].tolist())) == 1
+    cost = np.array([1] * 8 + [1000] * 2)
+    apart, together = (StepPlanner(Balance(cost=lambda _: cost, max_tokens=most), 2) for most in (50, 90))
+    assert np.bincount(apart(sharing(place)).rank).tolist() == [5, 5]
+    assert len(set(together(sharing(place)).rank[:8].tolist())) == 1
 
 
 @given(
@@ -102,22 +100,13 @@ def test_only_models_with_shared_or_sample_show_them() -> None:
 
 def test_samples_without_events_weigh_what_a_sample_costs() -> None:
     """One sample of 30 events and 30 without: by events alone, the empty ones may go to either rank."""
-    lengths = {"uih": np.array([30] + [0] * 30)}
-    batch = GlobalBatch(
-        number=0, lengths=lengths, places={}, home=np.arange(31) % 2, statuses=(StatusWord(epoch=0, step=0),) * 2
-    )
+    lengths = np.array([30] + [0] * 30)
+    batch = global_batch(lengths, np.arange(31) % 2)
     found = StepPlanner(Balance("vbs", cost=Polynomial(linear=1, quadratic=0, sample=2)), 2)(batch)
-    assert np.bincount(found.rank, weights=lengths["uih"] + 2, minlength=2).tolist() == [46, 46]
-    empty = StepPlanner(Balance("vbs", cost=Polynomial(sample=2)), 2)(
-        GlobalBatch(
-            number=0,
-            lengths={"uih": np.zeros(6, np.int64), "candidates": np.array([9, 1, 1, 1, 1, 1])},
-            places={},
-            home=np.arange(6) % 2,
-            statuses=batch.statuses,
-        )
-    )
-    assert np.bincount(empty.rank).tolist() == [3, 3], "by the model, not by candidates"
+    assert np.bincount(found.rank, weights=lengths + 2, minlength=2).tolist() == [46, 46]
+    batch = global_batch({"uih": np.zeros(6, np.int64), "candidates": [9, 1, 1, 1, 1, 1]}, np.arange(6) % 2)
+    found = StepPlanner(Balance("vbs", cost=Polynomial(sample=2)), 2)(batch)
+    assert np.bincount(found.rank).tolist() == [3, 3], "by the model, not by candidates"
 
 
 @pytest.mark.parametrize("method", ["fbs+swap", "repair"])
@@ -125,7 +114,7 @@ def test_straggler_shares_count_shared_events_once(method: str) -> None:
     """At first 8 samples of one history on rank 0, 8 of others on rank 1. Both shares count alike, in every method."""
     place = np.concatenate([np.zeros(8, np.int64), 100 * np.arange(1, 9)])
     planner = StepPlanner(Balance(method, cost=Polynomial(linear=0, quadratic=0, shared=5)), 2)
-    found = planner(global_batch(place, np.repeat([0, 1], 8)))
+    found = planner(sharing(place))
     load = [5 * 10 * len(set(place[found.rank == rank].tolist())) for rank in range(2)]
     assert found.straggler_before == pytest.approx(1 - 225 / 400)
     assert found.straggler_after == pytest.approx(1 - sum(load) / 2 / max(load))

@@ -1,15 +1,16 @@
-"""Histories with labels and nested ids along them, and what a batch of them holds, sample by sample."""
+"""Histories with labels and nested ids along them, and the samples in plain Python."""
 
 from pathlib import Path
 from typing import Any
 
+import data_kit as kit
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from patience import PATIENCE_S
-from sets import parts_of
+from data_kit import as_python
 
-from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, Sequence
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+
+samples_of = as_python
 
 UIH = Sequence(
     "uih",
@@ -72,15 +73,14 @@ def table_of(rows: range, without: tuple[str, ...] = ()) -> pa.Table:
 
 def write(folder: Path) -> str:
     """`ROWS` samples in two files of small row groups."""
-    folder.mkdir(parents=True, exist_ok=True)
     for file, rows in enumerate((range(25), range(25, ROWS))):
-        pq.write_table(table_of(rows), folder / f"part-{file}.parquet", row_group_size=6)
+        kit.write(folder / f"part-{file}.parquet", table_of(rows), group=6)
     return str(folder)
 
 
 def loader_on(folder: Path, schema: Schema = SCHEMA, **options: Any) -> FreeScaleDataLoader:
     source = options.pop("sources", None) or ParquetSource(str(folder))
-    return FreeScaleDataLoader(source, schema, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options})
+    return kit.loader_on(source, schema, **{"batch_size": 4, **options})
 
 
 def expected(row: int) -> dict[str, object]:
@@ -91,27 +91,3 @@ def expected(row: int) -> dict[str, object]:
             some = slice(group.max_length) if group.keep == "first" else slice(-group.max_length, None)
             sample[name] = sample[name][some]
     return sample
-
-
-def samples_of(batch) -> list[dict[str, object]]:
-    """A batch taken apart into plain rows; the offsets of labels are compared with those of their sequence."""
-    features = parts_of(batch.features)
-    for group in SCHEMA.groups:
-        for name in group.labels + group.id_labels:
-            assert batch.labels[name].offsets.tolist() == features[group.fields[0]].offsets().tolist()
-    parts = {name: Jagged(part.values(), part.offsets().long()) for name, part in features.items()}
-    parts |= {**batch.labels, **batch.jagged}
-    samples = [{name: part[row].tolist() for name, part in parts.items()} for row in range(len(batch))]
-    for group in (UIH, RECENT):
-        assert batch.nested[group.name].keys() == list(group.nested)
-        assert batch.nested[group.name].stride() == len(parts[group.fields[0]].values)
-        for name, part in parts_of(batch.nested[group.name]).items():
-            events = [ids.tolist() for ids in Jagged(part.values(), part.offsets().long())]
-            for sample, start, count in zip(samples, *_places(parts[group.fields[0]]), strict=True):
-                sample[name] = events[start : start + count]
-    return [{**sample, "row": sample["row"][0]} for sample in samples]
-
-
-def _places(part: Jagged) -> tuple[list[int], list[int]]:
-    """First event and number of events of every sample."""
-    return part.offsets[:-1].tolist(), part.lengths.tolist()

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import data_kit as kit
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torchrec import JaggedTensor, KeyedJaggedTensor
+from data_kit import as_python, parts_of, same
 
-from fsdata import Jagged, ParquetSource, Schema, Sequence
+from fsdata import ParquetSource, Schema, Sequence
+
+__all__ = ["parts_of", "same"]  # for tests that do not take them from the kit yet
+samples_of = as_python
 
 SCHEMA = Schema(
     sequences=(Sequence("uih", ("item", "action"), floats=("price",), max_length=9),),
@@ -22,7 +25,6 @@ SCHEMA = Schema(
 
 def write(folder: Path, rows: int, *, first: int = 0, group: int = 7, partner: bool = False, files: int = 1) -> None:
     """`rows` samples numbered from `first`; every third has an empty history."""
-    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(first + 1)
     for file, numbers in enumerate(np.array_split(np.arange(first, first + rows), files)):
         lengths = [0 if n % 3 == 0 else int(rng.integers(1, 13)) for n in numbers]
@@ -46,7 +48,7 @@ def write(folder: Path, rows: int, *, first: int = 0, group: int = 7, partner: b
         if partner:
             columns["items"] = columns.pop("item").cast(pa.large_list(pa.int64()))
             del columns["country"]
-        pq.write_table(pa.table(columns), folder / f"part-{file}.parquet", row_group_size=group)
+        kit.write(folder / f"part-{file}.parquet", columns, group=group)
 
 
 def two_sources(folder: Path) -> list[ParquetSource]:
@@ -74,64 +76,3 @@ def expected(folder: Path) -> dict[int, dict]:
                     row[field] = float(np.float32(row[field]))
                 samples[row["row"]] = row
     return samples
-
-
-def parts_of(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """`features.to_dict()`; also of no samples, where that of torchrec 1.7 and before fails."""
-    if features.stride():
-        return features.to_dict()
-    return {key: JaggedTensor(values=features.values(), lengths=features.lengths()) for key in list(features.keys())}
-
-
-def samples_of(batch) -> list[dict]:
-    """A batch taken apart into plain rows."""
-    features = parts_of(batch.features)
-    rows = []
-    for i in range(len(batch)):
-        row = {key: _row(feature, i) for key, feature in features.items()}
-        for name in SCHEMA.context:
-            (row[name],) = row[name]
-        for name, column in zip(SCHEMA.dense, batch.dense[i].tolist(), strict=True):
-            row[name] = column
-        for name, value in {**batch.labels, **batch.jagged}.items():
-            row[name] = value[i].tolist() if isinstance(value, Jagged) else value[i].item()
-        rows.append(row)
-    return rows
-
-
-def _row(feature, i: int) -> list[int]:
-    offsets = feature.offsets()
-    return feature.values()[offsets[i] : offsets[i + 1]].tolist()
-
-
-def same(one, two) -> bool:
-    """Whether two batches are equal bit for bit."""
-    pairs = [
-        (one.features.values(), two.features.values()),
-        (one.features.lengths(), two.features.lengths()),
-        (one.dense, two.dense),
-        (one.origin, two.origin),
-    ]
-    for name in one.labels:
-        a, b = one.labels[name], two.labels[name]
-        pairs += [(a.values, b.values), (a.offsets, b.offsets)] if isinstance(a, Jagged) else [(a, b)]
-    for name in one.nested:
-        pairs += [
-            (one.nested[name].values(), two.nested[name].values()),
-            (one.nested[name].lengths(), two.nested[name].lengths()),
-        ]
-    for name in one.jagged:
-        pairs += [
-            (one.jagged[name].values, two.jagged[name].values),
-            (one.jagged[name].offsets, two.jagged[name].offsets),
-        ]
-    for name, value in one.passthrough.items():
-        if isinstance(value, list):
-            pairs.append((torch.tensor(value == two.passthrough[name]), torch.tensor(True)))
-        else:
-            pairs.append((value, two.passthrough[name]))
-    return (
-        one.features.keys() == two.features.keys()
-        and one.stats == two.stats
-        and all(torch.equal(a, b) for a, b in pairs)
-    )

@@ -3,17 +3,17 @@
 import itertools
 import logging
 import os
+from functools import partial
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from growing import ENDLESS, WithoutTimes, age
-from patience import PATIENCE_S
-from sets import same
+from data_kit import assert_same, load, loader_on
+from growing import ENDLESS, WithoutTimes, age, before_listings, failing, nothing, put
 from worlds import shared_world
 
-from fsdata import Balance, DataError, Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import Balance, DataError, Follow, Join, ParquetSource, Schema, Sequence
 from fsdata.nodes.follow import late, watcher
 
 FAST = {"every": "10ms", "idle": "60ms", "at_most": 1}
@@ -26,7 +26,7 @@ def write_rows(folder, number, count=8):
     rows = np.arange(count) + 100 * number
     lists = [[row] * (row % 3 + 1) for row in rows.tolist()]
     frame = pl.DataFrame({"row": rows, "request": rows * 7, "item": lists})
-    put(frame, folder / "rows" / f"{number:03}.parquet")
+    put(frame, folder / "rows" / f"{number:03}.parquet", group=3)
 
 
 def write_side(folder, name, rows):
@@ -36,28 +36,23 @@ def write_side(folder, name, rows):
         {"request": rows * 7, "score": rows / 4, "each": lists, "weight": lists},
         schema_overrides={"each": pl.List(pl.Float64), "weight": pl.List(pl.Float64)},
     )
-    put(frame, folder / "side" / f"{name}.parquet")
+    put(frame, folder / "side" / f"{name}.parquet", group=3)
 
 
-def put(frame, path):
-    path.parent.mkdir(exist_ok=True)
-    half = path.with_name(f".{path.name}.half")
-    frame.write_parquet(half, row_group_size=3)
-    half.rename(path)
-
-
-def loader_of(folder, *, missing="mask", wait=ENDLESS["idle"], follow=None, batch_size=3, filesystem=None, **options):
-    side = ParquetSource(folder / "side", follow=Follow(**FAST), filesystem=filesystem)
+def rows_with(folder, *, missing="mask", wait=ENDLESS["idle"], follow=None, filesystem=None, **options):
+    side = ParquetSource(folder / "side", follow=Follow(**FAST), filesystem=filesystem, **options)
     join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait=wait)
-    rows = ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join], filesystem=filesystem)
-    return FreeScaleDataLoader(rows, SCHEMA, batch_size=batch_size, num_threads=1, timeout_s=PATIENCE_S, **options)
+    return ParquetSource(folder / "rows", follow=follow or Follow(**FAST), join=[join], filesystem=filesystem)
 
 
-def alike(found, wanted):
-    pairs = list(zip(found, wanted, strict=True))
-    return all(same(one, other) and one.mask.keys() == other.mask.keys() for one, other in pairs) and all(
-        torch.equal(one.mask[name], other.mask[name]) for one, other in pairs for name in one.mask
-    )
+def loader_of(folder, *, batch_size=3, shuffle=False, balance=None, **options):
+    return loader_on(rows_with(folder, **options), SCHEMA, batch_size=batch_size, shuffle=shuffle, balance=balance)
+
+
+def only_batch(folder, **options):
+    """Of 8 rows at most."""
+    (batch,), _ = load(rows_with(folder, **options), SCHEMA, batch_size=8)
+    return batch
 
 
 @pytest.mark.parametrize(("shuffle", "balance"), [(True, None), (False, Balance(max_tokens=9))])
@@ -74,8 +69,7 @@ def test_late_data_gives_what_complete_data_gives(tmp_path, shuffle, balance):
     pieces |= {"d": list(range(200, 208)), "e": list(range(303, 308))}
     for name, rows in pieces.items():
         write_side(complete, name, rows)
-    with loader_of(complete, **options) as loader:
-        expected = list(loader)
+    expected, _ = load(rows_with(complete), SCHEMA, **options)
     found = []
     with loader_of(late, **options) as loader:
         batches = iter(loader)
@@ -83,7 +77,7 @@ def test_late_data_gives_what_complete_data_gives(tmp_path, shuffle, balance):
             found += itertools.islice(batches, count)
             write_side(late, name, rows)
         found += batches
-    assert alike(found, expected)
+    assert_same(found, expected)
     assert all(mask.all() for batch in expected for mask in batch.mask.values())
     scores = torch.cat([batch.labels["score"] * 4 for batch in expected])
     assert sorted(scores.tolist()) == [100.0 * number + row for number in range(4) for row in range(8)]
@@ -93,8 +87,7 @@ def test_a_row_waits_no_longer_than_it_has_to(tmp_path):
     for number in range(2):
         write_rows(tmp_path, number)
     write_side(tmp_path, "a", [0, 2, 104])
-    with loader_of(tmp_path, wait="100ms", batch_size=8) as loader:
-        first, second = loader
+    (first, second), _ = load(rows_with(tmp_path, wait="100ms"), SCHEMA, batch_size=8)
     assert first.mask["score"].tolist() == [True, False, True, *[False] * 5]
     assert first.labels["score"].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
     assert second.mask["each"].tolist() == [False] * 4 + [True] + [False] * 3
@@ -107,15 +100,12 @@ def test_a_row_waits_no_longer_than_it_has_to(tmp_path):
 def test_what_becomes_of_rows_without_a_match(tmp_path, missing):
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", [0, 2, 5])
-    side = ParquetSource(tmp_path / "side", follow=Follow(**FAST), defaults={"score": -1, "each": -2, "weight": -3})
-    join = Join(side, on="request", fields=("score", "each", "weight"), missing=missing, wait="50ms")
-    source = ParquetSource(tmp_path / "rows", follow=Follow(**FAST), join=[join])
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=8, num_threads=1) as loader:
-        if missing == "error":
-            with pytest.raises(DataError, match=r"row 1: request 7 is not in the"):
-                list(loader)
-            return
-        (batch,) = loader
+    options = {"missing": missing, "wait": "50ms", "defaults": {"score": -1, "each": -2, "weight": -3}}
+    if missing == "error":
+        with pytest.raises(DataError, match=r"row 1: request 7 is not in the"):
+            only_batch(tmp_path, **options)
+        return
+    batch = only_batch(tmp_path, **options)
     assert batch.mask == {}
     scores = batch.labels["score"].tolist()
     assert scores == ([0, 0.5, 1.25] if missing == "drop" else [0, -1, 0.5, -1, -1, 1.25, -1, -1])
@@ -136,7 +126,7 @@ def test_a_job_goes_on_where_it_was(tmp_path):
             segment = state["follow"]["number"]
             rest = list(loader)
             still = [batch for batch, its in found[number:] if its["follow"]["number"] == segment]
-            assert alike(rest[: len(still)], still)
+            assert_same(rest[: len(still)], still)
             assert [len(batch) for batch in rest] == [len(batch) for batch in expected[number:]]
 
 
@@ -182,30 +172,9 @@ def test_old_side_files_are_forgotten(tmp_path):
 def test_without_times_of_modification_rows_wait_from_when_they_were_found(tmp_path, monkeypatch):
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", [0])
-    actions, discover = [lambda: None, lambda: None, lambda: write_side(tmp_path, "b", range(1, 8))], late.discover
-
-    def listed(*args):
-        if actions:
-            actions.pop(0)()
-        return discover(*args)
-
-    monkeypatch.setattr(late, "discover", listed)
-    with loader_of(tmp_path, filesystem=WithoutTimes(use_listings_cache=False), batch_size=8) as loader:
-        (batch,) = loader
+    before_listings(monkeypatch, late, nothing, nothing, partial(write_side, tmp_path, "b", range(1, 8)))
+    batch = only_batch(tmp_path, filesystem=WithoutTimes(use_listings_cache=False))
     assert batch.mask["score"].all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"wait": "30m"}, "goes with a source that is followed"),
-        ({"missing": "skip"}, "missing"),
-        ({"missing": "default"}, "needs the values"),
-    ],
-)
-def test_nonsense_is_named(tmp_path, options, message):
-    with pytest.raises(SchemaError, match=message):
-        Join(ParquetSource(tmp_path), on="request", fields=("score",), **options)
 
 
 def test_a_table_that_is_read_once_has_masks_too(tmp_path):
@@ -216,8 +185,7 @@ def test_a_table_that_is_read_once_has_masks_too(tmp_path):
         ParquetSource(tmp_path / "rows", join=[join]),
         ParquetSource(tmp_path / "rows", defaults={"score": 5, "each": 6, "weight": 7}),
     ]
-    with FreeScaleDataLoader(sources, SCHEMA, batch_size=8, num_threads=1) as loader:
-        with_table, without = loader
+    (with_table, without), _ = load(sources, SCHEMA, batch_size=8)
     assert with_table.mask["score"].tolist() == [row in (1, 5) for row in range(8)]
     assert without.mask["score"].tolist() == [True] * 8
     assert with_table.to("cpu").mask["each"].dtype == torch.bool
@@ -228,17 +196,11 @@ def test_a_file_of_rows_that_is_written_again_waits_for_its_new_keys(tmp_path, m
     write_side(tmp_path, "a", [0])
 
     def again():
-        put(pl.DataFrame({"row": [100], "request": [700], "item": [[1, 1]]}), tmp_path / "rows" / "000.parquet")
+        frame = pl.DataFrame({"row": [100], "request": [700], "item": [[1, 1]]})
+        put(frame, tmp_path / "rows" / "000.parquet", group=3)
         write_side(tmp_path, "b", range(1, 8))  # those of its old keys
 
-    actions, discover = [lambda: None, again, lambda: write_side(tmp_path, "c", [100])], watcher.discover
-
-    def listed(*args):
-        if actions:
-            actions.pop(0)()
-        return discover(*args)
-
-    monkeypatch.setattr(watcher, "discover", listed)
+    before_listings(monkeypatch, watcher, nothing, again, partial(write_side, tmp_path, "c", [100]))
     with loader_of(tmp_path, batch_size=8) as loader:
         (batch,) = loader
         (files,) = {segment[2][0][1] for segment in loader.state_dict()["follow"]["files"]}
@@ -263,17 +225,10 @@ def test_what_came_too_late_for_a_file_does_not_count_for_its_rest(tmp_path):
 def test_a_side_table_out_of_reach_for_a_moment_is_asked_again(tmp_path, monkeypatch):
     write_rows(tmp_path, 0)
     write_side(tmp_path, "a", range(8))
-    listed, failing = late.discover, [ConnectionResetError("reset"), FileNotFoundError("gone"), TimeoutError("slow")]
-
-    def discover(*args):
-        if failing:
-            raise failing.pop()
-        return listed(*args)
-
-    monkeypatch.setattr(late, "discover", discover)
-    with loader_of(tmp_path, batch_size=8) as loader:
-        (batch,) = loader
-    assert failing == []
+    errors = ConnectionResetError("reset"), FileNotFoundError("gone"), TimeoutError("slow")
+    left = before_listings(monkeypatch, late, *map(failing, errors))
+    batch = only_batch(tmp_path)
+    assert left == []
     assert batch.mask["score"].all()
 
 
@@ -283,8 +238,8 @@ def test_a_side_file_that_is_not_whole_is_named_once(tmp_path, caplog):
     (tmp_path / "side" / "b.parquet").write_bytes(b"PAR1")
     for name in ("side/b.parquet", "rows/000.parquet"):
         age(tmp_path, name, 1000)
-    with caplog.at_level(logging.WARNING, "fsdata"), loader_of(tmp_path, wait="300s", batch_size=8) as loader:
-        (batch,) = loader
+    with caplog.at_level(logging.WARNING, "fsdata"):
+        batch = only_batch(tmp_path, wait="300s")
     assert batch.mask["score"].tolist() == [True] * 4 + [False] * 4
     assert caplog.text.count("rows wait for its matches in vain") == 1
     assert caplog.text.count("b.parquet") == 1
@@ -292,12 +247,11 @@ def test_a_side_file_that_is_not_whole_is_named_once(tmp_path, caplog):
 
 def test_keys_that_are_dates(tmp_path):
     days = pl.Series([0, 1, 2]).cast(pl.Date)
-    put(pl.DataFrame({"row": [0, 1, 2], "day": days}), tmp_path / "rows" / "0.parquet")
-    put(pl.DataFrame({"day": days[1:], "score": [0.5, 1.5]}), tmp_path / "side" / "0.parquet")
+    put(pl.DataFrame({"row": [0, 1, 2], "day": days}), tmp_path / "rows" / "0.parquet", group=3)
+    put(pl.DataFrame({"day": days[1:], "score": [0.5, 1.5]}), tmp_path / "side" / "0.parquet", group=3)
     side = ParquetSource(tmp_path / "side", follow=Follow(**FAST))
     join = Join(side, on="day", fields=("score",), missing="mask", wait="0s")
     rows = ParquetSource(tmp_path / "rows", follow=Follow(**FAST), join=[join])
-    with FreeScaleDataLoader(rows, Schema(context=("row",), labels=("score",)), batch_size=3) as loader:
-        (batch,) = loader
+    (batch,), _ = load(rows, Schema(context=("row",), labels=("score",)), batch_size=3)
     assert batch.mask["score"].tolist() == [False, True, True]
     assert batch.labels["score"].tolist() == [0.0, 0.5, 1.5]

@@ -4,8 +4,8 @@ import histories
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rank_loaders import MARK, request_id
-from sets import two_sources
+from rank_loaders import MARK, loader_on, request_id
+from sets import SCHEMA, two_sources
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +35,17 @@ def history_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("histories")
     histories.write(folder)
     return folder
+
+
+@pytest.fixture
+def loader_of(folder):
+    """Makes loaders, of the two sources if it is given no others, and closes them."""
+    made = []
+
+    def make(sources=None, schema=SCHEMA, **options):
+        made.append(loader_on(folder, sources, schema, **{"prefetch": 0, **options}))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()

@@ -1,13 +1,20 @@
 """Loaders of two small sources, for tests on several ranks; and the law of states that all loaders keep."""
 
 import json
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import data_kit as kit
+import pytest
 import torch
-from patience import PATIENCE_S, until
-from sets import SCHEMA, same, samples_of
+from data_kit import assert_same, rows_of
+from patience import until
+from sets import SCHEMA
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Polynomial
+from fsdata import ParquetSource, Polynomial
+from fsdata.batch import torchrec_binding
 
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
 ALL = [*range(40), *range(100, 123)]
@@ -15,9 +22,8 @@ MARK = 10**15
 
 
 def loader_on(folder, sources=None, schema=SCHEMA, **options):
-    return FreeScaleDataLoader(
-        sources or sources_of(folder), schema, **{"batch_size": 4, "timeout_s": PATIENCE_S, **options}
-    )
+    sources = sources_of(folder) if sources is None else sources
+    return kit.loader_on(sources, schema, **{"batch_size": 4, **options})
 
 
 def sources_of(folder, **options):
@@ -41,10 +47,6 @@ def check_ids(batch):
     assert torch.equal(passed["number"], MARK + rows)
     assert len(batch) == len(rows)
     return rows.tolist()
-
-
-def rows_of(batch):
-    return [sample["row"] for sample in samples_of(batch)]
 
 
 def orders_of(loader, places):
@@ -81,7 +83,21 @@ def read_and_go_on(make, every):
     for at in range(0, len(batches), every):
         with make() as again:
             again.load_state_dict(states[at])
-            rest = list(again)
-        assert len(rest) == len(batches) - at
-        assert all(map(same, rest, batches[at:])), at
+            assert_same(again, batches[at:])
     return batches, states
+
+
+@contextmanager
+def torchrec_is(module: object) -> Iterator[None]:
+    """None: TorchRec is not installed. What was found out about it is forgotten before and after."""
+
+    def forget():
+        for each in vars(torchrec_binding).values():
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torchrec", module)
+        forget()
+        yield
+    forget()

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import polars as pl
 import pytest
 import torch
+from data_kit import assert_same, same
 from patience import PATIENCE_S
 from rank_loaders import ALL, COST, loader_on
-from sets import same
 from worlds import shared_world
 
 from fsdata import Balance, ParquetSource, PeerError, StepStats, global_mean, rebalance
@@ -30,20 +30,6 @@ class Own:
 
 def own(batch):
     return Own(batch.features["row"].values(), batch.labels["bought"], batch.stats)
-
-
-@pytest.fixture
-def loader_of(folder):
-    made = []
-
-    def make(**options):
-        loader = loader_on(folder, prefetch=options.pop("prefetch", 2), **options)
-        made.append(loader)
-        return loader
-
-    yield make
-    for loader in made:
-        loader.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -67,9 +53,7 @@ def test_the_loop_gets_what_adapt_makes_and_states_are_those_without_it(loader_o
     assert (threading.get_ident() in threads) == (prefetch == 0)
     again = loader_of(adapt=adapt, **options)
     again.load_state_dict(states[4])
-    rest = [batch for _, batch in again]
-    assert len(rest) == len(batches) - 5
-    assert all(map(same, rest, batches[5:]))
+    assert_same((batch for _, batch in again), batches[5:])
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

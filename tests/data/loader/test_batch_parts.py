@@ -1,13 +1,12 @@
 """Batches cut into parts: every sample has what it had, and the losses of the parts add up to that of the batch."""
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import as_of_data
 import histories
@@ -16,16 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from data_kit import as_python, load, parts_of, tensors
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from rank_loaders import torchrec_is
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
 from fsdata import (
     Balance,
     Batch,
-    FreeScaleDataLoader,
     Jagged,
     Join,
     ParquetSource,
@@ -38,7 +37,6 @@ from fsdata import (
     global_mean,
     segment_mask,
 )
-from fsdata.batch import torchrec_binding
 from fsdata.batch.parts import cut_points
 from fsdata.batch.plain import JaggedFeatures
 
@@ -100,106 +98,34 @@ def batches_of(folder: Path, kind: str, batch_size: int, split: bool, torchrec: 
     schema = SCHEMAS[kind]
     if split:
         schema = replace(schema, sequences=tuple(replace(group, split=SPLIT) for group in schema.sequences))
-    options = {"batch_size": batch_size, "balance": Balance(cost=COST) if split else None, "num_threads": 1}
-    found = torchrec_binding._torchrec() if torchrec else None
-    with mock.patch.object(torchrec_binding, "_torchrec", return_value=found):
-        torchrec_binding.register_pipelineable.cache_clear()
-        with FreeScaleDataLoader(source_of(folder, kind), schema, shuffle=True, **options) as loader:
-            batches = list(loader)
-    torchrec_binding.register_pipelineable.cache_clear()
-    return batches
-
-
-def keyed(features: Any) -> dict[str, list[list[int]]]:
-    """Key -> the ids of every row."""
-    if isinstance(features, JaggedFeatures):
-        return {key: rows_in(features.jagged(key)) for key in features}
-    keys, stride, at = features.keys(), features.stride(), 0
-    found: dict[str, list[list[int]]] = {key: [] for key in keys}
-    ids, lengths = features.values().tolist(), features.lengths().tolist()
-    for number, length in enumerate(lengths):
-        found[keys[number // stride]].append(ids[at : at + length])
-        at += length
-    assert at == len(ids)
-    assert features.length_per_key() == [sum(map(len, rows)) for rows in found.values()]
-    return found
-
-
-def rows_in(value: Jagged) -> list[list[float]]:
-    offsets = value.offsets.tolist()
-    assert (offsets[0], offsets[-1]) == (0, len(value.values))
-    return [value.values[first:stop].tolist() for first, stop in pairwise(offsets)]
-
-
-def seen(batch: Batch, field: str, rows: list[Any]) -> list[Any]:
-    """What each sample sees of a list that has such rows."""
-    sequence = next((group.name for group in batch.schema.groups if field in group.all_fields), None)
-    if sequence not in batch.shared:
-        return rows
-    where = batch.shared[sequence]
-    events = [event for row in rows for event in row]
-    assert len(events) == where.held
-    assert [bool(row) for row in rows] == [number < where.rows for number in range(len(rows))]
-    starts = [sum(map(len, rows[:row])) + start for row, start in zip(where.row, where.start, strict=True)]
-    return [events[start : start + length] for start, length in zip(starts, where.length.tolist(), strict=True)]
+    balance = Balance(cost=COST) if split else None
+    with nullcontext() if torchrec else torchrec_is(None):
+        return load(source_of(folder, kind), schema, shuffle=True, batch_size=batch_size, balance=balance)[0]
 
 
 def samples_of(batch: Batch) -> list[dict[str, Any]]:
-    """Every sample in plain Python."""
-    fields: dict[str, list[Any]] = {}
-    features = keyed(batch.features)
-    for key, rows in features.items():
-        fields[key] = seen(batch, key, rows)
-    for role in ("labels", "jagged"):
-        for name, value in getattr(batch, role).items():
-            listed = isinstance(value, Jagged)
-            fields[f"{role} {name}"] = seen(batch, name, rows_in(value)) if listed else list(map(float, value))
-    for name, ids in batch.nested.items():
-        group = next(group for group in batch.schema.groups if group.name == name)
-        for key, each in keyed(ids).items():
-            events = iter(each)
-            rows = [[next(events) for _ in row] for row in features[group.fields[0]]]
-            fields[f"nested {key}"] = seen(batch, key, rows)
-            assert next(events, None) is None
-    for name, numbers in (("dense", batch.dense), ("origin", batch.origin), *batch.mask.items()):
-        fields[f"tensor {name}"] = numbers.tolist()
-    for name, passed in batch.passthrough.items():
-        fields[f"passed {name}"] = list(passed)
-    for name, split in batch.split.items():
-        fields[f"split {name}"] = split.events.tolist()
-    assert {name: len(rows) for name, rows in fields.items()} == dict.fromkeys(fields, len(batch))
-    return [{name: rows[number] for name, rows in fields.items()} for number in range(len(batch))]
-
-
-def all_keyed(batch: Batch) -> dict[str, Any]:
-    return {"features": batch.features} | {f"nested {name}": each for name, each in batch.nested.items()}
-
-
-def tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, own in all_keyed(batch).items():
-        values, lengths = own.flat() if isinstance(own, JaggedFeatures) else (own.values(), own.lengths())
-        yield from ((f"{name} values", values), (f"{name} lengths", lengths))
-    yield from (("dense", batch.dense), ("origin", batch.origin), *batch.mask.items())
-    for name, value in {**batch.labels, **batch.jagged, **batch.passthrough}.items():
-        if isinstance(value, Jagged):
-            yield from ((f"{name} values", value.values), (f"{name} offsets", value.offsets))
-        elif isinstance(value, torch.Tensor):
-            yield name, value
-    for name, where in batch.shared.items():
-        yield from ((f"{name} {each}", getattr(where, each)) for each in ("row", "start", "length", "offset"))
-    yield from ((f"{name} events", split.events) for name, split in batch.split.items())
+    """Every sample in plain Python, with its place and its segments."""
+    fields = {"origin": batch.origin.tolist()}
+    fields |= {f"split {name}": split.events.tolist() for name, split in batch.split.items()}
+    samples = zip(as_python(batch), *fields.values(), strict=True)
+    return [sample | dict(zip(fields, more, strict=True)) for sample, *more in samples]
 
 
 def check_part(part: Batch, whole: Batch, first: int) -> None:
     """What holds beside the values."""
-    own, of_whole, rows = dict(tensors(part)), dict(tensors(whole)), slice(first, first + len(part))
+    own, of_whole, rows = (tensors(part), tensors(whole), slice(first, first + len(part)))
     assert own.keys() == of_whole.keys()
-    assert [tensor.dtype for tensor in own.values()] == [tensor.dtype for tensor in of_whole.values()]
-    made = {f"{name} values" for name, each in all_keyed(whole).items() if len(each.keys()) > 1}
-    made |= {name for name in own if name.endswith(("lengths", "offsets"))}
-    for name in own.keys() - made if not whole.shared else ():
-        if len(own[name]):
-            assert own[name].untyped_storage().data_ptr() == of_whole[name].untyped_storage().data_ptr(), name
+    made = {name for name in own if name.endswith(("lengths", "offsets"))}
+    for name, each in {"features": whole.features, **whole.nested}.items():
+        made |= {f"{name} values"} if len(each.keys()) > 1 else set()
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == of_whole[name].dtype
+            if len(value) and name not in made and not whole.shared:
+                assert value.untyped_storage().data_ptr() == of_whole[name].untyped_storage().data_ptr(), name
+    for each in (part.features, *part.nested.values()):
+        if not isinstance(each, JaggedFeatures):
+            assert each.length_per_key() == [len(of.values()) for of in parts_of(each).values()]
     listed = [name for name, value in (part.labels | part.jagged).items() if isinstance(value, Jagged)]
     shares = [{id((batch.labels | batch.jagged)[name].offsets) for name in listed} for batch in (part, whole)]
     assert len(shares[0]) == len(shares[1])
@@ -211,6 +137,8 @@ def check_part(part: Batch, whole: Batch, first: int) -> None:
         lengths = whole.shared[name].length.split([first, len(part), len(whole) - rows.stop])
         before, mine, _ = (int(each.sum()) for each in lengths)
         field = next(group.fields[0] for group in whole.schema.groups if group.name == name)
+        held = part.features[field].offsets().diff()
+        assert held.bool().tolist() == [number < where.rows for number in range(len(part))]
         of_all = expand(ids_of(whole, field), whole.shared[name])
         assert torch.equal(expand(ids_of(part, field), where), of_all[before : before + mine])
     for name, split in part.split.items():
@@ -224,19 +152,23 @@ def check_part(part: Batch, whole: Batch, first: int) -> None:
 
 
 def ids_of(batch: Batch, field: str) -> torch.Tensor:
-    features = batch.features
-    return features.jagged(field).values if isinstance(features, JaggedFeatures) else features[field].values()
+    return batch.features[field].values()
 
 
 def cost_of(sample: dict[str, Any], batch: Batch) -> int:
     """In plain Python, as `Batch.parts` says it."""
-    if batch.cost is not None and batch.schema.groups:
-        lengths = {each.name: len(sample[each.fields[0]]) for each in batch.schema.groups}
+
+    def size(name: str) -> int:
+        return len(sample[name]) if isinstance(sample[name], list) else 1
+
+    groups = batch.schema.groups
+    if batch.cost is not None and groups:
+        lengths = {each.name: size(each.fields[0]) for each in groups}
         seen = sum(3 * n + n * n for name, n in lengths.items() if name != "candidates")
         return seen + 5 * lengths.get("candidates", 0)
-    ids = [name for name in sample if " " not in name or name.startswith("jagged")]
-    nested = [event for name in sample if name.startswith("nested") for event in sample[name]]
-    return 1 + sum(len(sample[name]) for name in ids) + sum(map(len, nested))
+    nested = [ids for group in groups for name in group.nested for ids in sample[name]]
+    ids = [*batch.schema.context, *(name for group in groups for name in group.fields + group.floats)]
+    return 1 + sum(map(size, ids)) + sum(map(len, nested))
 
 
 @pytest.mark.parametrize("torchrec", [True, False], ids=["torchrec", "plain"])
@@ -273,8 +205,8 @@ def test_a_cut_is_at_the_nearest_boundary(costs: list[int], number: int) -> None
 
 
 def test_a_part_without_samples_is_a_batch(files: Path) -> None:
-    for kind in SCHEMAS:
-        whole = batches_of(files, kind, 4, True, True)[0]
+    for kind, torchrec in product(SCHEMAS, (True, False)):
+        whole = batches_of(files, kind, 4, True, torchrec)[0]
         empty = min(whole.parts(len(whole) + 1), key=len)
         assert (len(empty), empty.loss_weight) == (0, 0)
         assert [len(part) for part in empty.parts(3)] == [0, 0, 0]
@@ -308,9 +240,8 @@ def gradients(rank: int, world_size: int, folder: Path) -> set[str]:
     table = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     over: set[str] = set()
     for kind in ("rows", "candidates that share", "histories that are shared"):
-        options = {"batch_size": 9, "balance": Balance("vbs", cost=COST), "timeout_s": PATIENCE_S, "num_threads": 1}
-        with FreeScaleDataLoader(source_of(folder, kind), SCHEMAS[kind], **options) as loader:
-            batches = list(loader)
+        balance = Balance("vbs", cost=COST)
+        batches, _ = load(source_of(folder, kind), SCHEMAS[kind], batch_size=9, balance=balance)
         assert any(len(batch) not in (0, len(batch) // 4 * 4) for batch in batches)
         for whole in batches:
             for name in losses_of(whole, table):
@@ -353,10 +284,12 @@ def test_batches_that_no_loader_made() -> None:
     batch = handmade()
     assert [len(part) for part in batch.parts(2)] == [2, 1]  # tokens: 1 + 1 + 2 + 1, 1 + 2 + 1 + 2, 1 + 0 + 3 + 3
     first, second = batch.parts(2)
-    assert (keyed(first.features), keyed(second.features)) == (
-        {"a": [[0], [1, 2]], "b": [[3, 4], [5]]},
-        {"a": [[]], "b": [[6, 7, 8]]},
-    )
+    for part, lists in (
+        (first, {"a": [[0], [1, 2]], "b": [[3, 4], [5]]}),
+        (second, {"a": [[]], "b": [[6, 7, 8]]}),
+    ):
+        found = {key: [row.tolist() for row in of.to_dense()] for key, of in parts_of(part.features).items()}
+        assert found == lists
     assert first.features.weights().tolist() == [0, 0.5, 1, 1.5, 2, 2.5]
     assert first.features.lengths().dtype == torch.int32
     assert torch.equal(second.jagged["z"].values, batch.jagged["z"].values[3:])

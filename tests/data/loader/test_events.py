@@ -1,18 +1,19 @@
 """Rows that are events of the histories: every sample against plain Python. Windows of time, held-out users, states."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import data_kit as kit
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_kit import as_python, column, load, loader_on
 from event_log import LISTEN, SCHEMA, UIH, Log, anchors, as_of, lookup, samples_of
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
 from worlds import shared_world
 
@@ -23,14 +24,19 @@ WIDTH = 170
 PLACES = list[tuple[int, int]]
 
 
+def logged(folder: Path, seed: int, users: int = 30) -> Log:
+    log = Log.drawn(seed, users=users)
+    log.write(folder)
+    return log
+
+
 def places_of(loader: FreeScaleDataLoader) -> PLACES:
     """(uid, position) of the samples of the next epoch, in order."""
     return [place for batch in loader for place in samples_of(batch)]
 
 
 def opened(source: ParquetSource, **given: Any) -> FreeScaleDataLoader:
-    options = {"batch_size": 5, "num_threads": 1, "timeout_s": PATIENCE_S, **given}
-    return FreeScaleDataLoader(source, SCHEMA, **options)
+    return loader_on(source, SCHEMA, **{"batch_size": 5, **given})
 
 
 def windows_of(log: Log, places: PLACES) -> dict[int, PLACES]:
@@ -77,8 +83,7 @@ def test_every_sample_is_that_of_plain_python(
 def test_epochs_are_windows_of_time(
     tmp_path: Path, order: str, shuffle_window: int | float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = Log.drawn(3, users=20)
-    log.write(tmp_path)
+    log = logged(tmp_path, 3, users=20)
     expected = windows_of(log, log.anchors(2))
     given = {} if shuffle_window is None else {"shuffle": True, "shuffle_window": shuffle_window}
     with opened(anchors(tmp_path, min_history=2, order=order, time_window=WIDTH), **given) as loader:
@@ -107,8 +112,7 @@ def test_epochs_are_windows_of_time(
 
 
 def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) -> None:
-    log = Log.drawn(3, users=30)
-    log.write(tmp_path)
+    log = logged(tmp_path, 3)
     places = log.anchors(0)
     of_parts = []
     for keep in ((0, 0.7), (0.7, 1)):
@@ -125,8 +129,11 @@ def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) ->
         assert sorted(train.get(window, []) + held_out.get(window, [])) == sorted(expected)
 
 
-def test_times_need_no_order_where_positions_count(tmp_path: Path) -> None:
-    log = Log.drawn(5, users=30)
+def test_all_in_order_of_time(tmp_path: Path) -> None:
+    """Times need no order where positions count."""
+    log = logged(tmp_path, 5)
+    with opened(anchors(tmp_path, order="time")) as loader:
+        assert places_of(loader) == in_time(log, log.anchors(0))
     for of in log.events.values():
         of["ts"].reverse()
     log.write(tmp_path)
@@ -134,16 +141,8 @@ def test_times_need_no_order_where_positions_count(tmp_path: Path) -> None:
         assert places_of(loader) == in_time(log, log.anchors(0))
 
 
-def test_all_in_order_of_time(tmp_path: Path) -> None:
-    log = Log.drawn(5, users=30)
-    log.write(tmp_path)
-    with opened(anchors(tmp_path, order="time")) as loader:
-        assert places_of(loader) == in_time(log, log.anchors(0))
-
-
 def test_order_of_time_of_more_than_is_sorted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log.drawn(5, users=30)
-    log.write(tmp_path)
+    log = logged(tmp_path, 5)
     monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", 16)
     monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 32)
     for bucketed in (None, 2):
@@ -170,8 +169,7 @@ def read(rank: int, size: int, folder: Path, window: int | None = None, **given:
 
 @pytest.mark.parametrize("window", [None, 1])
 def test_ranks_that_balance_compute_the_same_samples(tmp_path: Path, window: int | None) -> None:
-    log = Log.drawn(7, users=30)
-    log.write(tmp_path)
+    log = logged(tmp_path, 7)
     places = log.anchors(1)
     expected = places if window is None else windows_of(log, places)[window]
     given = {"shuffle": True, "shuffle_window": 0.5, "balance": Balance()}
@@ -198,8 +196,7 @@ def some_steps(rank: int, size: int, folder: Path, state: dict[str, Any] | None,
 
 
 def test_the_rest_of_a_window_on_another_number_of_ranks(tmp_path: Path) -> None:
-    log = Log.drawn(7, users=30)
-    log.write(tmp_path)
+    log = logged(tmp_path, 7)
     first = shared_world(3).run(some_steps, tmp_path, None, 3)
     state = first[0][1]
     assert state["epoch"] == 1
@@ -209,8 +206,7 @@ def test_the_rest_of_a_window_on_another_number_of_ranks(tmp_path: Path) -> None
 
 
 def test_a_state_of_the_end_of_a_window_goes_on_with_the_next(tmp_path: Path) -> None:
-    log = Log.drawn(3, users=20)
-    log.write(tmp_path)
+    log = logged(tmp_path, 3, users=20)
     source = anchors(tmp_path, time_window=WIDTH)
     with opened(source) as loader:
         for _ in loader:
@@ -251,12 +247,6 @@ def test_options_of_anchors_that_cannot_be(tmp_path: Path, given: dict[str, Any]
         as_of(tmp_path).anchors(**given)
 
 
-def test_anchors_see_what_is_before_their_position() -> None:
-    histories = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item",))
-    with pytest.raises(SchemaError, match="at='position'"):
-        histories.anchors()
-
-
 def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
     with pytest.raises(SchemaError, match="the only source"):
@@ -269,19 +259,18 @@ PLACE = Schema(sequences=(Sequence("uih", fields=("item",)),), context=("uid", "
 def written(folder: Path, **lists: Any) -> AsOf:
     """Histories of users 1, 2, ..., with the lists that are given."""
     columns = {"uid": pa.array(range(1, len(lists["item"]) + 1)), **lists}
-    pq.write_table(pa.table(columns), folder / "histories.parquet")
     defaults = {name: -1 for name in lists if name in ("rating", "genre")}
-    source = ParquetSource(folder / "histories.parquet", defaults=defaults)
+    source = ParquetSource(kit.write(folder / "histories.parquet", columns), defaults=defaults)
     return AsOf(source, on="uid", at="position", time="ts", fields=("item",))
 
 
 def test_windows_of_times_as_far_apart_as_they_can_be(tmp_path: Path) -> None:
     source = written(tmp_path, item=[[1, 2, 3], [4]], ts=[[-(2**63), -5, 2**63 - 1], [0]]).anchors(time_window=2**62)
     found = []
-    with FreeScaleDataLoader(source, PLACE, batch_size=4, num_threads=1) as loader:
+    with loader_on(source, PLACE) as loader:
         for _ in range(loader.windows or 0):
-            features = [batch.features for batch in loader]
-            found.append([(each["uid"].values().item(), each["position"].values().item()) for each in features])
+            samples = [sample for batch in loader for sample in as_python(batch)]
+            found.append([(sample["uid"], sample["position"]) for sample in samples])
     assert found == [[(1, 0)], [(1, 1)], [(2, 0)], [(1, 2)]]
 
 
@@ -289,17 +278,16 @@ def test_a_window_in_another_unit(tmp_path: Path) -> None:
     times = pa.array([[0, 10**9], [10**8]], pa.list_(pa.timestamp("s")))
     source = written(tmp_path, item=[[1, 2], [3]], ts=times).anchors(time_window=86400)
     with pytest.raises(SchemaError, match=r"time_window=86400\) makes \d+ windows .* ts counts nanoseconds"):
-        FreeScaleDataLoader(source, PLACE, batch_size=4)
+        load(source, PLACE)
 
 
 def test_times_of_events_and_of_other_histories_count_the_same(tmp_path: Path) -> None:
-    (tmp_path / "others").mkdir()
     others = written(tmp_path / "others", other=[[1]], item=[[1]], ts=[[5]])
     join = AsOf(others.source, on="uid", at="ts", time="ts", fields=("other",))
     own = written(tmp_path, item=[[1]], ts=pa.array([[0]], pa.list_(pa.timestamp("s")))).anchors(join=join)
     schema = Schema(sequences=(*PLACE.sequences, Sequence("others", fields=("other",))))
     with pytest.raises(SchemaError, match=r"ts and ts .*, timestamps in ns with integers"):
-        FreeScaleDataLoader(own, schema, batch_size=4)
+        load(own, schema)
 
 
 def test_nulls_and_defaults_of_what_rows_are_made_of(tmp_path: Path) -> None:
@@ -308,52 +296,41 @@ def test_nulls_and_defaults_of_what_rows_are_made_of(tmp_path: Path) -> None:
     candidates = Sequence("candidates", fields=("candidate", "nowhere"))
     schema = Schema(sequences=PLACE.sequences, candidates=candidates, context=("uid", "missing"), labels=("label",))
     columns, defaults = {"label": "rating", "candidate": "item"}, {"label": 9, "missing": 4, "nowhere": 6}
-    with FreeScaleDataLoader(
-        histories.anchors(columns=columns, defaults=defaults), schema, batch_size=4, num_threads=1
-    ) as loader:
-        (batch,) = loader
-    assert batch.labels["label"].tolist() == [5, -1, 7]
-    assert batch.features["missing"].values().tolist() == [4, 4, 4]
-    assert batch.features["candidate"].values().tolist() == [1, 2, 3]
-    assert batch.features["nowhere"].values().tolist() == [6, 6, 6]
+    samples = kit.read(histories.anchors(columns=columns, defaults=defaults), schema)
+    assert column(samples, "label") == [5, -1, 7]
+    assert column(samples, "missing") == [4, 4, 4]
+    assert column(samples, "candidate") == [[1], [2], [3]]
+    assert column(samples, "nowhere") == [[6], [6], [6]]
 
 
 def test_a_default_of_a_list_that_nothing_is_made_of(tmp_path: Path) -> None:
     histories = written(tmp_path, item=[[1, 2]], ts=[[1, 2]], genre=[[1, 2]])
     with pytest.raises(SchemaError, match="defaults names genre, which nothing is made of; lists that are read: item"):
-        FreeScaleDataLoader(histories.anchors(), PLACE, batch_size=4)
+        load(histories.anchors(), PLACE)
 
 
 def test_a_lookup_for_an_expression_alone(tmp_path: Path) -> None:
     """Then the ids that are looked up are read for it."""
     written(tmp_path, item=[[1, 2], [3]], ts=[[1, 2], [3]], genre=[[8, 9], [7]])
     histories = AsOf(ParquetSource(tmp_path / "histories.parquet"), on="uid", at="position", fields=("item",))
-    pq.write_table(pa.table({"genre": [7, 8, 9], "style": [70, 80, 90]}), tmp_path / "genres.parquet")
-    styles = Lookup(ParquetSource(tmp_path / "genres.parquet"), on="genre", fields=("style",))
+    genres = kit.write(tmp_path / "genres.parquet", {"genre": [7, 8, 9], "style": [70, 80, 90]})
+    styles = Lookup(ParquetSource(genres), on="genre", fields=("style",))
     schema = Schema(sequences=PLACE.sequences, context=("style_and_user",))
     source = histories.anchors(join=styles, columns={"style_and_user": pl.col("style") + pl.col("uid")})
-    with FreeScaleDataLoader(source, schema, batch_size=4, num_threads=1) as loader:
-        (batch,) = loader
-    assert batch.features["style_and_user"].values().tolist() == [81, 91, 72]
-
-
-def test_ids_are_no_condition() -> None:
-    with pytest.raises(SchemaError, match=r"filter=... takes a condition, .* cross\(...\) gives ids"):
-        ParquetSource("x", filter=cross("uid", buckets=2))
+    assert column(kit.read(source, schema), "style_and_user") == [81, 91, 72]
 
 
 def test_lists_of_booleans_are_compared(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
     source = as_of(tmp_path).anchors(where=pl.col("organic"), join=lookup(tmp_path), columns={"label": "ratio"})
     with pytest.raises(SchemaError, match=r"over organic gives uint8 .* as in pl.col\('organic'\) == 1"):
-        FreeScaleDataLoader(source, Schema(sequences=(UIH,), labels=("label",)), batch_size=1)
+        load(source, Schema(sequences=(UIH,), labels=("label",)))
 
 
 def test_a_column_that_events_do_not_have(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
-    source = as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")})
     with pytest.raises(SchemaError, match="rating"):
-        opened(source)
+        opened(as_of(tmp_path).anchors(join=lookup(tmp_path), columns={"label": pl.col("rating")}))
 
 
 def test_users_held_out_by_a_hash_of_their_own(tmp_path: Path) -> None:
@@ -365,8 +342,7 @@ def test_users_held_out_by_a_hash_of_their_own(tmp_path: Path) -> None:
     log.write(tmp_path)
     source = as_of(tmp_path).anchors(where=names["share"](pl.col("uid"), salt=5) < 0.5, join=lookup(tmp_path))
     schema = Schema(sequences=(UIH,), context=("uid",))
-    with FreeScaleDataLoader(source, schema, batch_size=5, num_threads=1) as loader:
-        seen = {int(uid) for batch in loader for uid in batch.features["uid"].values().tolist()}
+    seen = set(column(kit.read(source, schema), "uid"))
     users = [uid for uid, events in log.events.items() if events["ts"]]
     assert seen == {uid for uid in users if splitmix64(uid + 5) < 0.5}
     assert 0 < len(seen) < len(users)
@@ -381,16 +357,21 @@ def splitmix64(number: int) -> float:
     return ((mixed ^ (mixed >> 31)) >> 11) / 2**53
 
 
+HISTORIES = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item",))
+
+
 @pytest.mark.parametrize(
-    ("values", "given", "message"),
+    ("make", "message"),
     [
-        ((), {"buckets": 3}, "takes values"),
-        (("uid",), {"buckets": 0}, "buckets=...\\) is an integer from 1 to"),
-        (("uid",), {"buckets": 2**63 + 1}, "buckets"),
-        (("uid",), {"buckets": 3, "seed": -1}, "seed"),
-        ((np.array([1]),), {"buckets": 3}, "polars expression"),
+        (lambda: cross(buckets=3), "takes values"),
+        (lambda: cross("uid", buckets=0), "buckets=...\\) is an integer from 1 to"),
+        (lambda: cross("uid", buckets=2**63 + 1), "buckets"),
+        (lambda: cross("uid", buckets=3, seed=-1), "seed"),
+        (lambda: cross(np.array([1]), buckets=3), "polars expression"),
+        (lambda: ParquetSource("x", filter=cross("uid", buckets=2)), r"filter=... takes a condition, .* gives ids"),
+        (lambda: HISTORIES.anchors(), "at='position'"),
     ],
 )
-def test_crosses_that_cannot_be(values: tuple[Any, ...], given: dict[str, int], message: str) -> None:
+def test_ids_and_anchors_that_cannot_be(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(SchemaError, match=message):
-        cross(*values, **given)
+        make()

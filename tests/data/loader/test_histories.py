@@ -1,38 +1,35 @@
 """Labels and nested ids along a sequence: cut, shuffled, joined, balanced and resumed with its events."""
 
+from functools import partial
+
+import data_kit as kit
 import histories
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from histories import RECENT, ROWS, SCHEMA, UIH, expected, loader_on, samples_of
-from rank_loaders import read_and_go_on
-from sets import same
+from data_kit import as_python, column, lists, rows_in, same, write
+from histories import RECENT, ROWS, SCHEMA, UIH, expected
 from torchrec import KeyedJaggedTensor
-from worlds import shared_world
 
 from fscomm.loop.kjt_paths import find, walk
 from fsdata import (
     Balance,
     DataError,
-    FreeScaleDataLoader,
     Join,
     ParquetSource,
-    Polynomial,
     Schema,
     SchemaError,
     Sequence,
     global_mean,
 )
 
-COST = Polynomial(linear=1, quadratic=1)
+uih = partial(Sequence, "uih", ("item",))
 
 
 def test_every_event_keeps_its_labels(history_folder):
-    with loader_on(history_folder, shuffle=True, shuffle_window=2) as loader:
-        batches = list(loader)
-    samples = [sample for batch in batches for sample in samples_of(batch)]
+    batches, _ = kit.load(history_folder, SCHEMA, shuffle=True, shuffle_window=2)
+    samples = [sample for batch in batches for sample in as_python(batch)]
     assert samples == [expected(sample["row"]) for sample in samples]
     assert sorted(sample["row"] for sample in samples) == [*range(ROWS)]
     for batch in batches:
@@ -55,60 +52,28 @@ def test_any_numeric_type(tmp_path, kind, wrap):
     rows = [np.float16([0, 1]), np.float16([1, 1])] if kind == pa.float16() else [[0, 1], [1, 1]]
     of_lists = pa.list_(kind, 2) if wrap == "fixed" else wrap(kind)
     made = pa.array(rows, of_lists) if kind == pa.float16() else pa.array(rows).cast(of_lists)
-    pq.write_table(pa.table({"item": [[1, 2], [3, 4]], "y": made}), tmp_path / "a.parquet")
+    path = write(tmp_path / "a.parquet", {"item": [[1, 2], [3, 4]], "y": made})
     roles = [("labels", torch.float32)] + ([("id_labels", torch.int64)] if kind in NUMBERS else [])
     for role, dtype in roles:
-        schema = Schema(sequences=(Sequence("uih", ("item",), **{role: ("y",)}),))
-        with loader_on(tmp_path, schema) as loader:
-            (batch,) = loader
+        (batch,), _ = kit.load(path, Schema(sequences=(uih(**{role: ("y",)}),)))
         assert batch.labels["y"].values.dtype == dtype
-        assert [row.tolist() for row in batch.labels["y"]] == [[0, 1], [1, 1]]
+        assert rows_in(batch.labels["y"]) == [[0, 1], [1, 1]]
 
 
 def test_what_is_no_label_along_a_sequence(tmp_path):
-    pq.write_table(pa.table({"item": [[1]], "y": [[0.5]]}), tmp_path / "a.parquet")
+    path = write(tmp_path / "a.parquet", {"item": [[1]], "y": [[0.5]]})
     with pytest.raises(SchemaError, match=r"y: column 'y' is list<element: double>: ids are integers"):
-        loader_on(tmp_path, Schema(sequences=(Sequence("uih", ("item",), id_labels=("y",)),)))
+        kit.load(path, Schema(sequences=(uih(id_labels=("y",)),)))
     with pytest.raises(SchemaError, match=r"labels along a sequence belong to Sequence\(labels=\.\.\.\)"):
-        loader_on(tmp_path, Schema(sequences=(Sequence("uih", ("item",)),), labels=("y",)))
-
-
-def balanced(rank, world_size, folder, options):
-    """(rows of all batches, the sums that global_mean gives, states) of one rank; every batch is compared."""
-    batches, states = read_and_go_on(lambda: loader_on(folder, **options), every=3)
-    read, sums = [], []
-    for batch in batches:
-        samples = samples_of(batch)
-        assert samples == [expected(sample["row"]) for sample in samples]
-        read.append([sample["row"] for sample in samples])
-        weighted = batch.labels["watched"].values.double() * batch.labels["weight"].values
-        sums.append([global_mean(weighted, batch, over=over).item() for over in ("watched", "uih")])
-        assert batch.stats.global_items["liked"] == batch.stats.global_items["recent"]
-    return read, sums, states
-
-
-def test_balancing_moves_labels_with_their_events_and_goes_on_to_the_bit(history_folder):
-    options = {"balance": Balance("vbs", cost=COST), "shuffle": True, "shuffle_window": 2}
-    by_rank = shared_world(3).run(balanced, history_folder, options)
-    assert sorted(row for read, _, _ in by_rank for step in read for row in step) == [*range(ROWS)]
-    assert all(states == by_rank[0][2] for _, _, states in by_rank)
-    for step in range(len(by_rank[0][0])):
-        rows = [row for read, _, _ in by_rank for row in read[step]]
-        watched = np.concatenate([expected(row)["watched"] for row in rows])
-        weight = np.concatenate([expected(row)["weight"] for row in rows])
-        mean = (watched * weight).sum() / max(len(watched), 1)
-        for over in (0, 1):
-            averaged = sum(sums[step][over] for _, sums, _ in by_rank) / 3
-            assert averaged == pytest.approx(mean, rel=1e-12)
+        kit.load(path, Schema(sequences=(uih(),), labels=("y",)))
 
 
 def test_saved_states_know_labels_along_a_sequence_and_no_others():
-    plain = Sequence("uih", ("item",), floats=("price",), max_length=9)
+    plain = uih(floats=("price",), max_length=9)
     assert repr(plain) == "Sequence(name='uih', fields=('item',), floats=('price',), max_length=9, keep='last')"
     assert repr(RECENT).endswith("max_length=3, keep='first', labels=('liked',), nested=('shops',))")
-    labelled = Sequence("uih", ("item",), id_labels=("next_item",))
-    assert repr(labelled).endswith("max_length=None, keep='last', id_labels=('next_item',))")
-    assert repr(Sequence("uih", ("item",), share="user")).endswith("keep='last', share='user')")
+    assert repr(uih(id_labels=("next_item",))).endswith("max_length=None, keep='last', id_labels=('next_item',))")
+    assert repr(uih(share="user")).endswith("keep='last', share='user')")
     assert eval(repr(SCHEMA)) == SCHEMA
 
 
@@ -118,37 +83,32 @@ def test_side_tables_bring_events_or_their_labels(tmp_path, side_has):
     joined = names[side_has]
     rows = range(20)
     kept = tuple(name for name in histories.values(0) if name not in joined and name != "row")
-    pq.write_table(histories.table_of(rows, without=joined), tmp_path / "main.parquet", row_group_size=6)
-    (tmp_path / "side").mkdir()
+    main = write(tmp_path / "main.parquet", histories.table_of(rows, without=joined), group=6)
     found = range(19) if side_has == "everything" else rows
-    pq.write_table(histories.table_of(found, without=kept), tmp_path / "side" / "a.parquet")
-    side = ParquetSource(str(tmp_path / "side"), defaults=dict.fromkeys(joined, 0))
-    source = ParquetSource(str(tmp_path / "main.parquet"), join=[Join(side, on="row", fields=joined)])
-    with loader_on(tmp_path, sources=source, shuffle=True) as loader:
-        samples = sorted((sample for batch in loader for sample in samples_of(batch)), key=lambda sample: sample["row"])
+    table = write(tmp_path / "side.parquet", histories.table_of(found, without=kept))
+    side = ParquetSource(table, defaults=dict.fromkeys(joined, 0))
+    source = ParquetSource(main, join=[Join(side, on="row", fields=joined)])
+    samples = sorted(kit.read(source, SCHEMA, shuffle=True), key=lambda sample: sample["row"])
     assert samples[: len(found)] == [expected(row) for row in found]
     if side_has == "everything":  # a key without a match: an empty history
         assert samples[19] == expected(19) | {name: [] for name in joined}
 
 
 def one_row(folder, labels, **options):
-    made = {"item": pa.array([[1, 2, 3], [4, 5]]), "watched": pa.array(labels, pa.list_(pa.float64()))}
-    pq.write_table(pa.table(made), folder / "a.parquet")
-    schema = Schema(sequences=(Sequence("uih", ("item",), max_length=2, labels=("watched",)),))
-    with loader_on(folder, schema, sources=ParquetSource(str(folder), **options)) as loader:
-        return [row.tolist() for batch in loader for row in batch.labels["watched"]]
+    made = {"item": [[1, 2, 3], [4, 5]], "watched": lists(pa.float64(), *labels)}
+    source = ParquetSource(write(folder / "a.parquet", made), **options)
+    return column(kit.read(source, Schema(sequences=(uih(max_length=2, labels=("watched",)),))), "watched")
 
 
-def test_labels_of_another_length_are_an_error_even_where_they_would_be_cut(tmp_path):
-    with pytest.raises(DataError, match=r"row 1: the lists of 'uih' have different lengths: item 2, watched 3"):
-        one_row(tmp_path, [[1, 2, 3], [1, 2, 3]])
-
-
-def test_nulls_follow_the_policy_of_the_label(tmp_path):
-    with pytest.raises(DataError, match=r"row 0: watched is null at position 1 of the list"):
-        one_row(tmp_path, [[1, None, 3], [1, 2]])
-    with pytest.raises(DataError, match=r"row 1: watched is null\. Give"):
-        one_row(tmp_path, [[1, 2, 3], None])
+def test_what_labels_may_not_be(tmp_path):
+    """Lists of another length are an error even where they would be cut; nulls follow the policy of the label."""
+    for labels, message in (
+        ([[1, 2, 3], [1, 2, 3]], r"row 1: the lists of 'uih' have different lengths: item 2, watched 3"),
+        ([[1, None, 3], [1, 2]], r"row 0: watched is null at position 1 of the list"),
+        ([[1, 2, 3], None], r"row 1: watched is null\. Give"),
+    ):
+        with pytest.raises(DataError, match=message):
+            one_row(tmp_path, labels)
     nulls = [[1, float("nan"), None], None]
     assert one_row(tmp_path, nulls, defaults={"watched": 7}) == [[7, 7], [7, 7]]
     assert one_row(tmp_path, [[1, 2, 3], None], nulls={"watched": "drop"}) == [[2, 3]]
@@ -156,11 +116,9 @@ def test_nulls_follow_the_policy_of_the_label(tmp_path):
 
 
 def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
-    pq.write_table(histories.table_of(range(6), without=("watched", "click")), tmp_path / "a.parquet")
+    path = write(tmp_path / "a.parquet", histories.table_of(range(6), without=("watched", "click")))
     defaults = {"watched": 0.5, "click": 0.25}
-    sources = [ParquetSource(str(tmp_path), defaults=defaults), ParquetSource(str(history_folder))]
-    with loader_on(history_folder, sources=sources) as loader:
-        samples = [sample for batch in loader for sample in samples_of(batch)]
+    samples = kit.read([ParquetSource(path, defaults=defaults), ParquetSource(history_folder)], SCHEMA)
     for sample in samples[:6]:
         assert sample["watched"] == [0.5] * len(sample["item"])
         assert sample["click"] == [0.25] * len(sample["candidate"])
@@ -171,37 +129,25 @@ def test_a_source_without_labels_takes_their_default(history_folder, tmp_path):
     ("make", "match"),
     [
         (lambda: Schema(context={"item", "row"}), r"takes a tuple of names, got \{'"),
-        (lambda: Schema(sequences={Sequence("uih", ("item",))}), "which has no order"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("item",)),)), "used twice: item"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("y",)),), labels=("y",)), "used twice: y"),
+        (lambda: Schema(sequences={uih()}), "which has no order"),
+        (lambda: Schema(sequences=(uih(labels=("item",)),)), "used twice: item"),
+        (lambda: Schema(sequences=(uih(labels=("y",)),), labels=("y",)), "used twice: y"),
         (lambda: Schema(sequences=(Sequence("uih", ("item", "tags"), nested=("tags",)),)), "used twice: tags"),
+        (lambda: Schema(sequences=(uih(nested=("tags",)), Sequence("tags", ("tag",)))), "both called tags"),
+        (lambda: Schema(sequences=(uih(nested=("candidates",)),)), "a nested field and a sequence are both called can"),
         (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("tags",)), Sequence("tags", ("tag",)))),
-            "a nested field and a sequence are both called tags",
-        ),
-        (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("candidates",)),)),
-            "a nested field and a sequence are both called candidates",
-        ),
-        (
-            lambda: Schema(sequences=(Sequence("uih", ("item",), labels=("old",)), Sequence("old", ("first",)))),
+            lambda: Schema(sequences=(uih(labels=("old",)), Sequence("old", ("first",)))),
             "a label of the sequence 'uih' and a sequence are both called 'old'",
         ),
         (
-            lambda: Schema(
-                sequences=(Sequence("uih", ("item",), id_labels=("candidates",)),),
-                candidates=Sequence("candidates", ("shown",)),
-            ),
+            lambda: Schema(sequences=(uih(id_labels=("candidates",)),), candidates=Sequence("candidates", ("shown",))),
             "both called 'candidates'.*divide by the wrong count",
         ),
         (lambda: Schema(sequences=(Sequence("samples", ("item",)),)), "counts the samples of a batch"),
-        (lambda: Schema(sequences=(Sequence("uih", ("item",), nested=("samples",)),)), "counts the samples of a batch"),
+        (lambda: Schema(sequences=(uih(nested=("samples",)),)), "counts the samples of a batch"),
         (lambda: Sequence("uih", labels=("watched",)), "'uih' has no fields"),
         (lambda: Sequence("uih", nested=("tags",)), "'uih' has no fields"),
-        (
-            lambda: Sequence("uih", ("item",), labels="watched"),
-            r"labels=\.\.\.\) takes a tuple of names, got the string",
-        ),
+        (lambda: uih(labels="watched"), r"labels=\.\.\.\) takes a tuple of names, got the string"),
     ],
 )
 def test_names_are_unique_and_labels_need_events(make, match):
@@ -212,17 +158,16 @@ def test_names_are_unique_and_labels_need_events(make, match):
 @pytest.mark.parametrize(("name", "other"), [("old", "a sequence"), ("samples", "the samples of a batch")])
 def test_a_list_label_named_like_what_else_is_counted_is_refused(tmp_path, name, other):
     """The same label as one number per sample is right: nothing else of a sample is counted by its name then."""
-    for form, click in (("list", [[1.0, 0.0], [1.0]]), ("scalar", [1.0, 0.0])):
-        table = {"item": [[1, 2], [3]], "shown": [[1, 2], [3]], name: click}
-        pq.write_table(pa.table(table), tmp_path / f"{form}.parquet")
+    table = {"item": [[1, 2], [3]], "shown": [[1, 2], [3]]}
+    scalar = write(tmp_path / "scalar.parquet", {**table, name: [1.0, 0.0]})
+    listed = write(tmp_path / "list.parquet", {**table, name: [[1.0, 0.0], [1.0]]})
     schema = Schema(
         sequences=(Sequence("old", ("item",)),), candidates=Sequence("candidates", ("shown",)), labels=(name,)
     )
-    with FreeScaleDataLoader(ParquetSource(tmp_path / "scalar.parquet"), schema, batch_size=2) as loader:
-        (batch,) = loader
+    (batch,), _ = kit.load(scalar, schema)
     assert global_mean(torch.tensor([1.0, 3.0]), batch, over=name) == 2.0
     with pytest.raises(SchemaError, match=f"a label whose column is a list .* and {other} are both called '{name}'"):
-        FreeScaleDataLoader(ParquetSource(tmp_path / "list.parquet"), schema, batch_size=2)
+        kit.load(listed, schema)
 
 
 def test_schema_files(tmp_path):
@@ -249,12 +194,10 @@ def test_schema_files(tmp_path):
 
 
 def test_nested_ids_of_a_batch_without_events(tmp_path):
-    pq.write_table(histories.table_of(range(0, 8, 4)), tmp_path / "a.parquet")
-    with loader_on(tmp_path) as loader:
-        (batch,) = loader
+    (batch,), _ = kit.load(write(tmp_path / "a.parquet", histories.table_of(range(0, 8, 4))), SCHEMA)
     assert batch.nested["uih"].stride() == 0
     assert batch.nested["uih"].keys() == ["categories", "tags"]
-    assert [sample["categories"] for sample in samples_of(batch)] == [[], []]
+    assert column(as_python(batch), "categories") == [[], []]
 
 
 class Seen:
@@ -274,22 +217,19 @@ class Seen:
 def test_ids_are_tokens_and_cost_models_see_events_alone(history_folder):
     cost = Seen()
     balance = Balance("vbs", cost=cost, max_tokens=45)  # the events alone would fit
-    with loader_on(history_folder, balance=balance) as loader:
-        steps = []
-        for batch in loader:
-            items = batch.stats.global_items
-            names = ("uih", "recent", "candidates", "categories", "tags", "shops")
-            assert sum(items[name] for name in names) <= 45
-            assert items["tags"] == batch.nested["uih"]["tags"].values().numel()
-            steps.append((batch.stats.carried, len(batch)))
-    assert sum(rows for _, rows in steps) == ROWS
-    assert any(carried for carried, _ in steps)
+    batches, _ = kit.load(history_folder, SCHEMA, batch_size=4, balance=balance)
+    for batch in batches:
+        items = batch.stats.global_items
+        names = ("uih", "recent", "candidates", "categories", "tags", "shops")
+        assert sum(items[name] for name in names) <= 45
+        assert items["tags"] == batch.nested["uih"]["tags"].values().numel()
+    assert sum(map(len, batches)) == ROWS
+    assert any(batch.stats.carried for batch in batches)
     assert all(set(lengths) == {"uih", "recent", "candidates"} for lengths in cost.lengths)
 
 
 def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):
-    with loader_on(history_folder) as loader:
-        batch = next(iter(loader))
+    batch, *_ = kit.load(history_folder, SCHEMA, batch_size=9)[0]
     assert same(batch.to("cpu"), batch)
     moved = batch.to("meta")
     assert {moved.nested[name].values().device.type for name in ("uih", "recent")} == {"meta"}
@@ -299,10 +239,8 @@ def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):
 
 def test_nested_ids_of_candidates(tmp_path):
     made = {"candidate": [[1, 2], [], [3]], "shops": [[[5, 6], []], [], [[7]]]}
-    pq.write_table(pa.table(made), tmp_path / "a.parquet")
     schema = Schema(candidates=Sequence("candidates", ("candidate",), nested=("shops",)))
-    with loader_on(tmp_path, schema) as loader:
-        (batch,) = loader
+    (batch,), _ = kit.load(write(tmp_path / "a.parquet", made), schema)
     assert batch.nested["candidates"].values().tolist() == [5, 6, 7]
     assert batch.nested["candidates"].lengths().tolist() == [2, 0, 1]
     assert batch.features.lengths().tolist() == [2, 0, 1]
@@ -310,8 +248,7 @@ def test_nested_ids_of_candidates(tmp_path):
 
 def test_keyed_jagged_tensors_are_those_that_torchrec_makes(history_folder):
     """The sizes and offsets by key with which they are made, and what follows from them."""
-    with loader_on(history_folder, batch_size=9) as loader:
-        batch = next(iter(loader))
+    batch, *_ = kit.load(history_folder, SCHEMA, batch_size=9)[0]
     for kjt in (batch.features, *batch.nested.values()):
         again = KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), stride=kjt.stride())
         assert kjt.length_per_key_or_none() == again.length_per_key()
@@ -326,8 +263,7 @@ def test_keyed_jagged_tensors_are_those_that_torchrec_makes(history_folder):
 
 
 def test_fields_of_a_sequence_share_their_offsets(history_folder):
-    with loader_on(history_folder) as loader:
-        batch = next(iter(loader))
+    batch, *_ = kit.load(history_folder, SCHEMA, batch_size=9)[0]
     for each in (batch, batch.to("meta")):
         assert each.jagged["price"].offsets is each.labels["next_item"].offsets is each.labels["watched"].offsets
         assert each.jagged["price"].offsets is not each.labels["liked"].offsets

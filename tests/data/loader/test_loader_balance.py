@@ -3,12 +3,12 @@
 import numpy as np
 import polars as pl
 import pytest
-from patience import PATIENCE_S
+from data_kit import load, rows_of
+from global_batches import global_batch
 from rank_loaders import COST, loader_on, orders_of
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.balance.exchange import GlobalBatch, StatusWord
+from fsdata import Balance, ParquetSource, Schema, Sequence
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing import OverCapError, pack
 
@@ -17,10 +17,8 @@ CANDIDATES = Schema(candidates=Sequence("candidates", ("candidate",)), context=(
 
 
 def read_one_hot(rank, world_size, folder, method, schema):
-    source = ParquetSource(str(folder / "own"))
-    options = {"balance": Balance(method), "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(source, schema, batch_size=4, **options) as loader:
-        return [(batch.stats.samples, batch.features["row"].values().tolist()) for batch in loader]
+    batches, _ = load(folder / "own", schema, batch_size=4, balance=Balance(method))
+    return [(batch.stats.samples, rows_of(batch)) for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -40,32 +38,25 @@ def some_of(folder):
     return ParquetSource(folder / "own", filter=pl.col("row").is_in(SOME))
 
 
-def global_batch(tokens, home):
-    statuses = (StatusWord(epoch=0, step=3),) * (max(home) + 1)
-    return GlobalBatch(number=0, lengths={"uih": np.array(tokens)}, home=np.array(home), statuses=statuses)
-
-
 @pytest.mark.parametrize("method", ["fbs+swap", "vbs", "repair", "hierarchical"])
 def test_as_many_rows_as_fit_take_part(method):
     rng = np.random.default_rng(0)
     tokens, home = rng.integers(1, 40, 50), np.sort(rng.integers(0, 4, 50))
-    balance = Balance(
-        method, max_tokens=int(tokens.sum() * 0.2), ranks_per_node=2 if method == "hierarchical" else None
-    )
+    options = {"method": method, "ranks_per_node": 2 if method == "hierarchical" else None}
+    balance = Balance(max_tokens=int(tokens.sum() * 0.2), **options)
     found = StepPlanner(balance, 4, carry=True)(global_batch(tokens, home))
     row = np.concatenate([np.arange(count) for count in np.bincount(home)])
     assert np.bincount(found.rank, tokens[row < found.rows]).max() <= balance.max_tokens
-    options = {"method": method, "max_tokens": balance.max_tokens, "ranks_per_node": balance.ranks_per_node}
     more = row <= found.rows
+    options |= {"tokens": tokens[more], "max_tokens": balance.max_tokens, "home": home[more]}
     with pytest.raises(OverCapError):
-        pack(balance.cost({"uih": tokens[more]}), 4, home=home[more], tokens=tokens[more], **options)
+        pack(balance.cost({"uih": tokens[more]}), 4, **options)
 
 
 def test_what_cannot_be_carried_is_an_error_that_says_so():
     batch = global_batch([5, 5, 5, 5], [0, 0, 1, 1])
-    with pytest.raises(
-        ValueError, match=r"raise max_tokens.*Only FreeScaleDataLoader\(balance=...\) can carry rows over"
-    ):
+    carries = r"raise max_tokens.*Only FreeScaleDataLoader\(balance=...\) can carry rows over"
+    with pytest.raises(ValueError, match=carries):
         StepPlanner(Balance(max_tokens=9), 2)(batch)
     assert StepPlanner(Balance(max_tokens=9), 2, carry=True)(batch).rows == 1
     with pytest.raises(ValueError, match="max_tokens=4 is below the longest sample of this step: 5 elements, row 0 of"):

@@ -4,6 +4,7 @@ What holds for each of them is compared with the files themselves, and with a lo
 `FREESCALE_RUNS` says how many there are in the long run.
 """
 
+import itertools
 import os
 import random
 from dataclasses import replace
@@ -11,11 +12,12 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 import pytest
+from data_kit import as_python, rows_of
 from rank_loaders import ALL, COST, check_ids, loader_on, read_and_go_on, sources_of
-from sets import SCHEMA, expected, samples_of
+from sets import SCHEMA, expected
 from worlds import shared_world
 
-from fsdata import Balance, StateError
+from fsdata import Balance
 
 CAP = 19  # events and candidates: the longest sample has 15, four samples about 25
 KEPT = (pl.col("row") < 22) | (pl.col("row") % 5 == 0)  # then ranks end at other steps
@@ -27,6 +29,7 @@ BALANCES = [
     Balance("fbs+swap", cost=COST, max_tokens=CAP),
     Balance("vbs", cost=COST, max_tokens=CAP),
     Balance("repair", cost=COST, max_tokens=CAP),
+    CAP,  # without balance: batches end before they would have more
 ]
 
 
@@ -34,7 +37,8 @@ def program_of(seed):
     """What is drawn: options of a loader, of its sources, and two numbers of ranks."""
     draw = random.Random(seed)
     options = {
-        "balance": BALANCES[seed % len(BALANCES)],
+        "balance": None,
+        "max_tokens": None,
         "batch_size": draw.choice([3, 4]),
         "shuffle": draw.random() < 0.6,
         "shuffle_window": draw.choice([1, 2, 3]),
@@ -45,6 +49,8 @@ def program_of(seed):
         "uneven": draw.choice(["empty", "drop"]),
         "drop_last": draw.random() < 0.2,
     }
+    kind = BALANCES[seed % len(BALANCES)]
+    options |= {"max_tokens": CAP, "drop_last": False} if kind == CAP else {"balance": kind}
     of_sources = {"some": draw.random() < 0.5, "mapped": draw.random() < 0.5}
     sizes = (draw.choice([1, 2, 2, 3]), draw.choice([1, 2, 3]))
     return options | {"schema": WITH_IDS if draw.random() < 0.5 else SCHEMA}, of_sources, sizes
@@ -63,11 +69,20 @@ def made(folder, options, *, some, mapped):
 
 def plain_order(rank, size, folder, options, of_sources):
     """The rows of this rank, one after another, of a loader that neither balances nor drops, in one thread."""
-    given = {**options, "balance": None, "uneven": "empty", "drop_last": False, "num_threads": 1, "prefetch": 0}
+    given = {**options, "balance": None, "max_tokens": None, "uneven": "empty", "drop_last": False}
+    given |= {"num_threads": 1, "prefetch": 0}
     with made(folder, given, **of_sources) as loader:
-        rows = [row for batch in loader for row in batch.features["row"].values().tolist()]
+        rows = rows_of(loader)
         assert loader.dropped == 0
     return rows
+
+
+def cap_of(options):
+    return options["balance"].max_tokens if options["balance"] else options["max_tokens"]
+
+
+def tokens_of(sample):
+    return len(sample["item"]) + len(sample["candidate"])
 
 
 def play(rank, size, folder, options, of_sources):
@@ -75,31 +90,35 @@ def play(rank, size, folder, options, of_sources):
     number of rows that were dropped; the length of the loader."""
     want, loaders, steps = expected(folder), [], []
     batches, states = read_and_go_on(lambda: loaders.append(made(folder, options, **of_sources)) or loaders[-1], 5)
-    cap = options["balance"].max_tokens if options["balance"] else None
+    cap, full = cap_of(options), []
     for batch in batches:
-        samples = samples_of(batch)
+        samples = as_python(batch)
         for sample in samples:
             of_row = want[sample["row"]]
             items = [item * (2 if of_sources["mapped"] else 1) for item in of_row["item"]]
             assert sample == {**{name: of_row[name] for name in sample}, "item": items}
         if options["schema"].passthrough:
             check_ids(batch)
-        assert cap is None or sum(len(sample["item"]) + len(sample["candidate"]) for sample in samples) <= cap
+        assert cap is None or sum(map(tokens_of, samples)) <= cap
+        full += [samples] if samples else []
         assert batch.stats.samples == len(samples)
         if options["balance"] and size > 1 and cap is None:
             assert batch.stats.straggler_after <= batch.stats.straggler_before
         rows = [sample["row"] for sample in samples]
         steps.append((rows, list(map(tuple, batch.origin.tolist())), batch.stats.global_samples))
+    if options["max_tokens"]:
+        for samples, (following, *_) in itertools.pairwise(full):
+            assert len(samples) == options["batch_size"] or sum(map(tokens_of, [*samples, following])) > cap
     return steps, states, loaders[0].dropped, len(loaders[0])
 
 
 def rest_of(rank, size, folder, options, of_sources, state):
     with made(folder, options, **of_sources) as loader:
         loader.load_state_dict(state)
-        return [row for batch in loader for row in batch.features["row"].values().tolist()]
+        return rows_of(loader)
 
 
-FAST = (*range(1, 19), 24)  # each balance, mix and number of ranks, and what else is drawn
+FAST = (*range(1, 18), 27)  # each balance, mix and number of ranks, and what else is drawn
 LONG = [seed for seed in range(int(os.environ.get("FREESCALE_RUNS", "84"))) if seed not in FAST]
 
 
@@ -107,7 +126,8 @@ LONG = [seed for seed in range(int(os.environ.get("FREESCALE_RUNS", "84"))) if s
 def test_every_row_once_where_it_belongs(id_folder, seed):
     options, of_sources, (size, after) = program_of(seed)
     want = [row for row in ALL if not of_sources["some"] or row < 22 or row % 5 == 0]
-    uneven = of_sources["some"] and options["balance"] is None and options["uneven"] == "drop"
+    apart = of_sources["some"] or options["max_tokens"] is not None  # ranks end at other steps
+    uneven = apart and options["balance"] is None and options["uneven"] == "drop"
     world = shared_world(size)
     plain = world.run(plain_order, id_folder, options, of_sources)
     assert sorted(row for rows in plain for row in rows) == want
@@ -126,7 +146,7 @@ def test_every_row_once_where_it_belongs(id_folder, seed):
     lost, dropped = len(want) - sum(map(len, read)), sum(of for *_, of, _ in answers)
     assert lost <= dropped if uneven else lost == dropped  # counted by the footers
     assert lost == 0 or uneven or options["drop_last"]
-    carries = options["balance"] is not None and options["balance"].max_tokens is not None
+    carries = cap_of(options) is not None
     if not of_sources["some"] and not carries:
         assert {length for *_, length in answers} == {len(steps)}
     if options["drop_last"] and not carries:
@@ -143,30 +163,3 @@ def test_every_row_once_where_it_belongs(id_folder, seed):
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(want)
     assert drops or len(seen) == len(want)
-
-
-def other(batch):
-    return twice(batch)
-
-
-def test_states_of_other_functions_are_refused(folder):
-    with loader_on(folder, sources_of(folder, map=twice)) as loader:
-        state = loader.state_dict()
-    for function in (other, None):
-        with (
-            loader_on(folder, sources_of(folder, map=function)) as loader,
-            pytest.raises(StateError, match="source 0 arguments"),
-        ):
-            loader.load_state_dict(state)
-
-
-def fails(batch):
-    if 30 in batch["row"].to_pylist():
-        raise KeyError("lost")
-    return batch
-
-
-def test_an_error_of_a_function_names_the_row(folder):
-    with loader_on(folder, sources_of(folder, map=fails)) as loader, pytest.raises(KeyError, match="lost") as caught:
-        list(loader)
-    assert any(note.startswith("map=... failed with row") for note in caught.value.__notes__)

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from data_kit import rows_of
 from patience import PATIENCE_S
-from rank_loaders import COST, loader_on, orders_of, rows_of, threads_end
+from rank_loaders import COST, loader_on, threads_end
 from sets import write
 from worlds import shared_world
 
@@ -74,13 +75,27 @@ def test_an_error_in_reading_reaches_all_ranks(tmp_path):
     assert seen_0 == seen_1 > 0
 
 
+def too_long(rank, world_size, folder):
+    with pytest.raises(Exception) as caught, loader_on(folder, max_tokens=9) as loader:
+        list(loader)
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_a_sample_above_max_tokens_is_an_error_on_all_ranks(folder):
+    found = dict(shared_world(2).run(too_long, folder))
+    assert found.keys() <= {"ValueError", "PeerError"}
+    assert "max_tokens=9 is below the next sample of rank" in found["ValueError"]
+    assert "Raise max_tokens, or truncate with Sequence(max_length=...)" in found["ValueError"]
+    assert "max_tokens=9 is below" in found.get("PeerError", "max_tokens=9 is below")
+
+
 def data_parallel(rank, world_size, folder):
     """Ranks 0 and 2 share the data; rank 1 has all of it."""
     groups = [dist.new_group(members) for members in ([0, 2], [1])]
     mine = groups[rank % 2]
     source = ParquetSource(str(folder / "own"), filter=KEPT)
     with loader_on(folder, sources=source, balance=Balance(cost=COST), process_group=mine) as loader:
-        rows = [row for batch in loader for row in rows_of(batch)]
+        rows = rows_of(loader)
     shared = [{"x": torch.arange(4) + 10 * rank}] * 3
     with rebalance(shared, lengths=lambda batch: batch["x"] + 1, process_group=mine, timeout_s=PATIENCE_S) as balanced:
         moved = sorted(value for batch in balanced for value in batch["x"].tolist())
@@ -122,22 +137,16 @@ def test_an_epoch_that_leaves_rows_unread_says_so(folder, uneven):
     assert (sum(seen for seen, *_ in answers) == 3) == (uneven == "empty")
 
 
-def leave_early(rank, world_size, folder):
-    """Both ranks leave together, then rank 1 alone."""
+def leave_alone(rank, world_size, folder):
+    """Rank 1 leaves; `test_loader_balance.py` has ranks that leave together."""
     with loader_on(folder, balance=Balance(cost=COST), shuffle=True, prefetch=1) as loader:
-        orders = orders_of(loader, (2, 3, 100))
-        loader.set_epoch(0)
         batches = iter(loader)
         next(batches)
         if rank == 0:
             with pytest.raises(PeerError, match="rank 1 left"):
                 list(batches)
     threads_end()
-    return orders
 
 
-def test_leaving_the_loop_early_and_starting_again(folder):
-    for orders in shared_world(2).run(leave_early, folder):
-        assert orders[0] == orders[2][:2]
-        assert orders[1] == orders[2][:3]
-        assert len(orders[2]) == 8
+def test_a_rank_that_leaves_the_loop_alone_is_named(folder):
+    shared_world(2).run(leave_alone, folder)

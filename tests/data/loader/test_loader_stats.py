@@ -6,14 +6,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import polars as pl
 import pytest
-import torch
-from patience import PATIENCE_S, until
+from data_kit import assert_same, load, loader_on
+from patience import until
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import Balance, ParquetSource, Schema, Sequence
 from fsdata.nodes.node import Timing
 
 SCHEMA = Schema(context=("row",))
+HISTORIES = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))
+EXECUTOR = "fsdata.nodes.rows.ThreadPoolExecutor"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def test_what_a_loader_says_of_its_work(folder):
-    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=0) as loader:
+    with loader_on(folder, SCHEMA, batch_size=10, prefetch=0) as loader:
         nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped", "decoded_peak_bytes"), 0)
         remote = {"bytes": 0, "unplanned_reads": 0, "read_ahead_peak_bytes": 0}
         assert loader.stats() == {**nothing, "remote": remote, "seconds": {}}
@@ -37,7 +39,7 @@ def test_what_a_loader_says_of_its_work(folder):
 
 
 def test_batches_that_wait_are_counted(folder):
-    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=10, num_threads=1, prefetch=3) as loader:
+    with loader_on(folder, SCHEMA, batch_size=10, prefetch=3) as loader:
         batches = iter(loader)
         next(batches)
         waiting = until(lambda: loader.stats()["waiting"] >= 3 and loader.stats()["waiting"])
@@ -56,9 +58,12 @@ def heavy(tmp_path_factory):
 
 
 class AtOnce(ThreadPoolExecutor):
-    """Decodes where it is asked to, so that what is held does not depend on how fast a thread is."""
+    """Decodes where it is asked to, so that what is held does not depend on how fast a thread is; counts it."""
+
+    submitted = 0
 
     def submit(self, function, /, *arguments):
+        AtOnce.submitted += 1
         done = Future()
         done.set_result(function(*arguments))
         return done
@@ -66,62 +71,50 @@ class AtOnce(ThreadPoolExecutor):
 
 @pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
 @pytest.mark.parametrize("threads", [0, 3])
-def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder, threads):
-    schema = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))
+def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder, threads, monkeypatch):
+    if not threads:
+        monkeypatch.setattr(EXECUTOR, AtOnce)
+    options = {"batch_size": 50, "shuffle": True, "shuffle_window": 4, "num_threads": max(threads, 1), "prefetch": 0}
 
     def read(memory):
-        with FreeScaleDataLoader(
-            ParquetSource(heavy, decoder=decoder), schema, batch_size=50, shuffle=True, num_threads=max(threads, 1),
-            shuffle_window=4, memory=memory, prefetch=0,
-        ) as loader:  # fmt: skip
-            if not threads:
-                loader._rows._executor.shutdown()
-                loader._rows._executor = AtOnce()
-            batches = [batch.features.to_dict() for batch in loader]
-            return batches, loader.stats()["decoded_peak_bytes"]
+        batches, loader = load(ParquetSource(heavy, decoder=decoder), HISTORIES, memory=memory, **options)
+        return batches, loader.stats()["decoded_peak_bytes"]
 
     (free, most), (bound, less) = read(None), read("520kB")
     assert 4 * 80_000 < less <= 520_000
     assert threads or (most > 8 * 80_000 and less > 6 * 80_000)
-    for one, other in zip(free, bound, strict=True):
-        for name in ("row", "item"):
-            assert torch.equal(one[name].values(), other[name].values())
-            assert torch.equal(one[name].lengths(), other[name].lengths())
+    assert_same(free, bound)
 
 
-def test_a_share_of_the_epoch_is_that_of_this_rank(heavy):
+def test_a_share_of_the_epoch_is_that_of_this_rank(heavy, monkeypatch):
     """Each of three ranks has four of the twelve row groups, and a quarter of them, one, is decoded ahead."""
-    options = {"shuffle": True, "shuffle_window": 0.25, "num_threads": 1, "prefetch": 0}
-    schema = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))
-    source = ParquetSource(heavy, decoder="pyarrow")
-    most = []
+    monkeypatch.setattr(EXECUTOR, AtOnce)
+    options = {"shuffle": True, "shuffle_window": 0.25, "prefetch": 0, "batch_size": 50}
+    decoded = []
     for ranks in (1, 3):
-        with FreeScaleDataLoader(source, schema, batch_size=50, rank=0, world_size=ranks, **options) as loader:
-            loader._rows._executor.shutdown()
-            loader._rows._executor = AtOnce()
+        AtOnce.submitted = 0
+        options |= {"rank": 0, "world_size": ranks}
+        with loader_on(ParquetSource(heavy, decoder="pyarrow"), HISTORIES, **options) as loader:
             next(iter(loader))
-            most.append(len(loader._rows._pending))
-    assert most == [3, 1]
+        decoded.append(AtOnce.submitted)
+    assert decoded == [3 + 3, 1 + 1]
 
 
 def test_a_window_that_memory_cannot_hold_is_held_and_told_once(heavy, caplog):
-    source, options = ParquetSource(heavy), {"shuffle": True, "shuffle_window": 3, "num_threads": 2}
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=50, memory=100, **options) as loader:
-        assert sum(len(batch) for batch in loader) == 1200
-        assert loader.stats()["decoded_peak_bytes"] > 100
+    batches, loader = load(heavy, SCHEMA, memory=100, shuffle=True, shuffle_window=3)
+    assert sum(map(len, batches)) == 1200
+    assert loader.stats()["decoded_peak_bytes"] > 100
     assert [record.getMessage() for record in caplog.records if "shuffle_window" in record.getMessage()] == [
         "memory=100 bytes are less than the 2400 bytes of the rows that are shuffled together, which are held all the "
         "same. Give more, or a smaller shuffle_window"
     ]
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
-        FreeScaleDataLoader(source, SCHEMA, batch_size=50, memory="much")
+        loader_on(heavy, SCHEMA, memory="much")
 
 
 def balanced(rank, size, folder):
-    options = {"num_threads": 1, "balance": Balance(), "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(ParquetSource(folder), SCHEMA, batch_size=5, **options) as loader:
-        batches = len(list(loader))
-        return batches, loader.stats()
+    batches, loader = load(folder, SCHEMA, batch_size=5, balance=Balance())
+    return len(batches), loader.stats()
 
 
 def test_exchanges_are_counted(folder):

@@ -4,18 +4,22 @@ import itertools
 import os
 import threading
 from functools import partial
+from pathlib import Path
 
+import data_kit as kit
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rclone_s3
 import torch
+from data_kit import assert_same, load, loader_on
 from patience import until
+from rank_loaders import sources_of
 from s3_proxy import Proxy
-from sets import SCHEMA, same, write
+from sets import SCHEMA, write
 
-from fsdata import Balance, CorruptFileError, Follow, FreeScaleDataLoader, ParquetSource, Retry, Schema
+from fsdata import Balance, CorruptFileError, Follow, ParquetSource, Retry, Schema
 from fsdata.catalog import retry
 from fsdata.decode.files import byte_ranges, row_group
 from fsdata.nodes.follow import watcher
@@ -59,17 +63,11 @@ def no_waiting(monkeypatch):
 
 
 def sources(root, tries=99, **options):
-    policy = Retry(tries=tries)
-    return [
-        ParquetSource(f"{root}/own", retry=policy, **options),
-        ParquetSource(
-            f"{root}/partner", columns={"item": "items"}, defaults={"country": 77}, weight=2.0, retry=policy, **options
-        ),
-    ]
+    return sources_of(Path(root), retry=Retry(tries=tries), **options)
 
 
 def loader_over(given, **options):
-    return FreeScaleDataLoader(given, SCHEMA, **({"batch_size": 8, "num_threads": 2} | options))
+    return loader_on(given, SCHEMA, **({"batch_size": 8, "num_threads": 2} | options))
 
 
 def epoch(given, **options):
@@ -106,8 +104,8 @@ def test_batches_are_those_of_local_files(bucket, proxy, way, kind):
     want, local = epoch(sources(bucket[0] / "b"), **WAYS[way])
     proxy.fault = once_each(kind)
     found, stats = epoch(sources("b", filesystem=rclone_s3.filesystem(proxy.port)), **WAYS[way])
-    assert len(found) == len(want) > 8
-    assert all(same(one, other) for one, other in zip(found, want, strict=True))
+    assert len(want) > 8
+    assert_same(found, want)
     assert (stats["retries"] > 4) if kind else (stats["retries"] == 0)
     assert stats["remote"]["bytes"] > 0
     assert stats["remote"]["unplanned_reads"] == 0
@@ -131,7 +129,7 @@ def test_bytes_that_were_not_planned_are_read_and_counted(bucket, monkeypatch):
     want, _ = epoch(sources(bucket[0] / "b"))
     monkeypatch.setattr(row_group, "column_ranges", lambda *given: byte_ranges.column_ranges(*given)[1:])
     found, stats = epoch(sources("b", filesystem=rclone_s3.filesystem(bucket[1])))
-    assert all(same(one, other) for one, other in zip(found, want, strict=True))
+    assert_same(found, want)
     assert stats["remote"]["unplanned_reads"] >= 12
 
 
@@ -209,13 +207,13 @@ def test_an_object_that_changes_is_noticed_before_a_row_of_it_is_used(one_file, 
     with loader_over(given, read_ahead=read_ahead) as loader:
         proxy.fault = change
         if same_footer:
-            assert all(same(one, other) for one, other in zip(loader, want, strict=True))
+            assert_same(loader, want)
             assert loader.retries > 0
             return
         seen = []
         with pytest.raises(CorruptFileError, match=r"b/own/part-0\.parquet: replaced while in use"):
             seen.extend(loader)
-        assert all(same(one, other) for one, other in zip(seen, want, strict=False))
+        assert_same(seen, want[: len(seen)])
 
 
 def test_a_folder_that_cannot_be_listed_is_named(bucket, proxy):
@@ -233,10 +231,8 @@ def test_a_folder_that_cannot_be_listed_is_named(bucket, proxy):
 
 def test_damage_is_damage_behind_a_store_too(tmp_path):
     """Only what a decoder says of bytes that all arrived is skipped."""
-    rows = pa.table({"row": np.arange(3000)})
-    (tmp_path / "b").mkdir()
-    path = tmp_path / "b" / "a.parquet"
-    pq.write_table(rows, path, row_group_size=1000, use_dictionary=False, write_page_checksum=True)
+    columns, options = {"row": np.arange(3000)}, {"schema": Schema(context=("row",)), "batch_size": 1000}
+    path = kit.write(tmp_path / "b" / "a.parquet", columns, group=1000, use_dictionary=False)
     raw = bytearray(path.read_bytes())
     chunk = pq.read_metadata(path).row_group(1).column(0)
     raw[chunk.data_page_offset + 200] ^= 0xFF
@@ -245,17 +241,13 @@ def test_damage_is_damage_behind_a_store_too(tmp_path):
         proxy = Proxy(port)
         proxy.fault = once_each("cut")
         system = rclone_s3.filesystem(proxy.port)
-        options = {"schema": Schema(context=("row",)), "batch_size": 1000}
         source = ParquetSource("b/a.parquet", filesystem=system, on_error="skip", retry=Retry(tries=99))
-        with FreeScaleDataLoader(source, **options) as loader:
-            assert sum(len(batch) for batch in loader) == 2000
-            (entry,) = loader.skipped
-            assert (entry.file, entry.row_group, entry.rows) == ("a.parquet", 1, 1000)
-        with (
-            FreeScaleDataLoader(ParquetSource("b/a.parquet", filesystem=system), **options) as loader,
-            pytest.raises(CorruptFileError, match=r"a\.parquet, row group 1: cannot be decoded"),
-        ):
-            list(loader)
+        batches, loader = load(source, **options)
+        assert sum(map(len, batches)) == 2000
+        (entry,) = loader.skipped
+        assert (entry.file, entry.row_group, entry.rows) == ("a.parquet", 1, 1000)
+        with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 1: cannot be decoded"):
+            load(ParquetSource("b/a.parquet", filesystem=system), **options)
         proxy.close()
 
 
@@ -268,8 +260,7 @@ def test_threads_end_with_the_loader_and_with_the_epoch(bucket, proxy):
         assert len(io_threads()) <= 24 + 2
         want = list(batches)
         loader.set_epoch(2)
-        again = list(loader)[1:]
-        assert all(same(one, other) for one, other in zip(again, want, strict=True))
+        assert_same(list(loader)[1:], want)
         proxy.fault = lambda _: "slow down"
         batches = iter(loader)
     assert io_threads() == []

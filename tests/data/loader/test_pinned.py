@@ -7,10 +7,9 @@ from unittest import mock
 
 import pytest
 import torch
+from data_kit import assert_same, tensors
 from rank_loaders import loader_on
-from sets import same
 
-from fsdata import Jagged
 from fsdata.batch.host_memory import PageLocked
 from fsdata.batch.prefetch import Ahead
 
@@ -38,12 +37,6 @@ def locked(monkeypatch):
     return locked
 
 
-def tensors_of(batch):
-    yield from (batch.features.values(), batch.features.lengths(), batch.dense, batch.origin)
-    for value in (*batch.labels.values(), *batch.jagged.values(), *batch.passthrough.values()):
-        yield from (value.values, value.offsets) if isinstance(value, Jagged) else (value,)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_every_tensor_lies_in_page_locked_memory(folder, locked, prefetch):
     with loader_on(folder, shuffle=True, prefetch=prefetch) as plain:
@@ -54,9 +47,9 @@ def test_every_tensor_lies_in_page_locked_memory(folder, locked, prefetch):
     ):
         found = list(loader)
     assert not ahead.call_args.kwargs["pin"]
-    assert len(found) == len(wanted) > 0
-    assert all(same(one, two) for one, two in zip(found, wanted, strict=True))
-    assert all(locked.has(tensor) for batch in found for tensor in tensors_of(batch) if tensor.numel())
+    assert len(wanted) > 0
+    assert_same(found, wanted)
+    assert all(locked.has(tensor) for batch in found for tensor in tensors(batch).values() if tensor.numel())
 
 
 def test_what_adapt_makes_is_pinned_by_a_thread(folder, locked):

@@ -9,24 +9,20 @@ import histories
 import polars as pl
 import pytest
 import torch
+from data_kit import load, rows_in
 from histories import SCHEMA as OF_HISTORIES
-from rank_loaders import loader_on
+from rank_loaders import torchrec_is
 
-from fsdata import FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence
-from fsdata.batch import torchrec_binding
+from fsdata import ParquetSource, Schema, SchemaError, Sequence
 from fsdata.batch.plain import JaggedFeatures
+from fsdata.batch.torchrec_binding import keyed_jagged_tensor
 
 LISTS = {"uih": ("item", "price", "watched", "weight", "next_item"), "recent": ("seen", "liked")}
 LISTS["candidates"] = ("candidate", "click")
 
 
 def batches_of(folder: Any, schema: Schema = OF_HISTORIES) -> list[Any]:
-    with histories.loader_on(folder, schema=schema, batch_size=9) as loader:
-        return list(loader)
-
-
-def rows_in(value: Jagged) -> list[list[float]]:
-    return [row.tolist() for row in value]
+    return load(folder, schema, batch_size=9)[0]
 
 
 def test_tensors_by_name(history_folder) -> None:
@@ -74,8 +70,7 @@ def test_the_length_is_that_of_the_schema(history_folder) -> None:
 
 def test_a_field_that_is_called_like_a_mask(history_folder) -> None:
     schema = Schema(context=("uih_mask",), sequences=(Sequence("uih", ("item",)),))
-    with loader_on(None, ParquetSource(history_folder, columns={"uih_mask": "row"}), schema) as loader:
-        batch = next(iter(loader))
+    batch, *_ = load(ParquetSource(history_folder, columns={"uih_mask": "row"}), schema)[0]
     with pytest.raises(SchemaError, match="a field is called 'uih_mask', and so is the mask of 'uih'"):
         batch.padded(3)
 
@@ -84,11 +79,10 @@ def test_samples_without_an_event(history_folder) -> None:
     """A batch of which a sequence holds nothing."""
     schema = replace(OF_HISTORIES, candidates=None, labels=())
     source = ParquetSource(history_folder, filter=pl.col("row") % 4 == 0)
-    with loader_on(None, source, schema, batch_size=3) as loader:
-        for batch in loader:
-            found = batch.padded(2)
-            assert not found["uih_mask"].any()
-            assert found["item"].shape == (len(batch), 2)
+    for batch in load(source, schema, batch_size=3)[0]:
+        found = batch.padded(2)
+        assert not found["uih_mask"].any()
+        assert found["item"].shape == (len(batch), 2)
 
 
 @pytest.mark.parametrize("explode", [None, "candidates"])
@@ -109,20 +103,19 @@ def test_shared_sequences_are_expanded(tmp_path) -> None:
     groups = as_of_data.UIH, as_of_data.POOL
     for share in (None, "user"):
         schema = Schema(sequences=[replace(group, share=share) for group in groups], context=("row", "user"))
-        with FreeScaleDataLoader(as_of_data.source(tmp_path), schema, batch_size=16) as loader:
-            found.append([batch.to_dict() for batch in loader])
+        found.append([batch.to_dict() for batch in load(as_of_data.source(tmp_path), schema)[0]])
     for plain, shared in zip(*found, strict=True):
         assert plain.keys() == shared.keys()
         for name in (name for group in groups for name in group.all_fields):
             assert rows_in(plain[name]) == rows_in(shared[name])
 
 
-def test_without_torchrec(history_folder, monkeypatch) -> None:
+def test_without_torchrec(history_folder) -> None:
     """Features are jagged tensors of torch, with the same values."""
     keyed = batches_of(history_folder)
-    torchrec_binding.register_pipelineable.cache_clear()
-    monkeypatch.setattr(torchrec_binding, "_torchrec", lambda: None)
-    for batch, other in zip(batches_of(history_folder), keyed, strict=True):
+    with torchrec_is(None):
+        plain = batches_of(history_folder)
+    for batch, other in zip(plain, keyed, strict=True):
         moved = batch.to("cpu")
         for mine, whole in ((moved.features, other.features), (moved.nested["uih"], other.nested["uih"])):
             assert isinstance(mine, JaggedFeatures)
@@ -134,48 +127,25 @@ def test_without_torchrec(history_folder, monkeypatch) -> None:
         assert batch.to_dict().keys() == other.to_dict().keys()
         for name, value in batch.padded(4).items():
             assert torch.equal(value, other.padded(4)[name])
-    torchrec_binding.register_pipelineable.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[[], [], []], [[1, 1], [1, 1], [3, 0], [1, 1], [3, 0], [0, 2]], [[2, 0, 1]], []],
-    ids=["no samples", "keys of equal lengths", "one key", "no keys"],
-)
-def test_features_have_the_values_and_lengths_of_each_key(lengths) -> None:
-    """Ranks that have ended get batches without samples."""
-    rows = [torch.tensor(each, dtype=torch.int64) for each in lengths]
-    sizes = [int(each.sum()) for each in rows]
-    keys, values = tuple("abcdef"[: len(rows)]), torch.arange(sum(sizes))
-    flat = torch.cat([*rows, torch.empty(0, dtype=torch.int64)])
-    features = JaggedFeatures.of(keys, values, flat, len(lengths[0]) if lengths else 4).to("cpu")
-    assert tuple(features) == keys
-    for key, own, part in zip(keys, rows, values.split(sizes) if keys else (), strict=True):
-        for found in (features[key].values(), features.jagged(key).values):
-            assert torch.equal(found, part)
-        for found in (features[key].offsets(), features.jagged(key).offsets):
-            assert torch.equal(found.diff(), own)
-            assert len(found) == len(own) + 1
-
-
-def test_jagged_tensors_of_one_sequence_go_together(history_folder, monkeypatch) -> None:
+def test_jagged_tensors_of_one_sequence_go_together(history_folder) -> None:
     """Torch adds such tensors up only if they have the same offsets, not equal ones."""
-    torchrec_binding.register_pipelineable.cache_clear()
-    monkeypatch.setattr(torchrec_binding, "_torchrec", lambda: None)
     schema = Schema(context=("row",), sequences=[Sequence("uih", ("item", "next_item"))])
-    for batch in batches_of(history_folder, schema):
+    with torchrec_is(None):
+        batches = batches_of(history_folder, schema)
+    for batch in batches:
         for features in (batch.features, batch.to("cpu").features):
             both = features["item"] + features["next_item"]
             assert torch.equal(both.values(), features["item"].values() + features["next_item"].values())
-    torchrec_binding.register_pipelineable.cache_clear()
 
 
-def test_torchrec_that_is_missing_or_broken(tmp_path, monkeypatch) -> None:
-    find = torchrec_binding._torchrec.__wrapped__
-    monkeypatch.setitem(sys.modules, "torchrec", None)
-    assert find() is None
-    monkeypatch.delitem(sys.modules, "torchrec")
+def test_torchrec_that_is_broken(tmp_path, monkeypatch) -> None:
     (tmp_path / "torchrec.py").write_text("import a_library_that_is_not_there")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"torchrec is there but cannot be imported .No module named 'a_library"):
-        find()
+    broken = r"torchrec is there but cannot be imported .No module named 'a_library"
+    with torchrec_is(None):
+        monkeypatch.delitem(sys.modules, "torchrec")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ImportError, match=broken):
+            keyed_jagged_tensor(("a",), torch.arange(1), torch.ones(1, dtype=torch.int64), 1)
+        monkeypatch.undo()

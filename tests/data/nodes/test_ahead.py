@@ -15,11 +15,12 @@ class Numbers:
 
     def __init__(self, last=4, error=None):
         self.last, self.error = last, error
-        self.made = 0
+        self.asked = self.made = 0
         self.go = threading.Event()
         self.go.set()
 
     def __call__(self):
+        self.asked += 1
         assert self.go.wait(PATIENCE_S)
         if self.made == self.last:
             if self.error is not None:
@@ -34,15 +35,10 @@ def threads():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_items_come_in_order_then_none_for_ever(depth):
+def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth):
     ahead = Ahead(Numbers(4), depth=depth, pin=False)
     assert [ahead.take() for _ in range(7)] == [0, 1, 2, 3, None, None, None]
     ahead.end()
-    assert not threads()
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_an_error_comes_at_its_item(depth):
     ahead = Ahead(Numbers(2, KeyError("two")), depth=depth, pin=False)
     assert [ahead.take(), ahead.take()] == [0, 1]
     with pytest.raises(KeyError, match="two"):
@@ -63,17 +59,13 @@ def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_roo
     assert not threads()
 
 
-def test_items_made_before_the_end_can_still_be_taken():
-    numbers = Numbers(99)
-    ahead = Ahead(numbers, depth=2, pin=False)
+def test_items_made_before_the_end_can_still_be_taken_and_no_others():
+    ahead = Ahead(Numbers(99), depth=2, pin=False)
     ahead.take()
     until(lambda: ahead.waiting == 2)
     ahead.end()
     ahead.end()
     assert [ahead.take() for _ in range(4)] == [1, 2, None, None]
-
-
-def test_end_before_the_first_item_begins_no_thread():
     ahead = Ahead(Numbers(), depth=2, pin=False)
     ahead.end()
     assert ahead.take() is None
@@ -119,7 +111,7 @@ def test_an_item_in_hand_that_takes_too_long_is_given_up():
     until(lambda: ahead.waiting == 1)
     numbers.go.clear()
     ahead.take()
-    until(lambda: ahead._making.thread is not None)
+    until(lambda: numbers.asked == 3)
     ahead.end(0, numbers.go.set)
     assert not threads()
 

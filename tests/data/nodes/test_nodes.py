@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 import torch
 import torchdata.nodes as td
+from data_kit import assert_same, loader_on, rows_of, same
 from patience import PATIENCE_S
-from rank_loaders import rows_of
-from sets import SCHEMA, same, two_sources, write
+from sets import SCHEMA, two_sources, write
 from worlds import shared_world
 
-from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, PeerError, SchemaError, StateError, rebalance
+from fsdata import Balance, Follow, ParquetSource, PeerError, SchemaError, StateError, rebalance
 from fsdata.nodes import Batches, Dealt, Followed, Kept, Rows, Steps, Units
 
 
@@ -31,21 +31,18 @@ def graph(sources, dealt=Kept, batch_size=4, **options):
 def test_a_graph_of_nodes_gives_the_batches_of_the_loader(sources, options):
     batches = graph(sources, **options)
     loader = td.Loader(td.Prefetcher(batches, prefetch_factor=2, snapshot_frequency=1))
-    with FreeScaleDataLoader(sources, SCHEMA, batch_size=4, **options) as whole:
+    with loader_on(sources, SCHEMA, batch_size=4, **options) as whole:
         for _ in range(2):
             epoch = list(whole)
             assert len(epoch) > 10
-            assert all(map(same, loader, epoch))
+            assert_same(loader, epoch)
         begun = iter(loader)
         seen = [next(begun) for _ in range(5)]
         state = loader.state_dict()
         left = list(begun)
-        third = list(whole)
-        assert all(map(same, [*seen, *left], third))
+        assert_same([*seen, *left], whole)
     loader.load_state_dict(state)
-    again = list(loader)
-    assert len(again) == len(left)
-    assert all(map(same, again, left))
+    assert_same(loader, left)
     batches.close()
 
 
@@ -82,10 +79,9 @@ def test_nodes_end_their_threads(sources):
 def dealt_by_nodes(rank, world_size, folder):
     sources = [ParquetSource(folder / "own")]
     batches = graph(sources, lambda steps: Dealt(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
-    options = {"batch_size": 4, "shuffle": True, "num_threads": 2, "balance": Balance(), "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(sources, SCHEMA, **options) as loader:
-        made = list(zip(batches, loader, strict=True))
-    assert all(same(one, other) for one, other in made)
+    made = list(batches)
+    with loader_on(sources, SCHEMA, batch_size=4, shuffle=True, balance=Balance()) as loader:
+        assert_same(made, loader)
     state = batches.state_dict()
     rows = batches.source.source.source
     rows.reset()
@@ -183,7 +179,7 @@ def test_a_folder_that_grows_needs_its_node(tmp_path):
     with pytest.raises(ValueError, match="needs a Followed node"):
         next(Kept(steps))
     batches = Batches(Followed(Kept(steps)))
-    assert [row for batch in batches for row in rows_of(batch)] == list(range(21))
+    assert rows_of(batches) == list(range(21))
     batches.close()
 
 
@@ -211,6 +207,12 @@ def built_badly(rank, world_size):
 
 def test_other_ranks_hear_that_a_batch_cannot_be_built():
     shared_world(2).run(built_badly)
+
+
+def test_what_is_for_another_node_is_refused(sources):
+    steps = Steps(Rows(Units(sources, SCHEMA)), 4, max_tokens=9)
+    with pytest.raises(ValueError, match=r"Steps\(max_tokens=...\) is for Kept"):
+        Dealt(steps)
 
 
 def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):

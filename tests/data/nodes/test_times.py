@@ -7,8 +7,9 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from data_kit import loader_on, rows_of
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource
 from fsdata.nodes import dataset
 
@@ -30,7 +31,7 @@ def groups(sources):
     return sum(pq.ParquetFile(source.path_list[0]).num_row_groups for source in sources)
 
 
-def read(sources, time="at", **options):
+def read(sources, time="at"):
     counted = Counter()
     read_times = OpenSource.read_times
 
@@ -39,10 +40,8 @@ def read(sources, time="at", **options):
         return read_times(self, group)
 
     with mock.patch.object(OpenSource, "read_times", counting):
-        loader = FreeScaleDataLoader(
-            sources, Schema(context=("row",), time=time), batch_size=64, mix="time", num_threads=2, **options
-        )
-        rows = [row for _ in range(2) for batch in loader for row in batch.features["row"].values().tolist()]
+        loader = loader_on(sources, Schema(context=("row",), time=time), batch_size=64, mix="time", num_threads=2)
+        rows = rows_of(loader) + rows_of(loader)
     return loader, rows, counted
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,15 @@ import polars as pl
 import pytest
 import sets
 import torch
+from data_kit import as_python, loader_on, rows_of
 from patience import PATIENCE_S
 from rank_loaders import threads_end
-from sets import SCHEMA, samples_of, two_sources, write
+from sets import SCHEMA, two_sources, write
+from test_rebalance import PATHS, Loader, marks_of
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from worlds import shared_world
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, PeerError, StateError
+from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, PeerError, StateError
 from fsdata.nodes import Batches, Kept, Rows, Steps, Units
 from fsdata.nodes.tensors.rebalancing import rebalance
 
@@ -87,8 +90,7 @@ def test_a_second_iterator_of_rebalance_ends_the_first():
 def iterate_twice(rank, world_size, folder):
     """Both iterators are there before either has a thread: two threads must never share the exchange."""
     before = threading.active_count()
-    options = {"batch_size": 4, "balance": Balance(), "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(ParquetSource(folder / "own"), SCHEMA, **options) as loader:
+    with loader_on(folder / "own", SCHEMA, batch_size=4, balance=Balance()) as loader:
         first, second = iter(loader), iter(loader)
         next(second)
         with pytest.raises(RuntimeError, match=TOOK_OVER):
@@ -103,24 +105,6 @@ def test_two_iterators_never_share_an_exchange(tmp_path):
 
 
 LOADED = "this iterator has ended: load_state_dict.* Begin a new iter"
-
-
-class Counting:
-    """A loader of the user's own with a state; samples rank * 100 + 0, 1, 2, ..., four a batch."""
-
-    def __init__(self, rank):
-        self.rank, self.at = rank, 0
-
-    def __iter__(self):
-        while self.at < 12:
-            self.at += 1
-            yield {"x": torch.arange(4) + 100 * self.rank + 4 * self.at}
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 def rolled_back(loader, samples):
@@ -141,27 +125,26 @@ def rolled_back(loader, samples):
 
 def roll_back(rank, world_size, folder):
     """By kind of loader; `filter` has ranks that exchange a status word in every step."""
-    options = {"batch_size": 2, "timeout_s": PATIENCE_S, "shuffle": True}
-    sources = {
-        "plain": ParquetSource(folder / "own"),
-        "filter": ParquetSource(folder / "own", filter=pl.col("row") > 3),
-    }
-    found = {}
-    for kind, balance, prefetch in (
-        ("plain", None, 2),
-        ("plain", None, 0),
-        ("filter", None, 2),
-        ("plain", Balance(), 3),
-        ("plain", Balance(), 0),
+    options = {"batch_size": 2, "shuffle": True}
+    plain, follow = ParquetSource(folder / "own"), Follow(every="10ms", idle="80ms", at_most=1)
+    kept = replace(plain, filter=pl.col("row") > 3)
+    found = []
+    for source, balance, prefetch in (
+        (plain, None, 2),
+        (plain, None, 0),
+        (kept, None, 2),
+        (plain, Balance(), 3),
+        (plain, Balance(), 0),
+        (replace(plain, follow=follow), None, 2),
     ):
-        with FreeScaleDataLoader(sources[kind], SCHEMA, balance=balance, prefetch=prefetch, **options) as loader:
-            found[kind, balance is None, prefetch] = rolled_back(loader, samples_of)
-    with rebalance(Counting(rank), lengths=lambda batch: batch["x"], timeout_s=PATIENCE_S) as balanced:
-        found["rebalance"] = rolled_back(balanced, lambda batch: batch["x"].tolist())
-    with FreeScaleDataLoader(sources["plain"], SCHEMA, **options) as inner:
+        with loader_on(source, SCHEMA, balance=balance, prefetch=prefetch, **options) as loader:
+            found.append(rolled_back(loader, as_python))
+    with rebalance(Loader(rank, [4] * 8), lengths=PATHS, timeout_s=PATIENCE_S) as balanced:
+        found.append(rolled_back(balanced, marks_of))
+    with loader_on(plain, SCHEMA, **options) as inner:
         for_inner = {"lengths": lambda batch: batch["x"], "timeout_s": PATIENCE_S}
         with rebalance(Adapted(inner), **for_inner) as balanced:
-            found["rebalance of a loader"] = rolled_back(balanced, lambda batch: batch["x"].tolist())
+            found.append(rolled_back(balanced, lambda batch: batch["x"].tolist()))
     return found
 
 
@@ -179,13 +162,12 @@ class Adapted:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_state_loaded_inside_a_loop_ends_its_iterator(tmp_path, ranks):
     two_sources(tmp_path)
-    for found in shared_world(ranks).run(roll_back, tmp_path):
-        assert found == dict.fromkeys(found, True)
+    assert shared_world(ranks).run(roll_back, tmp_path) == [[True] * 8] * ranks
 
 
 def test_a_state_that_is_refused_leaves_the_loop_as_it_is(tmp_path):
     write(tmp_path / "set", 40)
-    with FreeScaleDataLoader(ParquetSource(tmp_path / "set"), SCHEMA, batch_size=4) as loader:
+    with loader_on(tmp_path / "set", SCHEMA, batch_size=4) as loader:
         steps = 0
         for steps, _ in enumerate(loader, 1):
             if steps == 3:
@@ -198,7 +180,7 @@ def test_a_state_that_is_refused_leaves_the_loop_as_it_is(tmp_path):
 
 def test_an_iterator_that_another_one_followed_does_not_move_the_state(tmp_path):
     write(tmp_path / "set", 40)
-    with FreeScaleDataLoader(ParquetSource(tmp_path / "set"), SCHEMA, batch_size=4) as loader:
+    with loader_on(tmp_path / "set", SCHEMA, batch_size=4) as loader:
         first = iter(loader)
         next(first)
         next(first)  # the thread has made more
@@ -216,7 +198,7 @@ class Wrapped(IterableDataset):
         self.make = make
 
     def __iter__(self):
-        return (row for batch in self.make() for row in batch.features["row"].values().tolist())
+        return iter(rows_of(self.make()))
 
 
 def nodes_on(source):
@@ -232,11 +214,7 @@ def test_workers_of_a_dataloader_read_a_share_each_or_not_at_all(tmp_path):
     write(tmp_path / "set", 40)
     source = ParquetSource(tmp_path / "set")
     with FreeScaleDataLoader(source, SCHEMA, batch_size=4) as made_before:
-        for make in (
-            lambda: made_before,
-            partial(FreeScaleDataLoader, source, SCHEMA, batch_size=4),
-            partial(nodes_on, source),
-        ):
+        for make in (lambda: made_before, partial(loader_on, source, SCHEMA, batch_size=4), partial(nodes_on, source)):
             rows = DataLoader(Wrapped(make), num_workers=2, batch_size=None)
             with pytest.raises(RuntimeError, match="each row comes once per worker"):
                 list(rows)
@@ -262,11 +240,9 @@ def interrupted(rank, world_size, folder):
             if rank == 1 and batch.stats.step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
                 threading.Event().wait(PATIENCE_S)
-            assert len(samples_of(batch)) == 1
+            assert len(as_python(batch)) == 1
 
-    loader = FreeScaleDataLoader(
-        ParquetSource(str(folder / "own")), SCHEMA, batch_size=1, balance=Balance(), timeout_s=PATIENCE_S
-    )
+    loader = loader_on(folder / "own", SCHEMA, batch_size=1, balance=Balance())
     with pytest.raises(KeyboardInterrupt if rank == 1 else PeerError) as caught, loader:
         train(loader)
     threads_end()

@@ -5,6 +5,8 @@ loader inside `rebalance` there, too, and a filesystem of the user's in I/O thre
 that looks for new files.
 """
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 import torch
@@ -12,10 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from growing import FAST
 from patience import PATIENCE_S
 from rank_loaders import loader_on
-from sets import SCHEMA, write
+from sets import write
 from worlds import shared_world
 
-from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, Polynomial
+from fsdata import Balance, Follow, ParquetSource, Polynomial
 from fsdata.nodes.tensors.rebalancing import rebalance
 
 
@@ -77,23 +79,13 @@ class Cost(Polynomial):
 
 def rows_of(folder, call=None, **options):
     given = {"batch_size": 2, "num_threads": 2, "shuffle": True, **options}
-    return FreeScaleDataLoader(ParquetSource(folder / "set", map=call), SCHEMA, **given)
+    return loader_on(folder, ParquetSource(folder / "set", map=call), **given)
 
 
-def remote(call, **options):
-    loader = FreeScaleDataLoader(ParquetSource("/set", filesystem=Store()), SCHEMA, batch_size=2, **options)
-    Store.calls = staticmethod(call)
-    return loader
-
-
-def opening(call):
-    Store.calls = staticmethod(call)
-    return FreeScaleDataLoader(ParquetSource("/set", filesystem=Store()), SCHEMA, batch_size=2)
-
-
-def growing(call):
-    source = ParquetSource("/set", filesystem=Store(), follow=Follow(**FAST))
-    loader = FreeScaleDataLoader(source, SCHEMA, batch_size=2)
+def store(call, *, opened=False, **options):
+    """A loader over a store, which calls `call` from then on, or when it is `opened`."""
+    Store.calls = staticmethod(call if opened else id)
+    loader = loader_on("/", ParquetSource("/set", filesystem=Store(), **options.pop("source", {})), **options)
     Store.calls = staticmethod(call)
     return loader
 
@@ -104,10 +96,10 @@ LOOPS = {
     "adapt": lambda folder, call: rows_of(folder, adapt=call),
     "an inner loader": lambda folder, call: rebalance(call, lengths=lambda batch: batch["x"]),
     "lengths": lambda folder, call: rebalance([{"x": torch.arange(8)}] * 9, lengths=lambda batch: call(batch)["x"]),
-    "reading ahead": lambda folder, call: remote(call),
-    "reading": lambda folder, call: remote(call, read_ahead=0),
-    "looking for files": lambda folder, call: growing(call),
-    "opening": lambda folder, call: opening(call),
+    "reading ahead": lambda folder, call: store(call),
+    "reading": lambda folder, call: store(call, read_ahead=0),
+    "looking for files": lambda folder, call: store(call, source={"follow": Follow(**FAST)}),
+    "opening": lambda folder, call: store(call, opened=True),
 }
 
 
@@ -132,24 +124,22 @@ def test_it_reaches_the_loop(folder, loop, error):
 
 
 TOGETHER = {
-    "map": lambda folder, call: loader_on(folder, ParquetSource(folder / "set", map=call), balance=Balance()),
-    "map, and rows drop out": lambda folder, call: loader_on(
-        folder, ParquetSource(folder / "set", map=call, filter=pl.col("row") % 7 != 3)
+    "map": lambda source, call: loader_on("/", replace(source, map=call), balance=Balance()),
+    "map, and rows drop out": lambda source, call: loader_on(
+        "/", replace(source, map=call, filter=pl.col("row") % 7 != 3)
     ),
-    "adapt": lambda folder, call: loader_on(folder, ParquetSource(folder / "set"), balance=Balance(), adapt=call),
-    "a cost model": lambda folder, call: loader_on(
-        folder, ParquetSource(folder / "set"), balance=Balance(cost=Cost(call))
-    ),
-    "an inner loader": lambda folder, call: rebalance(call, lengths=lambda batch: batch["x"], timeout_s=PATIENCE_S),
+    "adapt": lambda source, call: loader_on("/", source, balance=Balance(), adapt=call),
+    "a cost model": lambda source, call: loader_on("/", source, balance=Balance(cost=Cost(call))),
+    "an inner loader": lambda source, call: rebalance(call, lengths=lambda batch: batch["x"], timeout_s=PATIENCE_S),
 }
 
 
 def raises_on_rank_1(rank, world_size, folder):
     """What each kind of loop raises here."""
-    said = {}
+    said, source = {}, ParquetSource(folder / "set")
     for name, make in TOGETHER.items():
         for error in (SystemExit(7), Odd("odd")):
-            with pytest.raises(BaseException) as caught, make(folder, Raises(error if rank == 1 else None)) as loader:
+            with pytest.raises(BaseException) as caught, make(source, Raises(error if rank == 1 else None)) as loader:
                 list(loader)
             said[name, type(error).__name__] = f"{type(caught.value).__name__}: {caught.value}"
     return said

@@ -1,0 +1,22 @@
+"""The lengths of all samples of a step, as planners get them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fsdata.balance.exchange import GlobalBatch, StatusWord
+
+
+def global_batch(
+    lengths: Any, home: Any, *, step: int = 0, places: Mapping[str, np.ndarray] | None = None, **status: int
+) -> GlobalBatch:
+    """Samples that rank home[n] has read. lengths: of "uih", or by sequence. status: what every rank says of itself."""
+    lengths = lengths if isinstance(lengths, dict) else {"uih": lengths}
+    return GlobalBatch(
+        number=step,
+        lengths={name: np.asarray(each) for name, each in lengths.items()},
+        places=places or {},
+        home=np.asarray(home),
+        statuses=(StatusWord(epoch=0, step=step, **status),) * (int(np.max(home)) + 1),
+    )
