@@ -49,7 +49,7 @@ def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult
             counts = _counts(seed, step, job.ranks.size)
             rows = rows_of(step, rank, counts[rank], lengths_of(step, rank, counts[rank])) if counts[rank] else None
             if slip(step):
-                return exchange.leave()
+                return _leave(job, exchange)
 
             def plan(batch: GlobalBatch, step: int = step) -> Assignment:
                 slip(STEPS + step)
@@ -59,6 +59,12 @@ def move_rows(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[StepResult
             yield exchange.step(rows, SPEC, plan, status)
     finally:
         exchange.close()  # at the end of its process at the latest
+
+
+def _leave(job: Job, exchange: StepExchange) -> None:
+    """The rank goes on with other work, its loader open: only its word tells the others that they need not wait."""
+    exchange.leave()
+    job.ranks.wait(3 * LIMIT_S)
 
 
 def check_moved(steps: list[list[StepResult]], seed: int, size: int) -> None:
@@ -217,7 +223,7 @@ def follow(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[tuple[int, in
         for number, made in enumerate(iter(_next(steps), None)):
             yield made
             if slip(number):
-                return exchange.leave()
+                return _leave(job, exchange)
     finally:
         steps.close()
         exchange.close()

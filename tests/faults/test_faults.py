@@ -110,16 +110,22 @@ def _fault(by: np.random.Generator, rank: int, peer: int, kind: str) -> Fault:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one rank: the steps that it made, and the error that ended them, after so many seconds."""
+    """Of one rank: the steps that it made, and the error that ended them, after so many seconds.
+
+    slipped_s: when its user's code raised or left.
+    """
 
     steps: list[Any]
     error: Exception | None = None
     at_s: float = 0.0
+    slipped_s: float = 0.0
 
 
 def work(job: Job, rank: int, seed: int, program: Program, faults: list[Fault], outcome: Outcome) -> Outcome:
     def slip(step: int) -> bool:
         here = [fault.kind for fault in faults if (fault.rank, fault.step) == (rank, step)]
+        if here and here[0] in ("raise", "leave"):
+            outcome.slipped_s = job.ranks.now()
         if "raise" in here:
             raise Mistake(f"of rank {rank}")
         return "leave" in here
@@ -205,10 +211,12 @@ def check_error(
         assert named(error) - {rank} <= guilty, error
     if not unheard and kinds.isdisjoint(("stall", "cut", "silent", "back")):
         assert named(error) & guilty, error
-    told = [outcomes[fault.rank] for fault in faults if fault.kind in ("raise", "leave")]
+    slips = [outcomes[fault.rank] for fault in faults if fault.kind in ("raise", "leave")]
+    told = [each.slipped_s for each in slips if each is not None]
     begins = [fault.at_s + fault.for_s * (fault.kind in ("late", "back", "stall")) for fault in faults]
-    begin_s = max([*begins, *(each.at_s for each in told if each is not None)])
-    assert outcome.at_s - begin_s < (TELLING_S if told and len(faults) == 1 else AT_MOST_S), error
+    begin_s = max([*begins, *told])
+    heard = told and len(faults) == 1 and faults[0].step > 0  # before the first step nobody waits for a word
+    assert outcome.at_s - begin_s < (TELLING_S if heard else AT_MOST_S), error
 
 
 def check_told(fault: Fault, outcomes: list[Outcome | None]) -> None:
