@@ -236,7 +236,10 @@ def test_importing_needs_none_of_the_large_packages(package):
         ("freescale_tools.cli", {"torch", "numba", "pyarrow"}),
         ("freescale_tools.check.source_check", {"torch"}),
         ("fsdata.balance.options, fsdata.order.deal", {"torch"}),  # planning alone
-        ("freescale_tools.collisions.estimate, freescale_tools.scan.histories", {"torch"}),
+        (
+            "freescale_tools.collisions.estimate, freescale_tools.scan.histories, freescale_tools.scan.discover",
+            {"torch"},
+        ),
     ],
 )
 def test_commands_start_without_what_they_do_not_use(modules, heavy):

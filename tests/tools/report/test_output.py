@@ -12,10 +12,6 @@ from freescale_tools.console.terminal import Terminal
 from freescale_tools.report.blocks import Report
 
 
-def page(title):
-    return Report(title=title)
-
-
 def test_an_interrupted_write_leaves_the_file_of_before(tmp_path):
     path = tmp_path / "a.json"
     write_whole(path, "before")
@@ -32,7 +28,7 @@ def test_an_interrupted_write_leaves_the_file_of_before(tmp_path):
 def test_reports_of_several_commands_share_a_folder(tmp_path):
     folder = tmp_path / "new" / "folder"
     for name in ("profile", "collisions"):
-        write_report({"kind": name, "counts": np.arange(2)}, page(f"page of {name}"), folder, name)
+        write_report({"kind": name, "counts": np.arange(2)}, Report(title=f"page of {name}"), folder, name)
     assert sorted(path.name for path in folder.iterdir()) == [
         "collisions.html", "collisions.json", "profile.html", "profile.json",
     ]  # fmt: skip
@@ -40,16 +36,16 @@ def test_reports_of_several_commands_share_a_folder(tmp_path):
     assert "page of profile" in (folder / "profile.html").read_text()
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CommandFailed, match=r"cannot write to .*file.below"):
-        write_report({"kind": "profile"}, page(""), tmp_path / "file" / "below", "profile")
+        write_report({"kind": "profile"}, Report(title=""), tmp_path / "file" / "below", "profile")
 
 
 def test_a_default_folder_keeps_earlier_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = [write_report({"run": run}, page(""), None, "profile") for run in range(3)]
+    said = [write_report({"run": run}, Report(title=""), None, "profile") for run in range(3)]
     assert said[2] == "written to freescale-report/profile-3.html and freescale-report/profile-3.json"
     found = {path.name: json.loads(path.read_text())["run"] for path in (tmp_path / "freescale-report").glob("*.json")}
     assert found == {"profile.json": 0, "profile-2.json": 1, "profile-3.json": 2}
-    write_report({"run": 3}, page(""), tmp_path / "freescale-report", "profile")
+    write_report({"run": 3}, Report(title=""), tmp_path / "freescale-report", "profile")
     assert json.loads((tmp_path / "freescale-report" / "profile.json").read_text()) == {"run": 3}
 
 
