@@ -5,9 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from profile_documents import profile_of
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
-from tools_kit import ran, refused
+from tools_kit import profile_of, ran, refused
 
 from freescale_tools.calibrate.calibration import Calibration, load_calibration
 from freescale_tools.calibrate.fits import calibrate

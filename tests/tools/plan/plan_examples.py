@@ -4,8 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
-from profile_documents import profile_of
-from tools_kit import ragged, write
+from tools_kit import profile_of, ragged, write
 
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.plan.costs import Placed, Setting, Shard

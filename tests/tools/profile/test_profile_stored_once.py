@@ -1,6 +1,7 @@
 """`freescale profile` of requests whose histories are stored once: what it says of the same samples in rows."""
 
 import itertools
+import json
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,12 +25,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stored(few_samples, folder):
-    """The document of the histories that are stored once; its report is in `once`."""
-    return answered(
+def shown(few_samples, folder):
+    """What is printed of the histories that are stored once; the report is in `once`."""
+    return ran(
         "profile", folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
-        "--sequence", "price", "--share", "user", "--out", folder / "once", *SETTINGS,
-    )  # fmt: skip
+        "--sequence", "price", "--share", "user", "--out", folder / "once", "--full", *SETTINGS,
+    ).stdout  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(shown, folder):
+    return json.loads((folder / "once" / "profile.json").read_text())
+
+
+def test_tables_for_people(shown):
+    for text in ("by user, as of at", "join=histories", "What Sequence(share='user') saves"):
+        assert text in shown
 
 
 def test_the_document_is_that_of_the_same_samples_in_rows(folder, stored):
@@ -76,17 +87,6 @@ def test_the_same_is_predicted_from_it_again(folder, stored):
     again = answered("profile", "--from", folder / "once", *size)
     for same in ("simulation", "stragglers", "balance", "recommended", "answer"):
         assert again[same] == stored[same], same
-
-
-def test_tables_for_people(folder):
-    shown = ran(
-        "profile", folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--share",
-        "user", "--out", folder / "out", "--ranks", 2, "--batch-size", 4, "--full",
-    ).stdout  # fmt: skip
-    assert "by user, as of at" in shown
-    assert "price holds no integers; name a column that does with --ids" in shown
-    assert "join=histories" in shown
-    assert "What Sequence(share='user') saves" in shown
 
 
 FILES = ("--histories", "histories")

@@ -15,7 +15,7 @@ from fsdata.balance.cost import Polynomial, Power
 
 DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 ROWS, BATCH = 4_000, 16
-TRUTHS = 6  # of each set and number of ranks
+TRUTHS = 3  # of each set and number of ranks
 
 
 def lognormal(median, p95, rows=ROWS, longest=8_000):

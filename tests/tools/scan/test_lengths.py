@@ -291,15 +291,18 @@ def test_remote_files_that_fail_now_and_then(tmp_path, monkeypatch):
     assert "cannot be read after 5 tries" in document["skipped"][0]["reason"]
 
 
-def test_a_file_that_is_gone_is_lost(tmp_path):
+def test_files_that_are_gone_or_replaced_are_named(tmp_path):
     write(tmp_path / "a.parquet", [[1], [2, 3]])
-    gone = write(tmp_path / "b.parquet", [[1]] * 20)
+    gone, replaced = (write(tmp_path / f"{name}.parquet", [[1]] * 20, group=20) for name in "bc")
     files = open_files([str(tmp_path)])
     gone.unlink()
+    write(replaced, [[1, 2]] * 20, group=20)
     found = full(files, Columns(sequences=("items",)), paths=[], engine=Threads(2))
-    (skipped,) = found["skipped"]
-    assert (skipped["file"], skipped["row_group"], skipped["rows"]) == ("b.parquet", None, 20)
-    assert "no such file" in skipped["reason"]
+    lost, changed = found["skipped"]
+    assert (lost["file"], lost["row_group"], lost["rows"]) == ("b.parquet", None, 20)
+    assert "no such file" in lost["reason"]
+    assert (changed["file"], changed["row_group"], changed["rows"]) == ("c.parquet", 0, 20)
+    assert "replaced while in use" in changed["reason"]
     assert found["sequences"]["items"]["rows"] == 2
 
 
@@ -311,15 +314,6 @@ def test_a_page_header_cannot_ask_for_more_than_the_file_has(tmp_path):
     document, _ = profiled([path])
     assert [(one["row_group"], one["rows"]) for one in document["skipped"]] == [(0, 200)]
     assert pa.default_memory_pool().max_memory() - before < 1 << 20
-
-
-def test_a_file_that_was_replaced_is_named(tmp_path):
-    path = write(tmp_path / "a.parquet", [[1], [2, 3]])
-    files = open_files([str(path)])
-    write(path, [[1], [2, 3, 4]])
-    (skipped,) = full(files, Columns(sequences=("items",)), paths=[])["skipped"]
-    assert (skipped["file"], skipped["row_group"]) == ("a.parquet", 0)
-    assert "replaced while in use" in skipped["reason"]
 
 
 def test_of_a_large_remote_chunk_some_bytes_are_in_memory_at_a_time(tmp_path, monkeypatch):

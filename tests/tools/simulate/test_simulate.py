@@ -5,8 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from profile_documents import profile_of
-from tools_kit import answered, ran, refused
+from tools_kit import answered, profile_of, ran, refused
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.batches import Samples, Setting, deal_out, simulate_setting

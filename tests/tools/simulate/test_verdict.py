@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from profile_documents import profile_of
+from tools_kit import profile_of
 
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import _pays, simulate, verdict
