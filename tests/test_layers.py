@@ -207,7 +207,10 @@ LARGE = {"torchrec", "triton", "fbgemm_gpu", "pandas", "pyarrow", "polars", "tor
             ("freescale_tools.cli", {"torch", "numba", "pyarrow"}),
             ("fsdata.balance.options, fsdata.order.deal", {"torch"}),  # planning alone
             ("freescale_tools.check.source_check", {"torch"}),
-            ("freescale_tools.collisions.estimate, freescale_tools.scan.histories", {"torch"}),
+            (
+                "freescale_tools.collisions.estimate, freescale_tools.scan.histories, freescale_tools.scan.discover",
+                {"torch"},
+            ),
         ],
     ],
     ids=["packages", "commands"],

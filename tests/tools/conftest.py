@@ -1,9 +1,7 @@
 """For tests of commands."""
 
 import pytest
-from typer.testing import CliRunner
 
-from freescale_tools.cli import app
 from freescale_tools.model import batches, simulation
 
 
@@ -21,13 +19,3 @@ def few_samples():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_SAMPLES", 2048)
         yield
-
-
-@pytest.fixture(scope="module")
-def call(request):
-    """Runs the command that the test's module names as COMMAND, with arguments of any type."""
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [request.module.COMMAND, *map(str, arguments)])
-
-    return run

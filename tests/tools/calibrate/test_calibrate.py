@@ -1,17 +1,14 @@
 """Cost models from measured steps: exact where the times are exact, and clear about what cannot be used."""
 
-import json
-
 import numpy as np
 import pytest
+from tools_kit import answered, ran, refused
 
 from freescale_tools.calibrate.calibration import advice, doubt, load_calibration
 from freescale_tools.calibrate.fits import calibrate, explain
 from freescale_tools.calibrate.measured_steps import parse_histogram, read_steps
 from freescale_tools.console.errors import UsageError
 from fsdata.balance.cost import Polynomial
-
-COMMAND = "calibrate"
 
 SECONDS = 1e-9  # of L^2 + 2000 L
 CONSTANT = 0.01
@@ -102,7 +99,7 @@ def test_candidates_are_fitted(tmp_path):
     assert document["measured_straggler"] is None, "one rank waits for none"
 
 
-def test_samples_cost_something_by_themselves_where_their_numbers_differ(tmp_path, call):
+def test_samples_cost_something_by_themselves_where_their_numbers_differ(tmp_path):
     """As in steps that `vbs` balanced."""
     rng = np.random.default_rng(0)
     lines = []
@@ -116,12 +113,12 @@ def test_samples_cost_something_by_themselves_where_their_numbers_differ(tmp_pat
     assert document["constant_s"] == pytest.approx(CONSTANT, rel=1e-2)
     assert document["intervals"]["empty_sample_s"] == pytest.approx([SECONDS * 500_000] * 2, rel=1e-2)
     assert load_calibration(tmp_path / "m.csv").cost.sample > 0
-    shown = call(tmp_path / "m.csv", "--out", tmp_path / "c.json").stdout
+    shown = ran("calibrate", tmp_path / "m.csv", "--out", tmp_path / "c.json").stdout
     assert "an empty sample" in shown
     assert f"cost={document['cost_model']}" in shown
     assert ", sample=" in document["cost_model"]
     assert load_calibration(tmp_path / "c.json").cost == load_calibration(tmp_path / "m.csv").cost
-    equal = call(write_csv(tmp_path / "equal.csv", batches(12))).stdout
+    equal = ran("calibrate", write_csv(tmp_path / "equal.csv", batches(12))).stdout
     assert "an empty sample costs is part of the step" in " ".join(equal.split())
     assert ", sample=" not in equal
 
@@ -174,12 +171,11 @@ def test_what_cannot_be_used_is_refused_by_line(tmp_path, text, message):
     assert message in str(raised.value)
 
 
-def test_the_command(tmp_path, call):
+def test_the_command(tmp_path):
     path = write_csv(tmp_path / "m.csv", batches(12))
-    shown = call(path)
-    assert shown.exit_code == 0, shown.output
-    assert shown.stdout.splitlines()[-1].startswith("cost=Polynomial(linear=")
-    answer = json.loads(call(path, "--json", "--ranks", 16).stdout)
-    assert (answer["simulated"]["ranks"], f"cost={answer['cost_model']}") == (16, shown.stdout.splitlines()[-1])
+    last = ran("calibrate", path).stdout.splitlines()[-1]
+    assert last.startswith("cost=Polynomial(linear=")
+    answer = answered("calibrate", path, "--ranks", 16)
+    assert (answer["simulated"]["ranks"], f"cost={answer['cost_model']}") == (16, last)
     for wrong in ((path, "--ranks", 1), (path, "--skip", -1), (tmp_path / "none.csv",)):
-        assert call(*wrong).exit_code == 2
+        refused("calibrate", *wrong)

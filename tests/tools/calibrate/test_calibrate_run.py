@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from tools_kit import ran
 
-from freescale_tools.calibrate.fits import calibrate, estimates, own_costs
+from freescale_tools.calibrate.fits import calibrate, estimates
 from freescale_tools.calibrate.measured_steps import read_steps
 from freescale_tools.console.errors import UsageError
 from fsmeter.intervals import KINDS, BubbleReport, StepTimes, Transfer
 
-COMMAND = "calibrate"
 SECONDS, CONSTANT = 1e-9, 0.02  # of L^2 + 2000 L; of a step
 LATENCY, BANDWIDTH = 2e-3, 5e8
 LOOKUP, UPDATE, CALL = 4e-8, 9e-8, 1e-4
@@ -77,20 +77,11 @@ def test_the_same_training_with_a_remedy_tells_what_the_remedy_takes(tmp_path):
     for name, truth in (("fscomm", 0.004), ("balancing", 0.002)):
         assert own[name]["low"] <= truth <= own[name]["high"]
         assert own[name]["value"] == pytest.approx(truth, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("option", "ranks", "sequence", "message"),
-    [
-        ("fscomm", 2, "item", "--fscomm: its ranks: 2, those of the calibrated run: 4"),
-        ("balanced", 4, "user", "--balanced: its sequence: user, those of"),
-    ],
-)
-def test_another_training_tells_nothing_of_a_remedy(tmp_path, option, ranks, sequence, message):
-    plain = read_steps(run(tmp_path / "plain.json", steps=4))
-    other = read_steps(run(tmp_path / "other.json", steps=4, ranks=ranks), sequence)
-    with pytest.raises(UsageError, match=message):
-        own_costs(plain, lambda step: 0.0, **{option: other})
+    fewer = read_steps(run(tmp_path / "fewer.json", steps=4, ranks=2))
+    with pytest.raises(UsageError, match="--fscomm: its ranks: 2, those of the calibrated run: 4"):
+        calibrate(plain, fscomm=fewer)
+    with pytest.raises(UsageError, match="--balanced: its sequence: user, those of"):
+        calibrate(plain, balanced=read_steps(tmp_path / "plain.json", "user"))
 
 
 def test_ranks_of_a_step_that_are_disturbed_together_tell_no_more_than_one():
@@ -135,9 +126,10 @@ def test_a_sequence_of_the_run_can_be_named_and_steps_without_lengths_are_left_o
         read_steps(path, "shop")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_a_damaged_run_is_refused_by_step(tmp_path):
+    path = run(tmp_path / "run.json", steps=4)
+    whole = path.read_text()
+    for name, value in (
         ("lengths", {"item": {"lengths": [-1], "counts": [2]}}),
         ("lengths", {"item": {"lengths": [1.5], "counts": [2]}}),
         ("lengths", {"item": {"lengths": [1, 2], "counts": [2]}}),
@@ -146,21 +138,17 @@ def test_a_sequence_of_the_run_can_be_named_and_steps_without_lengths_are_left_o
         ("transfers", [["ids", 8, -1.0]]),
         ("compute_s", None),
         ("exposed_s", 3),
-    ],
-)
-def test_a_damaged_run_is_refused_by_step(tmp_path, name, value):
-    path = run(tmp_path / "run.json", steps=4)
-    document = json.loads(path.read_text())
-    document["steps"][3][name] = value
-    path.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"run\.json, steps\[3\]"):
-        read_steps(path)
+    ):
+        document = json.loads(whole)
+        document["steps"][3][name] = value
+        path.write_text(json.dumps(document))
+        with pytest.raises(UsageError, match=r"run\.json, steps\[3\]"):
+            read_steps(path)
 
 
-def test_the_command_shows_and_writes_a_calibration(tmp_path, call):
+def test_the_command_shows_and_writes_a_calibration(tmp_path):
     path = run(tmp_path / "run.json", noise=0.02)
-    done = call(path, "--out", tmp_path / "calibration.json")
-    assert done.exit_code == 0, done.output
+    done = ran("calibrate", path, "--out", tmp_path / "calibration.json")
     for text in ("a step beside its samples", "all-to-all: bandwidth", "look-up of a row", "cost=Polynomial("):
         assert text in done.stdout
     written = json.loads((tmp_path / "calibration.json").read_text())
@@ -171,9 +159,9 @@ def test_the_command_shows_and_writes_a_calibration(tmp_path, call):
     assert all(one["low"] < one["value"] < one["high"] for one in numbers)
 
 
-def test_a_poor_fit_writes_nothing_and_prints_no_line_to_paste(tmp_path, call):
-    done = call(run(tmp_path / "run.json", steps=12, noise=0.3), "--out", tmp_path / "calibration.json")
-    assert done.exit_code == 1, done.output
+def test_a_poor_fit_writes_nothing_and_prints_no_line_to_paste(tmp_path):
+    path = run(tmp_path / "run.json", steps=12, noise=0.3)
+    done = ran("calibrate", path, "--out", tmp_path / "calibration.json", status=1)
     assert "cost=" not in done.stdout
     assert "below 0.9: time does not follow from lengths alone" in done.stderr
     assert not (tmp_path / "calibration.json").exists()

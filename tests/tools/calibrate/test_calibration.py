@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from profile_documents import profile_of
 from test_calibrate_run import BANDWIDTH, CONSTANT, LATENCY, LOOKUP, SECONDS, UPDATE, run
+from tools_kit import profile_of, ran, refused
 
 from freescale_tools.calibrate.calibration import Calibration, load_calibration
 from freescale_tools.calibrate.fits import calibrate
@@ -19,7 +19,6 @@ from freescale_tools.model.workload import samples_of
 from freescale_tools.profile.measure import Settings
 from fsdata.balance.cost import Polynomial
 
-COMMAND = "profile"
 LENGTHS = np.random.default_rng(0).lognormal(7, 0.6, 4000).astype(np.int64)
 PROFILE = profile_of(LENGTHS)
 
@@ -96,9 +95,7 @@ def test_an_exchange_of_the_run_takes_as_long_as_it_took(ranks, link):
 
 
 def test_steps_take_what_the_run_took():
-    found = simulate(
-        PROFILE, load_hardware("h100-ib"), samples_of(PROFILE), ranks=[8], batch_size=128, calibration=made()
-    )
+    found = simulated(batch_size=128, calibration=made())
     cost = 128 * float(Polynomial()({"sequence": LENGTHS}).mean())
     events = 128 * LENGTHS.mean()
     expected = {
@@ -126,24 +123,17 @@ def test_given_numbers_win_and_what_the_run_lacks_stays_as_it_was():
     assert (parameter(found, "dim")["value"], parameter(found, "dim")["source"]) == (128, "assumed")
     assert parameter(found, "lookup")["source"].startswith("assumed")
     assert parameter(found, "nvlink")["value"] == hardware.nvlink
-    assert (
-        parameter(simulate(PROFILE, hardware, samples_of(PROFILE), ranks=[8], dim=32, calibration=made()), "dim")[
-            "value"
-        ]
-        == 32
-    )
+    assert parameter(simulated(dim=32, calibration=made()), "dim")["value"] == 32
 
 
-def test_the_command_takes_a_run(tmp_path, call):
+def test_the_command_takes_a_run(tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
     path = run(tmp_path / "run.json", steps=12)
-    done = call("--from", tmp_path / "profile.json", "--ranks", 4, "--calibration", path, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    command = ("profile", "--from", tmp_path / "profile.json", "--ranks", 4, "--out", tmp_path / "out", "--calibration")
+    ran(*command, path)
     written = json.loads((tmp_path / "out" / "profile.json").read_text())["simulation"]
     assert parameter(written, "cost")["source"] == "calibration: run.json, 48 rows"
-    refused = call("--from", tmp_path / "profile.json", "--calibration", tmp_path / "none.json")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "no calibration" in refused.stderr
+    assert "no calibration" in refused(*command, tmp_path / "none.json")
 
 
 def test_a_calibration_speaks_for_as_many_ranks_as_it_had():

@@ -1,20 +1,15 @@
 """What a check says of histories: everything that a loader would stop at, with its rows."""
 
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from test_check import find, places
+from tools_kit import write
 
-from freescale_tools.check.source_check import SourceCheck
-from freescale_tools.console.terminal import Terminal
 from fsdata import AsOf, ParquetSource, Schema, Sequence
 
 SCHEMA = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("row",))
 
 
-def found(folder: Path, requests: dict[str, Any] | None = None, **columns: Any) -> list[tuple[str, str | None, Any]]:
+def found(folder, requests=None, **columns):
     """(kind, field, rows) of all findings. columns: of the histories of users 0 to 3, instead of good ones."""
     rows = {"row": [0, 1, 2], "user": [0, 1, 9], "at": [10, 20, 30]} | (requests or {})
     table = {
@@ -23,18 +18,11 @@ def found(folder: Path, requests: dict[str, Any] | None = None, **columns: Any) 
         "action": [[1, 1], [1], [], [1]],
         "ts": [[5, 6], [7], [], [8]],
     }
-    pq.write_table(pa.table(rows), folder / "requests.parquet")
-    pq.write_table(pa.table(table | columns), folder / "histories.parquet", row_group_size=2)
-    join = AsOf(ParquetSource(folder / "histories.parquet"), on="user", at="at", time="ts", fields=("item", "action"))
-    check = SourceCheck(ParquetSource(folder / "requests.parquet", join=join), SCHEMA, index=0)
-    with Terminal().progress("checking") as progress:
-        listed = check.run(progress)
-    check.close()
-    return [(one.kind, one.field, None if one.rows is None else one.rows.tolist()) for one in listed]
-
-
-def test_good_histories_pass(tmp_path: Path) -> None:
-    assert found(tmp_path) == []
+    main = write(folder / "requests.parquet", rows)
+    histories = ParquetSource(write(folder / "histories.parquet", table | columns, group=2))
+    join = AsOf(histories, on="user", at="at", time="ts", fields=("item", "action"))
+    findings = find(ParquetSource(main, join=join), schema=SCHEMA)
+    return [(kind, field, rows) for kind, field, _, _, rows in places(findings)]
 
 
 PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
@@ -54,21 +42,15 @@ PAST, FUTURE = 1_600_000_000, 5_000_000_000  # the years 2020 and 2128
         ({"action": ["a", "b", "c", "d"]}, [("mismatch", "action", None)]),
     ],
     ids=[
-        "unsorted",
-        "unsorted and far apart",
-        "ragged",
-        "key twice",
-        "null key",
-        "null item",
-        "future",
-        "future in ms",
+        "unsorted", "unsorted and far apart", "ragged", "key twice", "null key", "null item", "future", "future in ms",
         "text",
     ],
-)
-def test_faults_of_histories(tmp_path: Path, columns: dict[str, Any], expected: list[Any]) -> None:
+)  # fmt: skip
+def test_faults_of_histories(tmp_path, columns, expected):
     listed = found(tmp_path, {"at": [1000 * PAST if "ms" in str(columns) else 10, 20, 30]}, **columns)
     assert [one for one in listed if one[0] != "data"] == expected
 
 
-def test_a_request_without_a_time(tmp_path: Path) -> None:
+def test_good_histories_pass_and_a_request_needs_a_time(tmp_path):
+    assert found(tmp_path) == []
     assert found(tmp_path, {"at": [10, None, 30]}) == [("null", "at", [1])]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from tools_kit import write
 
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.decode.opened_source import open_source
@@ -47,10 +47,11 @@ def faulty(rng):
 def test_a_check_and_a_loader_reject_the_same_rows(tmp_path):
     fields = SCHEMA.field_names
     rejected = passed = 0
+    kinds = set()
     for seed in range(2):
         rng = np.random.default_rng(seed)
         policies = {name: some(rng, ["error", "drop", "default"]) for name in fields}
-        pq.write_table(faulty(rng), tmp_path / "a.parquet", row_group_size=1)
+        write(tmp_path / "a.parquet", faulty(rng), group=1)
         defaults = {name: 5 for name in fields if policies[name] == "default"}
         source = ParquetSource(str(tmp_path / "a.parquet"), nulls=policies, defaults=defaults)
         notes: list[Fault] = []
@@ -67,8 +68,10 @@ def test_a_check_and_a_loader_reject_the_same_rows(tmp_path):
             assert bool(notes) == bool(told), notes
             assert told is None or any(one.what in told for one in notes)
             assert all((one.row_group, one.rows.tolist()) == (group.index, [0]) for one in notes)
+            kinds |= {one.kind for one in notes}
             rejected, passed = rejected + bool(told), passed + (not told)
         opened.close()
         checked.close()
     assert rejected > 20
     assert passed > 10
+    assert kinds == {"null", "null element", "not finite", "range", "ragged"}

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tools_kit import ragged
+from tools_kit import write as write_file
 
 from freescale_tools.collisions import id_rows
 from freescale_tools.collisions.estimate import estimate
@@ -20,11 +21,8 @@ from fsdata.kernels.pages import rows
 SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}
 
 
-def write(path, histories, *, group=None, kind=None, **columns):
-    """One file of `histories` in row groups of `group` rows."""
-    ids = pa.array(histories, kind or pa.list_(pa.int64()))
-    pq.write_table(pa.table({"ids": ids, **columns}), path, row_group_size=group or max(len(histories), 1))
-    return path
+def write(path, histories, *, group=None, **columns):
+    return write_file(path, {"ids": pa.array(histories, pa.list_(pa.int64())), **columns}, group=group)
 
 
 def count(path, **options):
@@ -79,12 +77,11 @@ def test_few_ids_need_no_kernel_that_reads_pages(tmp_path, monkeypatch):
 
 def kinds_of_ids():
     """(name, the ids of HAND in another type, how the column is called)."""
-    offsets, flat = np.cumsum([0, *map(len, HAND)]), [one for history in HAND for one in history]
+    words = pa.array([one for history in HAND for one in history], pa.int16()).dictionary_encode()
     lists = pa.array(HAND, pa.list_(pa.int64()))
-    words = pa.array(flat, pa.int16()).dictionary_encode()
     yield "large", pa.array(HAND, pa.large_list(pa.int32())), "ids"
     yield "unsigned", pa.array(HAND, pa.list_(pa.uint64())), "ids"
-    yield "dictionary", pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words), "ids"
+    yield "dictionary", ragged([len(history) for history in HAND], words), "ids"
     yield "in a struct", pa.StructArray.from_arrays([lists, pa.array(range(6))], ["ids", "x"]), "user.ids"
     yield "a leaf by its path", lists, "ids.list.element"
     yield "nulls", pa.array([[1, None, 2], [3], [1, 1, None, 1, 4], None, [4, 4, 5], [1, None]]), "ids"
@@ -94,7 +91,7 @@ def kinds_of_ids():
 @pytest.mark.parametrize(("ids", "name"), [case[1:] for case in kinds_of_ids()], ids=[c[0] for c in kinds_of_ids()])
 def test_kinds_of_ids(tmp_path, ids, name, few, monkeypatch):
     monkeypatch.setattr(id_rows, "_FEW", few)
-    pq.write_table(pa.table({name.split(".")[0]: ids}), tmp_path / "a.parquet")
+    write_file(tmp_path / "a.parquet", {name.split(".")[0]: ids})
     point = default(estimate(open_files([str(tmp_path)]), name, **SETTINGS))
     assert point["by_row"]["mean"] == pytest.approx(7 / 12)
     assert (point["by_occurrence"]["mean"], point["occurrences"]) == (pytest.approx(0.75), 4.0)
@@ -109,8 +106,7 @@ def test_kinds_of_ids(tmp_path, ids, name, few, monkeypatch):
     ids=["lists of one size", "one id per row"],
 )
 def test_other_forms_of_ids(tmp_path, ids, share, occurrences):
-    pq.write_table(pa.table({"ids": ids}), tmp_path / "a.parquet")
-    point = default(count(tmp_path / "a.parquet"))
+    point = default(count(write_file(tmp_path / "a.parquet", {"ids": ids})))
     assert (point["by_occurrence"]["mean"], point["occurrences"]) == (share, occurrences)
 
 
@@ -120,9 +116,8 @@ def test_any_ids(tmp_path, far, statistics):
     """Whatever the range: counted in place, moved to 0, or renumbered."""
     for width in (1, 2**33):
         histories = [[far + (one - 5) * width if far > 0 else far + one * width for one in row] for row in HAND]
-        table = pa.table({"ids": pa.array(histories, pa.list_(pa.int64()))})
-        pq.write_table(table, tmp_path / "a.parquet", row_group_size=4, write_statistics=statistics)
-        point = default(count(tmp_path / "a.parquet"))
+        path = write_file(tmp_path / "a.parquet", {"ids": histories}, group=4, write_statistics=statistics)
+        point = default(count(path))
         assert point["by_occurrence"]["mean"] == pytest.approx(0.75)
         assert point["by_row"]["mean"] == pytest.approx(7 / 12)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tools_kit import write as write_file
 
 from freescale_tools.collisions import held as holding
 from freescale_tools.collisions.estimate import estimate
@@ -11,18 +12,13 @@ from freescale_tools.collisions.held import Unit, hold, plan_runs
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.batch_order import WINDOW, Batches, Orders, by_time, streaks
 from freescale_tools.scan.files import open_files
-from fsdata import ParquetSource, Schema
-from fsdata.decode.opened_source import open_source
-from fsdata.nodes.dataset import Dataset
-from fsdata.order.progress import Progress
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 
 SETTINGS = {"batch_size": 2, "ranks": 2, "max_length": None, "dim": 4, "orders": ("file", "shuffled")}
 
 
-def write(path, histories, *, group=None, **options):
-    table = pa.table({"ids": pa.array(histories, pa.list_(pa.int64()))})
-    pq.write_table(table, path, row_group_size=group or len(histories), write_page_checksum=True, **options)
-    return path
+def write(path, histories, **options):
+    return write_file(path, {"ids": pa.array(histories, pa.list_(pa.int64()))}, **options)
 
 
 def units(count, *, rows, room):
@@ -67,7 +63,7 @@ def test_times_of_several_units_have_one_order(tmp_path):
     units = {"s": [86_400, 86_402], "ns": [86_401 * 10**9, 86_400 * 10**9 + 1], "day": [1, 2]}
     for name, times in units.items():
         days = pa.array(times, pa.int32()).cast(pa.date32()) if name == "day" else pa.array(times, pa.timestamp(name))
-        pq.write_table(pa.table({"ids": [1, 2], "when": days}), tmp_path / f"{name}.parquet")
+        write_file(tmp_path / f"{name}.parquet", {"ids": [1, 2], "when": days})
     files = open_files([str(tmp_path / f"{name}.parquet") for name in units])
     held = hold(files, "ids", time="when", max_length=None, ranks=1, batch_size=1)
     (order,) = by_time(held.time, held.known, [6])
@@ -104,8 +100,8 @@ def test_damaged_row_groups_and_files_with_other_columns_are_left_out_and_named(
     histories = [[n, n % 3] for n in range(40)]
     path = write(tmp_path / "a.parquet", histories, group=10, compression="none", use_dictionary=False)
     write(tmp_path / "b.parquet", histories[:5])
-    pq.write_table(pa.table({"other": [1, 2]}), tmp_path / "c.parquet")
-    pq.write_table(pa.table({"ids": [["a"]]}), tmp_path / "d.parquet")
+    write_file(tmp_path / "c.parquet", {"other": [1, 2]})
+    write_file(tmp_path / "d.parquet", {"ids": [["a"]]})
     chunk = pq.read_metadata(path).row_group(1).column(0)
     raw = bytearray(path.read_bytes())
     middle = chunk.data_page_offset + chunk.total_compressed_size - 20
@@ -163,21 +159,13 @@ def test_batches_are_those_of_a_loader(tmp_path, order):
     with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("row", pa.int64())])) as writer:
         for first, rows in zip(np.cumsum([0, *units]), units, strict=False):
             writer.write_table(pa.table({"row": np.arange(first, first + rows)}))
-    schema = Schema(context=("row",))
-    source = open_source(ParquetSource(tmp_path / "a.parquet"), schema)
-    shuffle = order == "shuffled"
-    data = Dataset([source], schema, mix="sequential", shuffle=shuffle, shuffle_window=WINDOW, seed=5)
-    batches = Orders([units], np.empty(0), np.empty(0), seed=5).batches(order, ranks=ranks, batch_size=size)
+    source, schema = ParquetSource(tmp_path / "a.parquet"), Schema(context=("row",))
+    options = {"batch_size": size, "shuffle": order == "shuffled", "shuffle_window": WINDOW, "seed": 5}
     expected = []
-    for stream in data.streams(Progress(epoch=0, step=0, history=(), positions=(0,) * ranks), ranks):
-        rows: list[int] = []
-        for window in data.windows(stream):
-            some = np.concatenate([data.read(piece, ()).rows.numbers(0, 1)[:, 0] for piece in window.pieces])
-            order_of = data.order_of(0)
-            some = some if order_of is None else some[order_of(window)]
-            rows += some[window.start : window.stop].tolist()
-        expected.append(rows)
+    for rank in range(ranks):
+        with FreeScaleDataLoader(source, schema, rank=rank, world_size=ranks, **options) as loader:
+            expected.append([batch.features["row"].values().tolist() for batch in loader])
+    batches = Orders([units], np.empty(0), np.empty(0), seed=5).batches(order, ranks=ranks, batch_size=size)
     assert batches.steps == (4,)
     for step in range(4):
-        of_ranks = [rows[size * step : size * (step + 1)] for rows in expected]
-        assert batches.rows(0, step).tolist() == [row for rows in of_ranks for row in rows]
+        assert batches.rows(0, step).tolist() == [row for of_rank in expected for row in of_rank[step]]

@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freescale_tools.collisions import table_slots
-from freescale_tools.collisions.kernels import NO_NUMBER, ids_of_hour, number_ids
 from freescale_tools.collisions.table_slots import AskedTable, hours_of, predict_table
 from freescale_tools.console.errors import UsageError
 from fscomm.plan.zero_collision import slot_hash
@@ -112,39 +111,10 @@ def test_as_one_occurrence_after_another_gives(data, size, probes, ttl):
     assert found["ways"] == [slowly(rows, size, probe, ttl, hours) for probe in (None, *probes)]
     timed = [row for row, hour in data if ttl is None or hour is not None]
     assert found["occurrences"] == sum(map(len, timed))
-    assert found["distinct"] == len({one for row in timed for one in row})
+    distinct = len({one for row in timed for one in row})
+    assert found["distinct"] == distinct
+    assert found["rows_per_id"] == (size / distinct if distinct else None)
     assert found["without_time"] == len(rows) - len(timed)
-
-
-def test_an_id_is_looked_up_once_an_hour():
-    """In order of first occurrence, by its number."""
-    ids, starts, lengths = np.array([5, 3, 5, 9, 3], np.uint32), np.array([3, 0]), np.array([2, 3])
-    numbers, last = np.full(10, NO_NUMBER), np.full(3, -1, np.int32)
-    found, counts = np.empty(3, np.uint32), np.zeros(3, np.uint32)
-    assert number_ids(ids, starts, lengths, np.array([1, 0]), numbers, found, counts) == 3
-    assert (found.tolist(), counts.tolist()) == ([5, 3, 9], [2, 2, 1])
-    room = np.empty(len(ids), np.uint32)
-    for hour, rows, expected in ((0, [0, 1], [2, 1, 0]), (1, [1], [0, 1])):
-        some = ids_of_hour(ids, starts, lengths, np.array(rows), numbers, hour, last, room)
-        assert room[:some].tolist() == expected
-
-
-def test_dense_ids_are_hashed_first():
-    """Of ids 1 to U in 1.5 U rows, 1 - exp(-2/3) share one by modulo hashing, and none with long probes."""
-    found = predict([range(1, 20_001)], AskedTable(rows=30_000, probes=(8, 128)))
-    modulo, short, long = found["ways"]
-    assert modulo["by_id"] == pytest.approx(1 - np.exp(-2 / 3), abs=0.02)
-    assert 0.03 < short["by_id"] < 0.06
-    assert (long["by_id"], long["occupancy"]) == (0.0, pytest.approx(2 / 3, abs=1e-4))
-    assert found["rows_per_id"] == 1.5
-
-
-def test_an_id_that_comes_back_after_its_hours_takes_the_row_of_another():
-    """Two ids in turns in a table of one row: within the TTL they share it, later each takes it from the other."""
-    rows, asked = [[1], [2], [1], [2]], {"rows": 1, "probes": (4,)}
-    shares = {ttl: predict(rows, AskedTable(**asked, ttl=ttl), [0, 5, 10, 15])["ways"][1] for ttl in (4, 5)}
-    assert (shares[4]["by_id"], shares[4]["evictions_per_million"]) == (0.0, 750_000)
-    assert (shares[5]["by_id"], shares[5]["evictions_per_million"]) == (1.0, 0)
 
 
 def test_of_too_many_ids_every_third_row_counts():
@@ -152,39 +122,26 @@ def test_of_too_many_ids_every_third_row_counts():
     assert (found["every"], found["distinct"], found["occurrences"]) == (3, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("per_day", "second"),
-    [(0, 1), (86_400, 1), (86_400_000, 10**3), (86_400 * 10**9, 10**9)],
-    ids=["integers", "seconds", "milliseconds", "nanoseconds"],
-)
-def test_hours_begin_on_the_hour(per_day, second):
+def test_hours_begin_on_the_hour_and_dates_are_whole_days():
     begin = 1_700_000_000 // 3600 * 3600
     seconds = np.array([begin + 3599, begin + 3600, begin + 7199, begin + 86_400])
-    assert hours_of(seconds * second, per_day).tolist() == [0, 1, 1, 24]
-
-
-def test_dates_are_whole_days():
+    for per_day, second in ((0, 1), (86_400, 1), (86_400_000, 10**3), (86_400 * 10**9, 10**9)):
+        assert hours_of(seconds * second, per_day).tolist() == [0, 1, 1, 24]
     assert hours_of(np.array([-1, 0, 19_000]), 1).tolist() == [0, 24, 24 * 19_001]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_numbers_out_of_range_and_times_of_no_use():
+    for options, message in (
         ({"rows": 0}, r"--table-rows must be from 1 to 1,073,741,824, got 0: give the rows"),
         ({"rows": 2**31}, r"--table-rows must be from 1 to .* got 2,147,483,648"),
         ({"rows": 1, "probes": (8, 4097)}, r"--probe must be from 1 to 4,096, got 4,097"),
         ({"rows": 1, "ttl": -1}, r"--ttl must be 0 or more hours, got -1: leave it out"),
-    ],
-)
-def test_numbers_out_of_range(options, message):
-    with pytest.raises(UsageError, match=message):
-        AskedTable(**options)
-
-
-@pytest.mark.parametrize(
-    ("hours", "message"),
-    [([None, None], "no row has one: name another"), ([0, 10**6], "span 114 years. .* integers are seconds")],
-)
-def test_times_of_no_use(hours, message):
-    with pytest.raises(UsageError, match=message):
-        predict([[1], [2]], AskedTable(rows=4, ttl=1), hours)
+    ):
+        with pytest.raises(UsageError, match=message):
+            AskedTable(**options)
+    for hours, message in (
+        ([None, None], "no row has one: name another"),
+        ([0, 10**6], "span 114 years. .* integers are seconds"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            predict([[1], [2]], AskedTable(rows=4, ttl=1), hours)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from demo_folders import REQUESTS, lists, request_folder
+from demo_folders import REQUESTS, request_folder
+from tools_kit import ragged, write
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.demo.data import some_lengths, synthetic
@@ -17,8 +17,8 @@ from freescale_tools.demo.discover import discover
 from freescale_tools.write.synth import presets as synth
 from fsdata import FreeScaleDataLoader
 
-DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 ROWS = 64
+HISTORY = ("item_ids", "actions", "timestamps")
 
 
 def rows_of(data, *names):
@@ -39,27 +39,25 @@ def folder(tmp_path):
     rng = np.random.default_rng(0)
     for file in range(2):
         lengths = rng.integers(0, 30, ROWS)
-        times = np.concatenate([1_700_000_000 + np.sort(rng.integers(0, 10**6, n)) for n in lengths])
+        items = ragged(lengths)
         table = {
-            "user_id": pa.array(np.arange(ROWS)),
-            "kinds": lists(rng, lengths, kind="int32"),
-            "item_ids": lists(rng, lengths),
-            "when": lists(rng, lengths, times),
-            "prices": lists(rng, lengths, kind="float"),
-            "tags": lists(rng, rng.integers(0, 3, ROWS)),
+            "user_id": np.arange(ROWS),
+            "kinds": items.cast(pa.list_(pa.int32())),
+            "item_ids": items,
+            "when": ragged(lengths, 1_700_000_000 + np.arange(lengths.sum())),
+            "prices": items.cast(pa.list_(pa.float32())),
+            "tags": ragged(rng.integers(0, 3, ROWS)),
         }
-        pq.write_table(pa.table(table), tmp_path / f"events-{file}.parquet", row_group_size=32)
-    pq.write_table(pa.table({"related": lists(rng, np.full(8, 2))}), tmp_path / "items.parquet")
-    (tmp_path / "users").mkdir()
-    pq.write_table(pa.table({"user_id": [1, 2]}), tmp_path / "users" / "users.parquet")
+        write(tmp_path / f"events-{file}.parquet", table, group=32)
+    write(tmp_path / "items.parquet", {"related": ragged([2] * 8)})
+    write(tmp_path / "users" / "users.parquet", {"user_id": [1, 2]})
     return tmp_path
 
 
 def test_takes_the_aligned_integer_lists_of_the_largest_table(folder):
     data = discover(folder)
-    assert [feature.name for feature in data.history] == ["item_ids", "kinds", "when"]
-    assert [feature.rows for feature in data.history] == [64, 64, 168]
-    assert [feature.divide for feature in data.history] == [1, 1, 3_600]
+    assert [(one.name, one.divide) for one in data.history] == [("item_ids", 1), ("kinds", 1), ("when", 3_600)]
+    assert [feature.rows for feature in data.history] == [128, 128, 168]
     assert paths_of(data.sources[0]) == ["events-0.parquet", "events-1.parquet"]
     assert data.batch_size == 4, "128 rows, 2 ranks, 16 steps"
     notes = "\n".join(data.notes)
@@ -70,13 +68,13 @@ def test_takes_the_aligned_integer_lists_of_the_largest_table(folder):
     assert discover(folder, sequence=("when",), batch_size=4).history[0].divide == 1, "the item is no time"
 
 
-def test_a_picture_belongs_to_one_data_set(folder, tmp_path):
+def test_a_picture_belongs_to_one_data_set(folder):
     for other in ("here", "there"):
-        (tmp_path / other / "data").mkdir(parents=True)
-        shutil.copy(folder / "events-0.parquet", tmp_path / other / "data")
-    here, there = (discover(tmp_path / other / "data", batch_size=4).picture for other in ("here", "there"))
+        (folder / other / "data").mkdir(parents=True)
+        shutil.copy(folder / "events-0.parquet", folder / other / "data")
+    here, there = (discover(folder / other / "data", batch_size=4).picture for other in ("here", "there"))
     assert here != there
-    assert here == discover(tmp_path / "here" / "data", batch_size=8).picture
+    assert here == discover(folder / "here" / "data", batch_size=8).picture
 
 
 @pytest.mark.parametrize(
@@ -93,25 +91,21 @@ def test_a_picture_belongs_to_one_data_set(folder, tmp_path):
     ],
 )
 def test_refuses_what_cannot_be_trained_on(folder, name, options, match):
-    (folder / "empty").mkdir()
+    for other in ("empty", "broken"):
+        (folder / other).mkdir()
     if name == "broken":
-        (folder / "broken").mkdir()
         (folder / "broken" / "broken.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(UsageError, match=match):
         discover(folder / name, **options)
 
 
-def test_histories_that_are_all_empty_are_no_sequence_but_no_crash(tmp_path):
-    table = {"item_ids": lists(np.random.default_rng(0), np.zeros(64, int))}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    assert [feature.name for feature in discover(tmp_path).history] == ["item_ids"]
-
-
-def test_lists_may_have_a_fixed_size(tmp_path):
+def test_lists_may_all_be_empty_or_have_a_fixed_size(tmp_path):
+    write(tmp_path / "empty" / "a.parquet", {"item_ids": ragged([0] * 64)})
+    assert [feature.name for feature in discover(tmp_path / "empty").history] == ["item_ids"]
     values = {"item_ids": np.arange(200), "when": 1_700_000_000 + np.arange(200)}
     table = {name: pa.FixedSizeListArray.from_arrays(pa.array(each), 4) for name, each in values.items()}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    data = discover(tmp_path)
+    write(tmp_path / "fixed" / "a.parquet", table)
+    data = discover(tmp_path / "fixed")
     assert [feature.divide for feature in data.history] == [1, 3_600]
     assert rows_of(data, "item_ids") == [np.arange(200).reshape(-1, 4).tolist()]
 
@@ -159,50 +153,15 @@ def test_files_may_differ_in_their_integers(tmp_path):
     assert rows_of(data, "item_ids") == [[items for items, _, _ in wanted(folder, 20)]]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return synth.demo_set(tmp_path_factory.mktemp("demo"), rows=300, row_group_rows=32, seed=5)
-
-
-def rows_by_time(files):
-    """Every sample of both sources under common names, in order of their time."""
-    site = pl.read_parquet(files.site)
-    partner = pl.read_parquet(files.partner).select(
-        user_id=pl.col("uid").cast(pl.Int64),
-        item_ids=pl.col("items").cast(pl.List(pl.Int64)),
-        actions=pl.col("events").cast(pl.List(pl.Int64)),
-        timestamps="times",
-        country=pl.lit(0, pl.Int64),
-        age_days=pl.col("age").cast(pl.Float32),
-        hour=pl.lit(12.0, pl.Float32),
-        request_ts="when",
-    )
-    both = pl.concat([site, partner]).sort("request_ts", maintain_order=True)
-    return both.join(pl.read_parquet(files.users), on="user_id", how="left", maintain_order="left")
-
-
-def test_the_synthetic_set_is_the_rows_of_both_sources_in_time_order(files):
+def test_the_synthetic_set_is_the_rows_of_both_sources_in_time_order(tmp_path):
+    files = synth.demo_set(tmp_path, rows=300, row_group_rows=32, seed=5)
+    site = pl.read_parquet(files.site).select("request_ts", "user_id", "country", *HISTORY)
+    partner = pl.read_parquet(files.partner).select("when", "uid", pl.lit(0), "items", "events", "times")
+    samples = sorted([*site.iter_rows(), *partner.iter_rows()], key=lambda sample: sample[0])
+    _, users, countries, *histories = zip(*samples, strict=True)
+    segments = dict(pl.read_parquet(files.users).select("user_id", "segment").iter_rows())
     data = synthetic(files, batch_size=25, max_length=100)
-    found = rows_by_time(files)
-    names = ("item_ids", "actions", "timestamps")
-    assert rows_of(data, *names) == [[row[-100:] for row in found[name].to_list()] for name in names]
-    names = ("user_id", "country", "segment")
-    assert rows_of(data, *names) == [[[value] for value in found[name].to_list()] for name in names]
-    assert data.rows == len(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [("oss_events", ["item_ids", "timestamps", "actions"]), ("online_retail", ["item_ids", "timestamps"])],
-)
-def test_real_sets(name, fields):
-    if not (DATA / name).is_dir():
-        pytest.skip(f"{DATA / name} is not there; FREESCALE_DATA names the folder of the real sets")
-    data = discover(DATA / name)
-    assert [feature.name for feature in data.history] == fields
-    assert [feature.name for feature in data.history if feature.divide > 1] == ["timestamps"]
-    (join,) = data.sources[0].join
-    assert all(path.startswith("requests") for path in paths_of(data.sources[0]))
-    assert (join.on, join.at, join.time) == ("user_id", "ts", "timestamps")
-    assert all(path.startswith("interactions") for path in paths_of(join.source))
+    assert data.rows == len(samples)
+    context = (users, countries, map(segments.get, users))
+    assert rows_of(data, "user_id", "country", "segment") == [[[value] for value in field] for field in context]
+    assert rows_of(data, *HISTORY) == [[row[-100:] for row in field] for field in histories]

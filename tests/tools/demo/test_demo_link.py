@@ -20,17 +20,12 @@ from fsranks.control_group import control_group
 from fsranks.rank_context import resolve
 
 
-@pytest.mark.parametrize(
-    ("text", "mbit"), [("100mbit", 100), (" 1Gbit ", 1_000), ("51200kbit", 51.2), ("12.5mbit", 12.5)]
-)
-def test_speeds_are_read_with_their_unit(text, mbit):
-    assert parse_link(text) == mbit
-
-
-@pytest.mark.parametrize("text", ["100", "mbit", "0mbit", "-1mbit", "4999kbit", "100mbyte", ""])
-def test_other_speeds_are_refused(text):
-    with pytest.raises(ValueError, match="such as 100mbit, got"):
-        parse_link(text)
+def test_speeds_are_read_with_their_unit():
+    for text, mbit in (("100mbit", 100), (" 1Gbit ", 1_000), ("51200kbit", 51.2), ("12.5mbit", 12.5)):
+        assert parse_link(text) == mbit
+    for text in ("100", "mbit", "0mbit", "-1mbit", "4999kbit", "100mbyte", ""):
+        with pytest.raises(ValueError, match="such as 100mbit, got"):
+            parse_link(text)
 
 
 def test_a_missing_program_is_why_exchanges_are_paced():

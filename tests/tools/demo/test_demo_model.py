@@ -54,13 +54,8 @@ def test_ids_become_rows_of_their_tables():
     assert features.keys() == ["user", "place", "item", "time"]
     assert features["user"].values().tolist() == [3, 4, 5]
     assert features["item"].values().tolist() == [10, 49, 7, 2, 2]
-    assert features["time"].values().tolist() == [
-        3_000 % 168,
-        3_001 % 168,
-        3_002 % 168,
-        2_005_000 % 168,
-        2_005_001 % 168,
-    ]
+    hours = [3_000, 3_001, 3_002, 2_005_000, 2_005_001]
+    assert features["time"].values().tolist() == [hour % 168 for hour in hours]
 
 
 def test_next_item_loss_is_the_mean_over_a_samples_successors():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
+from tools_kit import write
 
 from freescale_tools.console.terminal import Terminal
 from freescale_tools.scan.files import open_files
@@ -20,18 +21,15 @@ _WRAP = 2**64
 
 def write_events(path, rows, schema=SCHEMA, **options):
     """A file of `rows`, tuples in the order of the schema."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path, **options)
-    return path
+    return write(path, pa.Table.from_arrays(arrays, schema=schema), **options)
 
 
 def write_log(folder, files, schema=SCHEMA):
     """One file per list of rows, in row groups of 3 rows; returns their names."""
     return [
-        str(write_events(folder / f"events-{n:02d}.parquet", rows, schema, row_group_size=3))
-        for n, rows in enumerate(files)
+        str(write_events(folder / f"events-{n:02d}.parquet", rows, schema, group=3)) for n, rows in enumerate(files)
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from event_logs import FIELDS, LOGS, SCHEMA, bucket_of, build, reference, tables, write_events, write_log
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tools_kit import write
 
 from freescale_tools.write.histories.build import MOST_PARTS, buckets_of, parts_wanted, plan_parts
 
@@ -78,7 +79,7 @@ def test_types_stay_as_they_are_stored(tmp_path, key, time):
         "cost": pa.array([1, 2, 3, 4, 5], pa.decimal128(7, 2)),
     }
     events = pa.table(columns)
-    pq.write_table(events, tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", events)
     for update in (False, True):  # an update reads the table's own types
         build([tmp_path / "a.parquet"], tmp_path / "out", by="u", time="t", buckets=None, update=update)
     (table,) = tables(tmp_path / "out")
@@ -121,8 +122,7 @@ def test_row_groups_end_before_they_are_large(tmp_path):
     lengths = np.ones(140_000, np.int64)
     lengths[70_000:70_007] = [400_000, 1_200_000, 3, 300_000, 300_000, 300_000, 300_000]
     users = np.random.default_rng(0).permutation(np.repeat(np.arange(140_000), lengths))
-    pq.write_table(pa.table({"user": users, "ts": np.zeros(len(users), np.int8)}), tmp_path / "a.parquet")
-    build([tmp_path / "a.parquet"], tmp_path / "out")
+    build([write(tmp_path / "a.parquet", {"user": users, "ts": np.zeros(len(users), np.int8)})], tmp_path / "out")
     with pq.ParquetFile(next((tmp_path / "out").iterdir())) as file:
         groups = [file.read_row_group(n)["ts"] for n in range(file.num_row_groups)]
     found = [group.combine_chunks().value_lengths().to_numpy() for group in groups]
@@ -162,32 +162,25 @@ def test_statistics_are_those_of_the_table(tmp_path, part_bytes):
     assert document["seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "per_second", "unit"),
-    [
-        (pa.int32(), 1, "s"),
-        (pa.int64(), 10**6, "us"),
-        (pa.timestamp("ms", "UTC"), 10**3, "ms"),
-        (pa.date32(), 1 / 86_400, "days"),
-    ],
-    ids=str,
-)
-def test_events_of_the_future_are_counted_in_every_unit(tmp_path, kind, per_second, unit):
+def test_events_of_the_future_are_counted_in_every_unit(tmp_path):
+    """Timestamps have a unit however far they are, from 1969 to 5138, and small integers have none."""
     now = datetime.datetime.now().timestamp()
-    times = of_type(kind, [int((now + days * 86_400) * per_second) for days in (-9, -2, -1, 2, 3)])
-    pq.write_table(pa.table({"user": pa.array(range(5)), "ts": times}), tmp_path / "a.parquet")
-    document = build([tmp_path / "a.parquet"], tmp_path / "out")
-    assert (document["time"]["unit"], document["future"]) == (unit, 2)
 
+    def times(kind, per_second):
+        return of_type(kind, [int((now + days * 86_400) * per_second) for days in (-9, -2, -1, 2, 3)])
 
-def test_timestamps_have_a_unit_however_far_they_are_and_small_integers_none(tmp_path):
-    times = [-86_400_000, 0, 10**14]  # 1969, 1970, the year 5138
-    pq.write_table(
-        pa.table({"user": range(3), "ts": pa.array(times).cast(pa.timestamp("ms")), "n": range(3)}),
-        tmp_path / "a.parquet",
-    )
-    document = build([tmp_path / "a.parquet"], tmp_path / "out")
-    assert (document["time"]["unit"], document["future"]) == ("ms", 1)
-    assert document["time"]["first_utc"] == "1969-12-31T00:00:00+00:00"
-    document = build([tmp_path / "a.parquet"], tmp_path / "other", time="n")
-    assert (document["time"]["unit"], document["future"]) == (None, None)
+    columns = {
+        "s": times(pa.int32(), 1),
+        "us": times(pa.int64(), 10**6),
+        "ms": times(pa.timestamp("ms", "UTC"), 10**3),
+        "days": times(pa.date32(), 1 / 86_400),
+        "far": of_type(pa.timestamp("ms"), [-86_400_000, 0, 1, 10**14, 10**14]),
+        "none": range(5),
+    }
+    path = write(tmp_path / "a.parquet", {"user": range(5), **columns})
+    units = {"far": ("ms", 2), "none": (None, None)}
+    for name in columns:
+        document = build([path], tmp_path / name, time=name)
+        assert (document["time"]["unit"], document["future"]) == units.get(name, (name, 2))
+        if name == "far":
+            assert document["time"]["first_utc"] == "1969-12-31T00:00:00+00:00"

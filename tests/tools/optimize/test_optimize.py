@@ -1,11 +1,10 @@
 """Rewriting files: layout, equality value by value, resuming, and what ends it early."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tools_kit import answered, damage, ran, refused, write
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
@@ -14,8 +13,6 @@ from freescale_tools.write.optimize import rewrite as rewriting
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.write.optimize.rewrite import Difference, equal_rows, optimize_all, unequal_row
 from fsdata.errors import CorruptFileError
-
-COMMAND = "optimize"
 
 NAN = float("nan")
 OTHER_NAN = np.array([0x7FF8000000000123], np.uint64).view(np.float64)[0]
@@ -58,12 +55,6 @@ def odd_table(rows=60):
     )
 
 
-def write(path, table, *, group=17, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=group, **options)
-    return path
-
-
 def rewrite(source, out, **settings):
     """Documents and findings of one run."""
     told, files, chosen = [], open_files([str(source)]), Settings(**settings)
@@ -82,7 +73,7 @@ def same(one, other):
 
 def test_every_value_is_kept_and_only_what_has_no_null_becomes_required(tmp_path):
     table = odd_table()
-    write(tmp_path / "in" / "a.parquet", table)
+    write(tmp_path / "in" / "a.parquet", table, group=17)
     (document,), told = rewrite(tmp_path / "in", tmp_path / "out", row_group_rows=25)
     assert (told, document["status"], document["rows"]) == ([], "written", 60)
     path = tmp_path / "out" / "a.parquet"
@@ -101,8 +92,8 @@ def test_every_value_is_kept_and_only_what_has_no_null_becomes_required(tmp_path
 
 
 def test_a_file_that_cannot_be_rewritten_is_named(tmp_path, monkeypatch):
-    write(tmp_path / "in" / "a.parquet", pa.table({"x": [1, None]}))
-    write(tmp_path / "in" / "b.parquet", pa.table({"x": [1, 2]}))
+    write(tmp_path / "in" / "a.parquet", {"x": [1, None]})
+    write(tmp_path / "in" / "b.parquet", {"x": [1, 2]})
     monkeypatch.setattr(rewriting, "without_nulls", lambda footer: {"x"})  # statistics that lie
     (first, second), told = rewrite(tmp_path / "in", tmp_path / "out")
     assert (first["status"], second["status"]) == ("failed", "written")
@@ -120,7 +111,7 @@ def test_a_full_disk_is_no_fault_of_the_source(tmp_path):
 
 def test_folders_and_partitions_are_kept(tmp_path):
     for name in ("day=1/a", "day=1/b", "day=2/a"):
-        write(tmp_path / "in" / f"{name}.parquet", pa.table({"x": [1, 2]}))
+        write(tmp_path / "in" / f"{name}.parquet", {"x": [1, 2]})
     rewrite(tmp_path / "in", tmp_path / "out")
     rewrite(tmp_path / "in" / "day=1", tmp_path / "other")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("o*/**/*.parquet")}
@@ -184,10 +175,7 @@ def test_a_changed_value_is_found_and_the_file_not_kept(tmp_path, monkeypatch):
 
 
 def test_what_was_written_is_compared_with_its_checksums(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(
-        pa.table({"x": np.arange(99)}), path, compression="none", use_dictionary=False, write_page_checksum=True
-    )
+    path = write(tmp_path / "a.parquet", {"x": np.arange(99)}, compression="none", use_dictionary=False)
     content = bytearray(path.read_bytes())
     content[pq.read_metadata(path).row_group(0).column(0).data_page_offset + 200] ^= 1  # a value, still a valid page
     path.write_bytes(content)
@@ -196,14 +184,8 @@ def test_what_was_written_is_compared_with_its_checksums(tmp_path):
 
 
 def test_damaged_inputs_are_named_and_the_others_written(tmp_path):
-    broken = write(
-        tmp_path / "in" / "a.parquet", pa.table({"x": np.arange(4_000)}), group=1_000, write_page_checksum=True
-    )
+    damage(write(tmp_path / "in" / "a.parquet", {"x": np.arange(4_000)}, group=1_000), 2)
     write(tmp_path / "in" / "b.parquet", odd_table())
-    content = bytearray(broken.read_bytes())
-    place = pq.read_metadata(broken).row_group(2).column(0).dictionary_page_offset
-    content[place + 200] ^= 255
-    broken.write_bytes(content)
     (first, second), told = rewrite(tmp_path / "in", tmp_path / "out")
     assert (first["status"], second["status"]) == ("failed", "written")
     assert "a.parquet, row group 2: cannot be decoded" in told[0]
@@ -216,28 +198,25 @@ def test_inputs_and_files_of_others_are_never_overwritten(tmp_path):
     for out in (tmp_path / "in", tmp_path):
         with pytest.raises(UsageError, match="inputs are never overwritten"):
             rewrite(tmp_path / "in", out)
-    write(tmp_path / "out" / "a.parquet", pa.table({"mine": [1]}))
+    write(tmp_path / "out" / "a.parquet", {"mine": [1]})
     with pytest.raises(UsageError, match="was not written by this command"):
         rewrite(tmp_path / "in", tmp_path / "out")
     assert source.read_bytes() == before
 
 
-def test_the_command(tmp_path, call):
+def test_the_command(tmp_path):
+    paths = (tmp_path / "in", "--out", tmp_path / "out")
     write(tmp_path / "in" / "a.parquet", odd_table())
     write(tmp_path / "in" / "b.parquet", odd_table().slice(0, 0))
-    done = call(tmp_path / "in", "--out", tmp_path / "out", "--json")
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
+    document = answered("optimize", *paths)
     assert document["totals"]["rows"] == 60
     assert document["totals"]["decode_s"]["after"] > 0
     assert document["files"][0]["bytes"]["after"] == (tmp_path / "out" / "a.parquet").stat().st_size
     assert (document["files"][1]["rows"], document["files"][1]["status"]) == (0, "written")
     assert pq.read_schema(tmp_path / "out" / "b.parquet").field("ids").nullable
-    shown = call(tmp_path / "in", "--out", tmp_path / "out")
-    assert (shown.exit_code, "kept" in shown.stdout) == (0, True)
+    assert "kept" in ran("optimize", *paths).stdout
     (tmp_path / "in" / "c.parquet").write_bytes(b"PAR1 cut")
-    damaged = call(tmp_path / "in", "--out", tmp_path / "out")
-    assert (damaged.exit_code, "c.parquet" in damaged.stderr) == (1, True)
+    assert "c.parquet" in ran("optimize", *paths, status=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -249,11 +228,9 @@ def test_the_command(tmp_path, call):
         ([], "two columns of the same name"),
     ],
 )
-def test_bad_usage_is_refused(tmp_path, call, options, message):
-    table = odd_table() if options else pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
-    write(tmp_path / "in" / "a.parquet", table)
-    done = call(tmp_path / "in", "--out", tmp_path / "out", *options)
-    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+def test_bad_usage_is_refused(tmp_path, options, message):
+    write(tmp_path / "in" / "a.parquet", pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]))
+    assert message in refused("optimize", tmp_path / "in", "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -276,9 +253,8 @@ def test_times_become_deltas_and_few_values_stay_in_a_dictionary():
 
 
 def test_rows_of_a_unit_follow_from_decoded_bytes(tmp_path):
-    table = pa.table({"x": pa.array([[1] * 100] * 3_000)})  # 800 bytes a row
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=17)
-    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    path = write(tmp_path / "a.parquet", {"x": [[1] * 100] * 3_000}, group=17)  # 800 bytes a row
+    metadata = pq.read_metadata(path)
     assert unit_rows(metadata, Settings(unit_bytes=800 * 1024)) == 1024
     assert unit_rows(metadata, Settings(unit_bytes=1)) == 256
     assert unit_rows(metadata, Settings(unit_bytes=1 << 40)) == 65_536

@@ -4,9 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from profile_documents import profile_of
+from tools_kit import profile_of, ragged, write
 
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.plan.costs import Placed, Setting, Shard
@@ -54,9 +52,8 @@ def write_profile(folder, *, columns=("items",), rows=20_000, highest=1000, batc
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, rows)
     ids = (highest * rng.random((len(columns), lengths.sum())) ** 2).astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    lists = {name: pa.ListArray.from_arrays(offsets, of) for name, of in zip(columns, ids, strict=True)}
-    pq.write_table(pa.table(lists), folder / "data.parquet", row_group_size=4096)
+    lists = {name: ragged(lengths, of) for name, of in zip(columns, ids, strict=True)}
+    write(folder / "data.parquet", lists, group=4096)
     grid = {"default": {"batch_size": batch_size, "max_length": 8, "cost": "Polynomial()"}, "points": []}
     of_name = {name: profile_of(lengths, name=name)["sequences"][name] for name in columns}
     document = profile_of(lengths, paths=[str(folder / "data.parquet")], sequences=of_name, stragglers=grid)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from plan_examples import write_profile
 from test_calibrate_run import run as write_run
+from tools_kit import answered, ran, refused
 
 import freescale_tools.plan
 from freescale_tools.calibrate.calibration import calibrate
@@ -15,7 +16,6 @@ from freescale_tools.console.terminal import plain
 from freescale_tools.plan.torchrec import load_plan
 from freescale_tools.scan.histogram import LengthHistogram
 
-COMMAND = "plan"
 HISTORY = """
 [tables.history]
 rows = 1000
@@ -54,28 +54,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def planned(call, folder):
-    """The document of the command on the CPU."""
-
-    def run(tables, *arguments, ranks=4):
-        done = call(tables, "--profile", folder, "--ranks", ranks, "--device", "cpu", "--json", *arguments)
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    return run
+def planned(tables, *arguments, ranks=4):
+    """The document of the command on the CPU, in the folder of the profile."""
+    return answered("plan", tables, "--profile", ".", "--ranks", ranks, "--device", "cpu", *arguments)
 
 
-def test_it_shows_the_plan_and_writes_what_loads(call, folder):
-    done = call("tables.toml", "--profile", folder, "--ranks", 4)
-    assert done.exit_code == 0, done.output
+def test_it_shows_the_plan_and_writes_what_loads(folder):
+    done = ran("plan", "tables.toml", "--profile", folder, "--ranks", 4)
     for text in ("history", "this plan", "TorchRec's default", "prioritized", "written: sharding-plan.json"):
         assert text in done.stdout
     assert done.stderr == ""
     assert {*load_plan("sharding-plan.json").plan} == {"embeddings", "bags"}
 
 
-def test_json_carries_the_plan_that_is_written_and_nothing_else(planned, folder):
+def test_json_carries_the_plan_that_is_written_and_nothing_else(folder):
     document = planned("tables.toml", "--out", "mine.json")
     assert (document["version"], document["kind"], document["ranks"], document["batch_size"]) == (1, "plan", 4, 16)
     assert document["sharding"] == json.loads((folder / "mine.json").read_text())
@@ -94,7 +86,7 @@ def test_json_carries_the_plan_that_is_written_and_nothing_else(planned, folder)
         assert one["overlapped_ms"] < one["plain_ms"]
 
 
-def test_lengths_and_used_rows_come_from_the_data(planned, folder):
+def test_lengths_and_used_rows_come_from_the_data(folder):
     """Half of the ids lie in the first quarter of the rows, so that no plan of four ranks is even."""
     read, unread = (
         planned("history.toml", "--batch-size", 4096, "--extrapolate", of) for of in ("--rows", "--no-rows")
@@ -107,12 +99,12 @@ def test_lengths_and_used_rows_come_from_the_data(planned, folder):
     assert read["balance"]["chosen"]["over_mean"]["memory_ms"] > 0.9
 
 
-def test_a_model_is_planned_like_its_tables(planned, folder):
+def test_a_model_is_planned_like_its_tables(folder):
     (folder / "planned_model.py").write_text(MODEL)
     assert planned("planned_model:model")["sharding"] == planned("history.toml")["sharding"]
 
 
-def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(planned, folder):
+def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(folder):
     """More ranks than were calibrated are planned when asked for."""
     run = write_run(folder / "run.json", ranks=4)
     arguments = ("tables.toml", "--batch-size", 4096, "--extrapolate")
@@ -126,7 +118,7 @@ def test_a_calibration_makes_exchanges_and_look_ups_what_they_were(planned, fold
     assert slow["lookup_ms"] != fast["lookup_ms"]
 
 
-def test_look_ups_take_what_the_bytes_of_the_calibrated_run_took(planned, folder):
+def test_look_ups_take_what_the_bytes_of_the_calibrated_run_took(folder):
     """Whatever dims the profile was given: events of that run had 64 floats."""
     document = calibrate(read_steps(write_run(folder / "run.json", ranks=4)))
     document["run"]["bytes"]["embeddings"] = 4 * 64 * document["run"]["events"]
@@ -159,19 +151,16 @@ def test_look_ups_take_what_the_bytes_of_the_calibrated_run_took(planned, folder
         ("data.parquet", (), "is no TOML"),
     ],
 )
-def test_unusable_tables_and_arguments_end_with_status_2_and_write_nothing(call, folder, tables, arguments, message):
+def test_unusable_tables_and_arguments_end_with_status_2_and_write_nothing(folder, tables, arguments, message):
     write_run(folder / "run.json", ranks=4)
-    done = call(tables, "--profile", folder, "--ranks", 4, *arguments)
-    assert done.exit_code == 2, done.output
-    assert message in " ".join(done.stderr.split())
+    assert message in refused("plan", tables, "--profile", folder, "--ranks", 4, *arguments)
     assert not (folder / "sharding-plan.json").exists()
 
 
-def test_without_torchrec_the_error_says_what_to_install(call, folder, monkeypatch):
+def test_without_torchrec_the_error_says_what_to_install(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "freescale_tools.plan.torchrec")
     monkeypatch.delattr(freescale_tools.plan, "torchrec")
     monkeypatch.setitem(sys.modules, "torchrec.distributed.embedding", None)
-    done = call("tables.toml", "--profile", folder, "--ranks", 4)
-    assert done.exit_code == 2, done.output
-    assert "planning needs torchrec" in done.stderr
-    assert "README" in done.stderr
+    said = refused("plan", "tables.toml", "--profile", folder, "--ranks", 4)
+    assert "planning needs torchrec" in said
+    assert "README" in said

@@ -35,7 +35,7 @@ def test_it_finds_what_trying_all_plans_finds(way, latency):
     def rate(found):
         return rated(found, compute=0.02, collision=0.3, way=way)
 
-    for seed in range(12):
+    for seed in range(6):
         tables = some_tables(seed)
         ways = [[everywhere(one, 3), whole(one), row_wise(one, 3)] for one in tables]
         every = [[everywhere(one, 3), row_wise(one, 3), *(whole(one, rank) for rank in range(3))] for one in tables]
@@ -45,7 +45,7 @@ def test_it_finds_what_trying_all_plans_finds(way, latency):
         assert found <= rate(parts(start, of))
         over_best.append(found / best)
     assert min(over_best) >= 1 - 1e-9
-    assert sum(over > 1 + 1e-9 for over in over_best) <= 3
+    assert sum(over > 1 + 1e-9 for over in over_best) <= 2
     assert max(over_best) < 1.15
 
 

@@ -4,12 +4,11 @@ import itertools
 import json
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_examples import table, write_profile
+from tools_kit import write
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.plan.tables import Table, column_ids, read_tables, with_lengths, with_uses
@@ -143,18 +142,17 @@ def test_uses_are_the_counts_of_all_features_of_a_table_modulo_its_rows(profiled
 
 def test_large_tables_are_counted_by_slices(tmp_path):
     """Two ids at each end of the largest table that int64 names."""
-    ids = pa.array([[0, 1, 2**62 - 1, 2**62 - 2]], pa.list_(pa.int64()))
-    pq.write_table(pa.table({"items": ids}), tmp_path / "data.parquet")
-    (found,) = with_uses([unknown("items", rows=2**62)], [str(tmp_path / "data.parquet")], ["items"])
+    path = write(tmp_path / "data.parquet", {"items": [[0, 1, 2**62 - 1, 2**62 - 2]]})
+    (found,) = with_uses([unknown("items", rows=2**62)], [str(path)], ["items"])
     assert (len(found.uses), found.uses[0], found.uses[-1]) == (65536, 2, 2)
 
 
 def test_the_first_ids_of_every_file_are_read_and_nulls_are_not(tmp_path):
     for name, values in (("a", [[1, None], None, [2, 3]]), ("b", [[4], [5, 6, 7]])):
-        pq.write_table(pa.table({"items": values}), tmp_path / f"{name}.parquet", row_group_size=1)
+        write(tmp_path / f"{name}.parquet", {"items": values}, group=1)
     files = open_files([str(tmp_path)])
     assert column_ids(files, "items").tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert column_ids(files, "items", most=4).tolist() == [1, 2, 4, 5]
-    pq.write_table(pa.table({"items": [[0.5]]}), tmp_path / "c.parquet")
+    write(tmp_path / "c.parquet", {"items": [[0.5]]})
     with pytest.raises(UsageError, match="integer ids"):
         with_uses([unknown("items")], [str(tmp_path / "c.parquet")], ["items"])

@@ -103,15 +103,6 @@ def test_states_of_optimizers_are_held_beside_the_rows(optimizer, floats, pooled
     assert (held(optimizer=optimizer) - held()).tolist() == [5000 * floats * 4]
 
 
-def test_tables_that_fit_without_their_optimizer_may_not_fit_with_it():
-    small = setting(device="cpu", memory_bytes=2 * 10**6)
-    tables = {"optimizer": "exact_sgd"}, {"optimizer": "adam"}
-    fitting, larger = ([table(rows=5000, dim=64, pooled=True, ids=(1.0,), **more)] for more in tables)
-    assert by_rank(planned(fitting, small, total), small)["memory_bytes"].max() <= small.room_bytes
-    with pytest.raises(UsageError, match="TorchRec's planner finds no plan"):
-        planned(larger, small, total)
-
-
 def test_rows_that_are_used_alike_are_spread_and_hot_rows_are_not():
     """Sequence rows travel once whatever the sharding, so only balance counts: a table whose first rows take all
     look-ups is as heavy on one rank row-wise as it is table-wise, and lighter in columns."""

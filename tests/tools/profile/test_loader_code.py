@@ -2,8 +2,8 @@
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tools_kit import damage, ragged, write
 from worlds import shared_world
 
 from freescale_tools.model.batches import Setting, Waits, simulate_setting
@@ -27,38 +27,37 @@ def advised(paths, columns, batch_size=16):
     return {**advice, "code": loader_code(loader_parts(files, document, share=False), advice, uncut)}
 
 
-def run(found, check=""):
-    """The pasted code, with `check` as the training step; what it made."""
-    scope: dict = {"samples": 0, "steps": []}
-    count = f"samples += len(batch.origin); steps.append(batch); {check}  #"
-    exec(found["code"].replace("...  #", count), scope)
+def run(found):
+    """The pasted code, and the batches of its steps."""
+    scope: dict = {"steps": []}
+    exec(found["code"].replace("...  #", "steps.append(batch)  #"), scope)
     return scope
 
 
 def ran(paths, columns):
+    """(what the pasted code made, how many samples it read)."""
     found = advised(paths, columns)
     scope = run(found)
     balance = scope["balance"]
     assert (balance.method, balance.max_tokens) == (found["method"], found["max_tokens"])
     assert repr(balance.cost) == found["cost_model"]
     assert scope["schema"].sequences[0].max_length == found["max_length"]
-    return scope
+    return scope, sum(len(batch.origin) for batch in scope["steps"])
+
+
+LENGTHS = np.random.default_rng(0).integers(0, 60, 200)
 
 
 def histories(rows=200, kind=None):
-    generator = np.random.default_rng(0)
-    drawn = [generator.integers(0, 99, size).tolist() for size in generator.integers(0, 60, rows)]
-    return pa.array(drawn, pa.list_(kind or pa.int64()))
+    return ragged(LENGTHS[:rows]).cast(pa.list_(kind or pa.int64()))
 
 
 def test_the_code_runs(tmp_path):
-    table = {"items": pa.StructArray.from_arrays([histories()], ["ids"])}
-    table["shown"] = pa.array([[1, 2]] * 200, pa.list_(pa.int64()))
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    scope = ran([str(tmp_path / "a.parquet")], Columns(sequences=("items.ids",), candidates="shown"))
+    table = {"items": pa.StructArray.from_arrays([histories()], ["ids"]), "shown": ragged([2] * 200)}
+    path = write(tmp_path / "a.parquet", table)
+    scope, samples = ran([str(path)], Columns(sequences=("items.ids",), candidates="shown"))
     assert scope["batch"].features.keys() == [scope["schema"].sequences[0].name, "shown"]
-    assert len(scope["loader"]) == 13
-    assert scope["samples"] == 200
+    assert (len(scope["loader"]), samples) == (13, 200)
 
 
 @pytest.mark.parametrize("path", ["session.{}", "session.list.element.{}"])
@@ -66,9 +65,9 @@ def test_sessions_are_read_by_their_paths(tmp_path, path):
     """Also where the path is given as Parquet has it."""
     items = histories(64)
     events = [[{"ids": item, "words": f"w{item}", "price": 0.5} for item in one] for one in items.to_pylist()]
-    pq.write_table(pa.table({"session": events}), tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", {"session": events})
     columns = Columns(sequences=tuple(path.format(name) for name in ("ids", "words", "price")))
-    scope = ran([str(tmp_path / "a.parquet")], columns)
+    scope, _ = ran([str(tmp_path / "a.parquet")], columns)
     name = path.format("ids").replace(".", "_")
     read = [item for batch in scope["steps"] for item in batch.features[name].values().tolist()]
     assert sorted(read) == sorted(items.values.to_pylist())
@@ -78,55 +77,53 @@ def test_sessions_are_read_by_their_paths(tmp_path, path):
 
 def test_lists_of_the_same_lengths_are_fields_of_one_history(tmp_path):
     items = histories()
-    ages = pa.array([[0.5] * len(one) for one in items.to_pylist()], pa.list_(pa.float32()))
-    searches = histories()[::-1]
-    table = pa.table({"items": items, "actions": items, "ages": ages, "searches": searches})
-    pq.write_table(table, tmp_path / "a.parquet")
+    ages = items.cast(pa.list_(pa.float32()))
+    write(tmp_path / "a.parquet", {"items": items, "actions": items, "ages": ages, "searches": items[::-1]})
     columns = Columns(sequences=("items", "actions", "ages", "searches"))
-    (sequence,) = ran([str(tmp_path / "a.parquet")], columns)["schema"].sequences
+    (sequence,) = ran([str(tmp_path / "a.parquet")], columns)[0]["schema"].sequences
     assert (sequence.fields, sequence.floats) == (("items", "actions"), ("ages",))
 
 
 def test_the_code_reads_what_was_profiled_of_a_mixed_folder(tmp_path):
-    good = pa.table({"items": histories(64), "shown": histories(64, pa.float32())})
-    pq.write_table(good, tmp_path / "a.parquet")
-    pq.write_table(good, tmp_path / "b.parquet", row_group_size=32)
-    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "users.parquet")
-    pq.write_table(pa.table({"items": [1, 2], "shown": [1, 2]}), tmp_path / "old.parquet")
+    good = {"items": histories(64), "shown": histories(64, pa.float32())}
+    write(tmp_path / "a.parquet", good)
+    path = write(tmp_path / "b.parquet", good, group=32)
+    write(tmp_path / "users.parquet", {"user": [1, 2]})
+    write(tmp_path / "old.parquet", {"items": [1, 2], "shown": [1, 2]})
     paths, columns = [str(tmp_path)], Columns(sequences=("items",), candidates="shown")
-    assert ran(paths, columns)["samples"] == 128
-    nulls = pa.table({"items": pa.array([None, [1, None]], good["items"].type), "shown": good["shown"][:2]})
-    pq.write_table(nulls, tmp_path / "c.parquet")
-    page = pq.read_metadata(tmp_path / "b.parquet").row_group(1).column(0)
-    raw = bytearray((tmp_path / "b.parquet").read_bytes())
-    start = page.dictionary_page_offset
-    raw[start : start + page.total_compressed_size] = bytes(page.total_compressed_size)
-    (tmp_path / "b.parquet").write_bytes(raw)
-    assert ran(paths, columns)["samples"] == 64 + 32 + 2
+    assert ran(paths, columns)[1] == 128
+    nulls = pa.array([None, [1, None]], good["items"].type)
+    write(tmp_path / "c.parquet", {"items": nulls, "shown": good["shown"][:2]})
+    damage(path, 1)
+    assert ran(paths, columns)[1] == 64 + 32 + 2
 
 
 def test_candidates_that_no_file_has_beside_its_events_are_left_out(tmp_path):
-    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"shown": histories(40)}), tmp_path / "b.parquet")
-    scope = ran([str(tmp_path)], Columns(sequences=("items",), candidates="shown"))
-    assert (scope["samples"], scope["schema"].candidates) == (64, None)
+    write(tmp_path / "a.parquet", {"items": histories(64)})
+    write(tmp_path / "b.parquet", {"shown": histories(40)})
+    scope, samples = ran([str(tmp_path)], Columns(sequences=("items",), candidates="shown"))
+    assert (samples, scope["schema"].candidates) == (64, None)
 
 
-def test_a_path_that_cannot_be_read_whole_stays_as_it_was_given(tmp_path):
-    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
+def test_paths_stay_as_they_were_given_where_files_differ_in_nothing_that_a_loader_minds(tmp_path):
+    columns = Columns(sequences=("items",))
+    write(tmp_path / "a.parquet", {"items": histories(64)})
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
-    paths, columns = [str(tmp_path / "a*"), str(tmp_path / "b*")], Columns(sequences=("items",))
-    code = advised(paths, columns)["code"]
-    assert f'ParquetSource({paths!r}, on_error="skip")' in code
-    assert ran(paths, columns)["samples"] == 64
+    paths = [str(tmp_path / "a*"), str(tmp_path / "b*")]
+    assert f'ParquetSource({paths!r}, on_error="skip")' in advised(paths, columns)["code"]
+    assert ran(paths, columns)[1] == 64
+    write(tmp_path / "b.parquet", {"user": list(range(64)), "items": histories(64, pa.int32())})
+    scope, samples = ran([str(tmp_path)], columns)
+    assert samples == 128
+    assert "sources" not in scope
 
 
 def in_struct(items):
-    return pa.table({"user": pa.StructArray.from_arrays([items], ["items"])})
+    return {"user": pa.StructArray.from_arrays([items], ["items"])}
 
 
 def flat(items):
-    return pa.table({"user.items": items})
+    return {"user.items": items}
 
 
 def as_text(items):
@@ -140,21 +137,12 @@ def as_text(items):
 )
 def test_files_that_need_other_expressions_get_sources_of_their_own(tmp_path, layouts, sources):
     for number, layout in enumerate(layouts):
-        items = histories(40, pa.int64() if number else pa.int32())
-        pq.write_table(layout(items), tmp_path / f"{number}.parquet")
-    scope = ran([str(tmp_path)], Columns(sequences=("user.items",)))
-    assert scope["samples"] == 40 * len(layouts)
+        write(tmp_path / f"{number}.parquet", layout(histories(40, pa.int64() if number else pa.int32())))
+    scope, samples = ran([str(tmp_path)], Columns(sequences=("user.items",)))
+    assert samples == 40 * len(layouts)
     assert len(scope.get("sources", [None])) == sources
     lengths = [int(batch.features["user_items"].lengths().sum()) for batch in scope["steps"]]
-    assert sum(lengths) == len(layouts) * sum(map(len, histories(40).to_pylist()))
-
-
-def test_files_that_differ_in_what_a_loader_does_not_mind_stay_as_they_were_named(tmp_path):
-    pq.write_table(pa.table({"items": histories(64)}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"user": list(range(64)), "items": histories(64, pa.int32())}), tmp_path / "b.parquet")
-    scope = ran([str(tmp_path)], Columns(sequences=("items",)))
-    assert scope["samples"] == 128
-    assert "sources" not in scope
+    assert sum(lengths) == len(layouts) * LENGTHS[:40].sum()
 
 
 def pasted_costs(rank, world_size, text):
@@ -182,9 +170,7 @@ def even(generator, rows):
 
 
 def written(tmp_path, lengths):
-    items = pa.ListArray.from_arrays(np.concatenate([[0], lengths.cumsum()]), np.arange(lengths.sum()) % 99)
-    pq.write_table(pa.table({"items": items}), tmp_path / "a.parquet", row_group_size=100)
-    return [str(tmp_path / "a.parquet")]
+    return [str(write(tmp_path / "a.parquet", {"items": ragged(lengths)}, group=100))]
 
 
 def test_what_a_cut_loses_and_brings_stands_in_the_code(tmp_path):

@@ -2,16 +2,15 @@
 
 import json
 import math
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import typer
 from test_calibrate_run import run as write_run
+from tools_kit import answered, damage, ragged, ran, refused
+from tools_kit import write as write_file
 
 from freescale_tools.calibrate.calibration import load_calibration
 from freescale_tools.cli import app
@@ -19,32 +18,25 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.model.batches import Samples, Setting, fitting, supported
 from freescale_tools.model.step import BALANCED
 from freescale_tools.profile import predict as profile_predictions
-from freescale_tools.profile.measure import Columns, Settings, full, quick
+from freescale_tools.profile.measure import Settings
 from freescale_tools.profile.recommend import even_cut
 from freescale_tools.profile.tradeoff import batch_sizes, lengths
-from freescale_tools.scan.files import open_files
 from freescale_tools.scan.histogram import LengthHistogram
 
-COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
-DATA = Path(os.environ.get("FREESCALE_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 ROWS, RANKS, BATCH = 3000, 4, 16
 
 
 def write(path, rows, *, group=4, **more):
     items = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.list_(pa.int64()))
-    pq.write_table(pa.table({"items": items, **more}), path, row_group_size=group)
-    return path
+    return write_file(path, {"items": items, **more}, group=group)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Two files of three and five rows."""
-    data = tmp_path / "data"
-    data.mkdir()
-    write(data / "a.parquet", [[1, 2], [], [3]])
-    write(data / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]])
-    return data
+    write(tmp_path / "data" / "a.parquet", [[1, 2], [], [3]])
+    return write(tmp_path / "data" / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]]).parent
 
 
 @pytest.fixture
@@ -58,23 +50,19 @@ def long_tail(tmp_path_factory):
     """Some histories are so long that their rank is waited for."""
     rng = np.random.default_rng(3)
     sizes = np.where(rng.random(ROWS) < 0.004, 2000, rng.integers(1, 40, ROWS))
-    items = pa.ListArray.from_arrays(np.concatenate([[0], sizes.cumsum()]), rng.integers(0, 500, sizes.sum()))
-    kinds = pa.ListArray.from_arrays(items.offsets, rng.integers(0, 9, sizes.sum()))
-    return write(
-        tmp_path_factory.mktemp("data") / "a.parquet", items, group=ROWS, kinds=kinds, at=np.arange(ROWS)[::-1]
-    )
+    kinds, at = ragged(sizes, rng.integers(0, 9, sizes.sum())), np.arange(ROWS)[::-1]
+    return write(tmp_path_factory.mktemp("data") / "a.parquet", ragged(sizes), group=ROWS, kinds=kinds, at=at)
 
 
 @pytest.fixture(scope="module")
-def profiled(call, long_tail, few_samples):
+def profiled(long_tail, few_samples):
     """(profile.json, the folder of the report) of one run with all that a run can have."""
     out = long_tail.parent / "out"
-    done = call(
-        long_tail, "--sequence", "items", "--sequence", "kinds", "--time", "at", "--ids", "kinds", "--out", out,
-        "--ranks", "4", "--batch-size", BATCH, "--gpu-hour-price", 2.5, "--json",
+    document = answered(
+        "profile", long_tail, "--sequence", "items", "--sequence", "kinds", "--time", "at", "--ids", "kinds", "--out",
+        out, "--ranks", "4", "--batch-size", BATCH, "--gpu-hour-price", 2.5,
     )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout), out
+    return document, out
 
 
 def test_one_command_writes_everything(profiled, long_tail):
@@ -122,22 +110,21 @@ def test_every_cell_of_the_trade_off_table_agrees_with_the_rest_of_the_profile(p
         assert point["money"] == pytest.approx(2.5 * point["gpu_hours"])
 
 
-def test_a_calibration_gives_the_cost_model_and_the_seconds(call, long_tail, tmp_path):
+def test_a_calibration_gives_the_cost_model_and_the_seconds(long_tail, tmp_path):
     """Without a price the tables show no money."""
     path = write_run(tmp_path / "run.json")
-    done = call(
-        long_tail, "--sequence", "items", "--ranks", "2", "--batch-size", BATCH, "--calibration", path,
+    shown = ran(
+        "profile", long_tail, "--sequence", "items", "--ranks", "2", "--batch-size", BATCH, "--calibration", path,
         "--out", tmp_path / "out", "--full",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
+    ).stdout  # fmt: skip
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     model = repr(load_calibration(path).cost)
     assert document["stragglers"]["default"]["cost"] == document["recommended"]["cost_model"] == model
     sources = {one["name"]: one["source"] for one in document["simulation"]["hardware"]["parameters"]}
     assert sources["compute_ms"] == sources["cost"] == "calibration: run.json, 120 rows"
-    assert "2 ranks, balanced by" in done.stdout
-    assert "calibration: run.json" in done.stdout.partition("Trade-off table")[2]
-    assert "--gpu-hour-price shows money" in done.stdout
+    assert "2 ranks, balanced by" in shown
+    assert "calibration: run.json" in shown.partition("Trade-off table")[2]
+    assert "--gpu-hour-price shows money" in shown
     assert ">Money<" not in (tmp_path / "out" / "profile.html").read_text()
 
 
@@ -160,49 +147,41 @@ def test_lengths_of_the_trade_off_table_end_uncut_and_lose_no_more_than_they_say
         assert shortest in found
 
 
-def test_the_columns_of_the_history_are_found_and_named(call, folder, unpredicted, tmp_path):
-    done = call(folder, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    for text in ("files 2", "rows 8", "nothing is predicted", "history: items, the longest lists"):
-        assert text in done.stdout
-    assert "profile.html" in done.stdout
+def test_the_columns_of_the_history_are_found_and_named(folder, unpredicted, tmp_path):
+    shown = ran("profile", folder, "--out", tmp_path / "out").stdout
+    for text in ("files 2", "rows 8", "nothing is predicted", "history: items, the longest lists", "profile.html"):
+        assert text in shown
 
 
-def test_the_terminal_shows_dates(call, tmp_path, unpredicted):
-    write(tmp_path / "a.parquet", [[1], [2], [3], [4]], ts=[1_750_000_000 + 3600 * hour for hour in range(4)])
-    ran = call(tmp_path / "a.parquet", "--sequence", "items", "--time", "ts", "--out", tmp_path / "out", "--full")
-    assert ran.exit_code == 0
-    assert "over time (UTC, from seconds since 1970)" in ran.stdout
-    assert "2025-06-15 15:06:40" in ran.stdout
-    assert "1750000000" not in ran.stdout
+def test_the_terminal_shows_dates(tmp_path, unpredicted):
+    path = write(tmp_path / "a.parquet", [[1]] * 4, ts=[1_750_000_000 + 3600 * hour for hour in range(4)])
+    shown = ran("profile", path, "--sequence", "items", "--time", "ts", "--out", tmp_path / "out", "--full").stdout
+    assert "over time (UTC, from seconds since 1970)" in shown
+    assert "2025-06-15 15:06:40" in shown
+    assert "1750000000" not in shown
 
 
-def test_quick_reads_footers_only(call, folder, tmp_path):
-    good = pq.read_metadata(folder / "b.parquet").row_group(0).column(0)
-    raw = bytearray((folder / "b.parquet").read_bytes())
-    raw[4 : 4 + good.total_compressed_size] = bytes(good.total_compressed_size)
-    (folder / "b.parquet").write_bytes(raw)  # no page of it can be decoded
-    done = call(folder, "--sequence", "items", "--quick", "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "from footers" in done.stdout
+def test_quick_reads_footers_only(folder, tmp_path):
+    for group in range(2):
+        damage(folder / "b.parquet", group)
+    shown = ran("profile", folder, "--sequence", "items", "--quick", "--out", tmp_path / "out").stdout
+    assert "from footers" in shown
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     found = document["sequences"]["items"]
     assert (document["mode"], found["rows"], found["events"], found["histogram"]) == ("quick", 8, 14, None)
-    assert found["per_file"] == [
-        {"file": "a.parquet", "rows": 3, "events": 3, "mean": 1.0},
-        {"file": "b.parquet", "rows": 5, "events": 11, "mean": 2.2},
-    ]
+    assert [(one["file"], one["events"], one["mean"]) for one in found["per_file"]] == [
+        ("a.parquet", 3, 1.0), ("b.parquet", 11, 2.2),
+    ]  # fmt: skip
     assert document["stragglers"] is document["recommended"] is document["collisions"] is document["simulation"] is None
     assert (tmp_path / "out" / "profile.html").stat().st_size > 1000
 
 
-def test_what_was_skipped_is_named_and_status_1(call, folder, unpredicted, tmp_path):
+def test_what_was_skipped_is_named_and_status_1(folder, unpredicted, tmp_path):
     (folder / "c.parquet").write_bytes(b"PAR1 and no more")
-    write(folder / "d.parquet", [[1]]).write_bytes(b"")
-    pq.write_table(pa.table({"other": [1, 2]}), folder / "e.parquet")
+    (folder / "d.parquet").write_bytes(b"")
+    write_file(folder / "e.parquet", {"other": [1, 2]})
     for more in ((), ("--quick",)):
-        done = call(folder, "--sequence", "items", "--out", tmp_path / "out", "--json", *more)
-        assert done.exit_code == 1
+        done = ran("profile", folder, "--sequence", "items", "--out", tmp_path / "out", "--json", *more, status=1)
         document = json.loads(done.stdout)
         assert [one["file"] for one in document["skipped"]] == ["c.parquet", "d.parquet", "e.parquet"]
         assert len(document["findings"]) == 3
@@ -210,80 +189,71 @@ def test_what_was_skipped_is_named_and_status_1(call, folder, unpredicted, tmp_p
         assert document["sequences"]["items"]["rows"] == 8
 
 
-def test_a_file_with_a_column_of_another_kind_is_left_out(call, folder, tmp_path):
+def test_a_file_with_a_column_of_another_kind_is_left_out(folder, tmp_path):
     write(folder / "a.parquet", [[1, 2], [], [3]], at=pa.array([1, 2, 3]))
     write(folder / "b.parquet", [[4], None, [5] * 7, [6, 6], [7]], at=pa.array([1.5] * 5))
-    pq.write_table(pa.table({"items": [1, 2], "at": [4, 5]}), folder / "0.parquet")
-    pq.write_table(pa.table({"items": [[[1]]], "at": [6]}), folder / "z.parquet")
-    options = ("--sequence", "items", "--out", tmp_path / "out", "--json", "--ranks", "2", "--batch-size", "1")
-    done = call(folder, *options, "--time", "at", "--extrapolate")
-    assert done.exit_code == 1, done.output
-    document = json.loads(done.stdout)
-    left_out = {one["file"]: one["reason"] for one in document["skipped"] if one["file"] != "b.parquet"}
-    assert left_out == {
+    write_file(folder / "0.parquet", {"items": [1, 2], "at": [4, 5]})
+    write_file(folder / "z.parquet", {"items": [[[1]]], "at": [6]})
+    options = ("--sequence", "items", "--out", tmp_path / "out", "--ranks", "2", "--batch-size", "1")
+    document = answered("profile", folder, *options, "--time", "at", "--extrapolate", status=1)
+    assert {one["file"]: one["reason"] for one in document["skipped"]} == {
         "0.parquet": "items is int64, one value per row; a sequence is a list column",
+        "b.parquet": "at is double; a time is an integer, a timestamp or a date",
         "z.parquet": "items holds lists in lists; a sequence is a list of numbers",
     }
     assert document["sequences"]["items"]["rows"] == document["collisions"]["rows"] == 8
     assert document["recommended"] is not None
-    assert "b.parquet: at is double; a time is an integer, a timestamp or a date (5 rows left out)" in done.stderr
 
 
-def refused():
-    yield "no such path", ["nowhere.parquet", "--sequence", "items"], "no such file"
-    yield "no list", ["none"], "no column is the list of a history: user: "
-    yield "two histories", ["two"], "name the history with --sequence: several lists, not aligned with each other"
-    yield "no such column", ["data", "--sequence", "itms"], "no file has a column 'itms'"
-    yield "meant", ["data", "--sequence", "itms"], "Did you mean 'items'?"
-    yield "scalar", ["data", "--sequence", "user"], "user is int64, one value per row"
-    yield "no such ids", ["data", "--sequence", "items", "--ids", "uid"], "no file has a column 'uid'"
-    yield "no such time", ["data", "--sequence", "items", "--time", "ts"], "no file has a column 'ts'"
-    yield "engine", ["data", "--sequence", "items", "--engine", "spark"], "spark"
-    yield "batch size", ["data", "--sequence", "items", "--batch-size", "0"], "--batch-size must be at least 1, got 0"
-    yield "ranks", ["data", "--sequence", "items", "--ranks", "-1"], "--ranks must be at least 1, got -1"
-    yield "out", ["data", "--sequence", "items", "--out", "data/a.parquet"], "is a file; name a folder"
-    for option in (["--time", "user"], ["--calibration", "run.json"]):
-        said = "leave out --time, --ids, --calibration and --gpu-hour-price"
-        yield f"quick and {option[0]}", ["data", "--sequence", "items", "--quick", *option], said
+def cases():
+    data = ("data", "--sequence", "items")
+    yield ("nowhere.parquet", "--sequence", "items"), "no such file"
+    yield ("none",), "no column is the list of a history: user: "
+    yield ("two",), "name the history with --sequence: several lists, not aligned with each other"
+    yield ("data", "--sequence", "itms"), "no file has a column 'itms'"
+    yield ("data", "--sequence", "itms"), "Did you mean 'items'?"
+    yield ("data", "--sequence", "user"), "user is int64, one value per row"
+    yield (*data, "--ids", "uid"), "no file has a column 'uid'"
+    yield (*data, "--time", "ts"), "no file has a column 'ts'"
+    yield (*data, "--engine", "spark"), "spark"
+    yield (*data, "--batch-size", "0"), "--batch-size must be at least 1, got 0"
+    yield (*data, "--ranks", "-1"), "--ranks must be at least 1, got -1"
+    yield (*data, "--out", "data/a.parquet"), "is a file; name a folder"
+    for option in (("--time", "user"), ("--calibration", "run.json")):
+        yield (*data, "--quick", *option), "leave out --time, --ids, --calibration and --gpu-hour-price"
     for price in ("0", "nan"):
-        said = "--gpu-hour-price must be above 0"
-        yield f"price {price}", ["data", "--sequence", "items", "--gpu-hour-price", price], said
+        yield (*data, "--gpu-hour-price", price), "--gpu-hour-price must be above 0"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in refused()], ids=[c[0] for c in refused()])
-def test_bad_usage_is_refused(call, arguments, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("arguments", "message"), list(cases()))
+def test_bad_usage_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run.json")
-    (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "a.parquet", [[1], [2]], user=pa.array([1, 2]))
-    for name in ("two", "none"):
-        (tmp_path / name).mkdir()
     write(tmp_path / "two" / "a.parquet", [[1], [2, 3]], old_items=pa.array([[1, 2], [3]]))
-    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "none" / "a.parquet")
-    done = call(*arguments)
-    assert done.exit_code == 2, done.output
-    assert message in done.stderr
+    write_file(tmp_path / "none" / "a.parquet", {"user": [1, 2]})
+    assert message in refused("profile", *arguments)
     assert not (tmp_path / "freescale-report").exists()
 
 
-def test_what_cannot_be_predicted_says_why(call, tmp_path):
-    def run(*more):
-        return call(tmp_path / "a.parquet", "--ranks", 2, "--batch-size", 2, "--out", tmp_path / "out", *more)
+def test_what_cannot_be_predicted_says_why(tmp_path):
+    path, out = tmp_path / "a.parquet", ("--out", tmp_path / "out")
+    size = ("--ranks", 2, "--batch-size", 2)
 
-    write(tmp_path / "a.parquet", [[], None])
-    assert "items has no events: there is nothing to predict from" in run().stdout
-    write(tmp_path / "a.parquet", [[1], [2]])
-    few = call(tmp_path / "a.parquet", "--out", tmp_path / "out")
-    assert "2 rows are too few to predict from: 10 make 5 global batches of 2 ranks x 1 samples" in few.stdout
-    document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    assert document["stragglers"] is document["simulation"] is None
-    write(tmp_path / "a.parquet", pa.array([["a"], ["b", "c"]] * 20, pa.list_(pa.string())))
-    assert "items holds no integers" in run().stdout
-    document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    assert document["collisions"] is None
-    assert document["simulation"]["gain"]
-    refused = run("--ids", "items")
-    assert (refused.exit_code, "items" in refused.stderr) == (2, True)
+    def document():
+        return json.loads((tmp_path / "out" / "profile.json").read_text())
+
+    write(path, [[], None])
+    assert "items has no events: there is nothing to predict from" in ran("profile", path, *size, *out).stdout
+    write(path, [[1], [2]])
+    few = ran("profile", path, *out).stdout
+    assert "2 rows are too few to predict from: 10 make 5 global batches of 2 ranks x 1 samples" in few
+    assert document()["stragglers"] is document()["simulation"] is None
+    write(path, pa.array([["a"], ["b", "c"]] * 20, pa.list_(pa.string())))
+    assert "items holds no integers" in ran("profile", path, *size, *out).stdout
+    assert document()["collisions"] is None
+    assert document()["simulation"]["gain"]
+    assert "items" in refused("profile", path, *size, *out, "--ids", "items")
 
 
 def test_all_is_for_the_most_ranks_that_the_rows_are_enough_for():
@@ -307,10 +277,9 @@ def lines(text):
     return len(text.rstrip().splitlines())
 
 
-def test_the_answer_fits_on_a_screen_and_says_no_setting_that_the_commands_refuse(call, long_tail, tmp_path):
-    done = call(long_tail, "--sequence", "items", "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert lines(done.stdout) <= 40, done.stdout
+def test_the_answer_fits_on_a_screen_and_says_no_setting_that_the_commands_refuse(long_tail, tmp_path):
+    shown = ran("profile", long_tail, "--sequence", "items", "--out", tmp_path / "out").stdout
+    assert lines(shown) <= 40, shown
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     ranks = document["balance"]["ranks"]
     assert ranks == supported(ROWS, 128) == 4
@@ -323,27 +292,26 @@ def test_the_answer_fits_on_a_screen_and_says_no_setting_that_the_commands_refus
     assert f"method={method!r}" in document["recommended"]["code"]
     assert document["balance"]["method"] == document["tradeoff"]["method"] == method
     page = (tmp_path / "out" / "profile.html").read_text().partition("<main>")[2].partition("</main>")[0]
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", done.stdout + page))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown + page))
     commands = typer.main.get_command(app).commands.values()
     known = {name for command in commands for one in command.params for name in one.opts}
     assert {"--full", "--calibration"} <= options <= known, options - known
-    more = call(long_tail, "--sequence", "items", "--out", tmp_path / "full", "--full")
-    assert more.stdout.startswith(done.stdout.partition("; made")[0])
-    assert lines(more.stdout) > 90
+    more = ran("profile", long_tail, "--sequence", "items", "--out", tmp_path / "full", "--full").stdout
+    assert more.startswith(shown.partition("; made")[0])
+    assert lines(more) > 90
 
 
 def one_giant(path, rows):
+    """(what `profile` prints, its document) of one row of 40,000 events among rows of 20."""
     sizes = np.full(rows, 20)
     sizes[777] = 40_000
-    items = pa.ListArray.from_arrays(np.concatenate([[0], sizes.cumsum()]), np.arange(sizes.sum()) % 99)
-    return write(path, items, group=200)
+    write(path, ragged(sizes), group=200)
+    shown = ran("profile", path, "--batch-size", 16, "--ranks", 8, "--out", path.parent / "out").stdout
+    return shown, json.loads((path.parent / "out" / "profile.json").read_text())
 
 
-def test_one_giant_history_among_very_many_is_cut(call, tmp_path):
-    done = call(
-        one_giant(tmp_path / "a.parquet", 12_000), "--batch-size", 16, "--ranks", 8, "--json", "--out", tmp_path
-    )
-    document = json.loads(done.stdout)
+def test_one_giant_history_among_very_many_is_cut(tmp_path):
+    _, document = one_giant(tmp_path / "a.parquet", 12_000)
     balance, cut, *_ = document["answer"]
     assert (balance["remedy"], balance["pays"], cut["pays"]) == ("balance", "no", "yes")
     assert "touches 0.008" in cut["said"]
@@ -351,10 +319,8 @@ def test_one_giant_history_among_very_many_is_cut(call, tmp_path):
     assert document["recommended"]["time_lost"] < 0.02 < 0.5 < document["recommended"]["even_cut"]["time_lost_uncut"]
 
 
-def test_the_answer_names_single_histories_that_cause_the_wait(call, tmp_path):
-    one_giant(tmp_path / "a.parquet", 2_000)
-    done = call(tmp_path / "a.parquet", "--batch-size", 16, "--ranks", 8, "--out", tmp_path / "out")
-    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+def test_the_answer_names_single_histories_that_cause_the_wait(tmp_path):
+    shown, document = one_giant(tmp_path / "a.parquet", 2_000)
     balance, *others = document["answer"]
     assert balance["pays"] == "not yet"
     said = balance["said"].replace("\u00a0", " ")
@@ -363,39 +329,4 @@ def test_the_answer_names_single_histories_that_cause_the_wait(call, tmp_path):
     )
     assert "touches 0.050 % of the rows" in said
     assert [one["remedy"] for one in others] == ["fscomm", "all"], "the cut is in the first sentence"
-    assert "Do nothing yet" in done.stdout
-
-
-# From the README of each set; their quantiles are between rows where ours are lengths that occur.
-REAL = {
-    "oss_events": {"rows": 165_838, "events": 3_450_378, "max": 87_597, "p50": 2, "p90": 12, "p99": 178, "top1": 0.734},
-    "online_retail": {"rows": 4_372, "events": 406_829, "max": 7_983, "p50": 42, "p90": 212, "p99": 674, "top1": 0.165},
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", REAL)
-def test_real_data(name):
-    if not (DATA / name).is_dir():
-        pytest.skip(f"{DATA / name} is not there; FREESCALE_DATA names the folder of the real sets")
-    paths = [str(DATA / name / "interactions-*.parquet")]
-    files = open_files(paths)
-    columns = Columns(sequences=("item_ids", "timestamps"))
-    document = full(files, columns, paths=paths)
-    items, times = document["sequences"].values()
-    assert items == times
-    known = REAL[name]
-    assert {key: items[key] for key in ("rows", "events", "max")} == {k: known[k] for k in ("rows", "events", "max")}
-    assert {key: items["quantiles"][key] for key in ("p50", "p90", "p99")} == {
-        k: known[k] for k in ("p50", "p90", "p99")
-    }
-    assert items["top1_share"] == pytest.approx(known["top1"], abs=0.002)
-    assert items["longest"][0]["length"] == known["max"]
-    assert (items["null"], items["empty"], document["skipped"]) == (0, 0, [])
-    place = items["longest"][0]
-    row = pq.read_table(DATA / name / place["file"], columns=["item_ids"])["item_ids"][place["row"]]
-    assert len(row) == known["max"]
-    counted = quick(files, columns, paths=paths)["sequences"]["item_ids"]
-    assert {key: counted[key] for key in ("rows", "events", "mean", "per_file")} == {
-        key: items[key] for key in ("rows", "events", "mean", "per_file")
-    }
+    assert "Do nothing yet" in shown

@@ -6,14 +6,14 @@ import json
 import pyarrow.parquet as pq
 import pytest
 from stored_once_data import OPTIONS, Samples, opened
+from tools_kit import answered, ran, refused
 
 from freescale_tools.collisions.held import hold_stored_once
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.profile.sharing import sharing
 
-COMMAND = "profile"
 pytestmark = pytest.mark.usefixtures("few_samples")
-SETTINGS = ("--candidates", "shown", "--ranks", "4", "--batch-size", "8", "--json")
+SETTINGS = ("--candidates", "shown", "--ranks", "4", "--batch-size", "8")
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,27 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stored(few_samples, call, folder):
-    """The document of the histories that are stored once; its report is in `once`."""
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
-                "--sequence", "price", "--share", "user", "--out", folder / "once", *SETTINGS)  # fmt: skip
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+def shown(few_samples, folder):
+    """What is printed of the histories that are stored once; the report is in `once`."""
+    return ran(
+        "profile", folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "item",
+        "--sequence", "price", "--share", "user", "--out", folder / "once", "--full", *SETTINGS,
+    ).stdout  # fmt: skip
 
 
-def test_the_document_is_that_of_the_same_samples_in_rows(call, folder, stored):
-    rows = call(folder / "rows", "--sequence", "item", "--time", "at", "--out", folder / "out", *SETTINGS)
-    assert rows.exit_code == 0, rows.output
-    rows = json.loads(rows.stdout)
+@pytest.fixture(scope="module")
+def stored(shown, folder):
+    return json.loads((folder / "once" / "profile.json").read_text())
+
+
+def test_tables_for_people(shown):
+    for text in ("by user, as of at", "join=histories", "What Sequence(share='user') saves"):
+        assert text in shown
+
+
+def test_the_document_is_that_of_the_same_samples_in_rows(folder, stored):
+    out = ("--out", folder / "out")
+    rows = answered("profile", folder / "rows", "--sequence", "item", "--time", "at", *out, *SETTINGS)
     assert stored["sequences"]["item"] == rows["sequences"]["item"]
     for same in ("candidates", "stragglers", "collisions", "simulation", "mode", "rows", "files"):
         assert stored[same] == rows[same], same
@@ -73,42 +82,32 @@ def test_the_code_reads_the_windows(stored):
     assert (scope["samples"], scope["events"]) == (640, sum(count * min(length, most) for length, count in lengths))
 
 
-def test_the_same_is_predicted_from_it_again(call, folder, stored):
-    again = call("--from", folder / "once", "--ranks", "4", "--batch-size", "8", "--out", folder / "again", "--json")
-    assert again.exit_code == 0, again.output
-    again = json.loads(again.stdout)
+def test_the_same_is_predicted_from_it_again(folder, stored):
+    size = ("--ranks", "4", "--batch-size", "8", "--out", folder / "again")
+    again = answered("profile", "--from", folder / "once", *size)
     for same in ("simulation", "stragglers", "balance", "recommended", "answer"):
         assert again[same] == stored[same], same
 
 
-def test_tables_for_people(call, folder):
-    done = call(folder / "requests", "--histories", folder / "histories", *OPTIONS, "--sequence", "price", "--share",
-                "user", "--out", folder / "out", "--ranks", 2, "--batch-size", 4, "--full")  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "by user, as of at" in done.stdout
-    assert "price holds no integers; name a column that does with --ids" in done.stdout
-    assert "join=histories" in done.stdout
-    assert "What Sequence(share='user') saves" in done.stdout
+FILES = ("--histories", "histories")
 
 
-def refused():
-    files = ("--histories", "histories")
-    yield "no histories", OPTIONS, "--on and --event-time without --histories"
-    yield "nothing else", files, "--histories also needs --on, the key of requests and histories; --event-time, the"
-    yield "no time", (*files, *OPTIONS[:4]), "--histories also needs --time, the column with the time of a request"
-    yield "quick", (*files, *OPTIONS, "--quick"), "--quick reads no rows, and windows of histories are found by"
-    yield "ray", (*files, *OPTIONS, "--engine", "ray"), "--engine ray cannot read --histories"
-    yield "floats as ids", (*files, *OPTIONS, "--ids", "price"), "collisions are counted on integer ids"
-    yield "ids in the requests", (*files, *OPTIONS, "--ids", "shown"), "no file has a column 'shown'"
-    yield "key", (*files, *OPTIONS, "--on", "uid"), "uid"
-    yield "share without histories", ("--share", "user"), "--share user needs histories that are stored once"
-    yield "share by another key", (*files, *OPTIONS, "--share", "at"), "the key of --on, and that is user"
-
-
-@pytest.mark.parametrize(("more", "message"), [case[1:] for case in refused()], ids=[case[0] for case in refused()])
-def test_refused(call, folder, monkeypatch, more, message):
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (OPTIONS, "--on and --event-time without --histories"),
+        (FILES, "--histories also needs --on, the key of requests and histories; --event-time, the"),
+        ((*FILES, *OPTIONS[:4]), "--histories also needs --time, the column with the time of a request"),
+        ((*FILES, *OPTIONS, "--quick"), "--quick reads no rows, and windows of histories are found by"),
+        ((*FILES, *OPTIONS, "--engine", "ray"), "--engine ray cannot read --histories"),
+        ((*FILES, *OPTIONS, "--ids", "price"), "collisions are counted on integer ids"),
+        ((*FILES, *OPTIONS, "--ids", "shown"), "no file has a column 'shown'"),
+        ((*FILES, *OPTIONS, "--on", "uid"), "uid"),
+        (("--share", "user"), "--share user needs histories that are stored once"),
+        ((*FILES, *OPTIONS, "--share", "at"), "the key of --on, and that is user"),
+    ],
+)
+def test_refused(folder, monkeypatch, more, message):
     monkeypatch.chdir(folder)
-    done = call("requests", "--sequence", "item", *more)
-    assert done.exit_code == 2, done.output
-    assert message in " ".join(done.output.split())
+    assert message in refused("profile", "requests", "--sequence", "item", *more)
     assert not (folder / "freescale-report").exists()

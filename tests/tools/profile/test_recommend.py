@@ -5,10 +5,10 @@ import functools
 
 import numpy as np
 import pytest
+from tools_kit import in_order
 
 from freescale_tools.model.batches import Samples, Setting, simulate_setting
 from freescale_tools.profile.recommend import EvenCut, cut_sentences, even_cut, recommend
-from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial
 from fsdata.balance.packing import pack
@@ -113,14 +113,15 @@ def test_a_cut_that_loses_much_is_named_and_not_recommended():
 @pytest.mark.parametrize(
     ("lost", "touched", "bound", "recommended"),
     [
-        (0.0, 0.0, 0.0, 100), (0.04, 0.1, 0.5, 100), (0.06, 0.1, 0.5, 900), (0.03, 0.1, 0.02, 900),
-        (0.02, 0.1, 0.03, 100), (0.3, 0.0001, 0.5, 100), (0.3, 0.0002, 0.5, 900),
+        pytest.param(0.0, 0.0, 0.0, 100, id="none needed"),
+        pytest.param(0.04, 0.1, 0.5, 100, id="loses little"),
+        pytest.param(0.06, 0.1, 0.5, 900, id="loses much"),
+        pytest.param(0.03, 0.1, 0.02, 900, id="loses more than it wins"),
+        pytest.param(0.02, 0.1, 0.03, 100, id="wins more than it loses"),
+        pytest.param(0.3, 0.0001, 0.5, 100, id="of a giant row"),
+        pytest.param(0.3, 0.0002, 0.5, 900, id="of some rows"),
     ],
-    ids=[
-        "none needed", "loses little", "loses much", "loses more than it wins", "wins more than it loses",
-        "of a giant row", "of some rows",
-    ],
-)  # fmt: skip
+)
 def test_when_a_cut_is_recommended(lost, touched, bound, recommended):
     setting = Setting(max_length=900, ranks=2, batch_size=2)
     assert EvenCut(uncut=setting, max_length=100, lost=lost, touched=touched, bound=bound).recommended == recommended
@@ -152,17 +153,14 @@ def test_a_length_that_was_asked_for_is_taken_with_its_price():
 def test_what_single_samples_cause_of_the_wait():
     """One row of 20,000 events among rows of 20 is nearly all that ranks wait for; of lengths that are alike, none."""
     lengths = np.array([20] * 1000 + [20_000] + [20] * 1047)
-    rows = RowsInOrder(units=((1024, 1024),), lengths={"sequence": lengths.astype(np.uint32)})
-    one = Samples(histogram=LengthHistogram.of(lengths), rows=rows)
-    assert advice(one)["single"] > 0.999
+    assert advice(in_order(lengths, 1024, 1024))["single"] > 0.999
     assert advice(EVEN)["single"] < 0.01
 
 
 def test_max_tokens_has_room_for_rows_that_are_long_together():
     """In file order the last steps hold the longest histories; shuffled, they are spread over the epoch."""
     lengths = np.sort(np.random.default_rng(1).integers(1, 400, 2048))
-    rows = RowsInOrder(units=((16,) * 128,), lengths={"sequence": lengths.astype(np.uint32)})
-    samples = Samples(histogram=LengthHistogram.of(lengths), rows=rows)
+    samples = in_order(lengths, *[16] * 128)
     setting = uncut(samples, 4, 16)
     found = recommend(samples, even_cut(samples, setting))
     last = lengths.reshape(32, 64)[-1]  # a step: row groups go to ranks in turn

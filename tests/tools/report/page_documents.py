@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from tools_kit import answered, ragged, write
 
-from freescale_tools.cli import app
 from freescale_tools.collisions.report import collisions_report
 from freescale_tools.model import batches
 from freescale_tools.profile.measure import Columns, full
@@ -32,11 +30,10 @@ def _write(folder, rows=8000, files=4):
     rng = np.random.default_rng(5)
     sizes = np.minimum(rng.lognormal(np.log(25), 1.2, rows), 2000).astype(int) * (np.arange(rows) % 50 > 0)
     for number, part in enumerate(np.array_split(sizes, files)):
-        items = pa.ListArray.from_arrays(np.concatenate([[0], part.cumsum()]), rng.integers(0, 10**5, part.sum()))
-        shown = pa.array([[1, 2]] * len(part), pa.list_(pa.int64()))
+        items = ragged(part, rng.integers(0, 10**5, part.sum()))
         times = pa.array((np.arange(len(part)) + number * len(part)) * HOUR_US, pa.timestamp("us"))
-        table = pa.table({"item_ids": items, "shown": shown, "at": times})
-        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=500)
+        table = {"item_ids": items, "shown": ragged([2] * len(part)), "at": times}
+        write(folder / f"part-{number}.parquet", table, group=500)
 
 
 @functools.cache
@@ -44,9 +41,7 @@ def _usual():
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         _write(Path(name))
         patch.setattr(batches, "_SAMPLES", 2048)
-        done = CliRunner().invoke(app, ["profile", name, *OPTIONS, "--out", f"{name}/out", "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
+        return answered("profile", name, *OPTIONS, "--out", f"{name}/out")
 
 
 @functools.cache
@@ -54,8 +49,7 @@ def _measured(rows, way=full):
     """As a profile begins, without predictions; `rows`: the lengths of every file."""
     with tempfile.TemporaryDirectory() as name:
         for number, sizes in enumerate(rows):
-            items = pa.array([[1] * size for size in sizes], pa.list_(pa.int64()))
-            pq.write_table(pa.table({"a": items}), f"{name}/{number}.parquet")
+            write(Path(name, f"{number}.parquet"), {"a": ragged(sizes)})
         return json.loads(json.dumps(way(open_files([name]), Columns(sequences=("a",)), paths=["data"])))
 
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs_version
 
-from freescale_tools.model.report import work_class
 from freescale_tools.profile.length_report import MOST_POINTS, log_bins, thinned
 from freescale_tools.profile.straggler_report import best_method, method_name, straggler_section
 from freescale_tools.report import numbers, plots
@@ -79,13 +78,12 @@ def test_sentences_tell_the_figures_of_the_data():
     assert f"{method_name(best)} leaves {least}" in aid
 
 
-@pytest.mark.parametrize(
-    ("share", "error", "said"),
-    [(0.1937, 0.014, "19 %"), (0.1937, 0.0014, "19.4 %"), (0.1937, None, "19.4 %"), (0.1937, 0.0, "19.4 %"),
-     (0.0123, 0.0004, "1.23 %"), (0.002, 0.02, "< 1 %"), (0.0, 0.02, "0 %"), (None, 0.02, "–"), (0.6, 0.2, "60 %")],
-)  # fmt: skip
-def test_no_digit_is_smaller_than_the_error(share, error, said):
-    assert plain(numbers.percent(share, error)) == said
+def test_no_digit_is_smaller_than_the_error():
+    for share, error, said in (
+        (0.1937, 0.014, "19 %"), (0.1937, 0.0014, "19.4 %"), (0.1937, None, "19.4 %"), (0.1937, 0.0, "19.4 %"),
+        (0.0123, 0.0004, "1.23 %"), (0.002, 0.02, "< 1 %"), (0.0, 0.02, "0 %"), (None, 0.02, "–"), (0.6, 0.2, "60 %"),
+    ):  # fmt: skip
+        assert plain(numbers.percent(share, error)) == said
 
 
 def test_tables_and_sentences_know_the_error():
@@ -207,21 +205,6 @@ def test_a_timeline_draws_every_bar_on_its_lane():
         assert bars == {(bar["lane"], bar["start_ms"], bar["ms"]) for bar in point["timeline"]}
 
 
-def test_work_of_a_step_by_class():
-    classes = {
-        "forward": "compute",
-        "wait for the slowest": "waiting for the slowest rank",
-        "rows": "rows and gradients that compute waits for",
-        "collision lookup": "rows and gradients that compute waits for",
-        "exclusive rows": "rows and gradients in the background",
-        "id metadata": "IDs",
-        "all-reduce": "dense all-reduce",
-        "read": "loader",
-        "metrics": "other",
-    }
-    assert {what: work_class(what) for what in classes} == classes
-
-
 def test_every_cell_of_the_trade_off_table_is_that_of_its_column():
     document = documents.profile()
     document["tradeoff"] |= {"gpu_hour_price": 1.0}
@@ -249,13 +232,8 @@ def test_columns_find_their_values_and_shares_know_their_error():
 
 
 def test_parts_that_are_absent_leave_no_section_and_long_lists_are_cut():
-    assert [section.id for section in documents.report(documents.tiny()).sections] == [
-        "summary",
-        "lengths",
-        "lengths-0",
-        "assumptions",
-        "terms",
-    ]
+    sections = [section.id for section in documents.report(documents.tiny()).sections]
+    assert sections == ["summary", "lengths", "lengths-0", "assumptions", "terms"]
     lost = [{"file": f"{place}", "row_group": 1, "rows": 5, "reason": "r" * 5000} for place in range(MOST_SKIPPED + 7)]
     found = documents.report(documents.tiny() | {"skipped": lost})
     (table,) = (block for (section, _), block in blocks(found.sections, Table).items() if section == "skipped")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from tools_kit import write
 
 from freescale_tools.console.options import StoredHistories
 from freescale_tools.scan.files import open_files
@@ -52,8 +52,6 @@ class Samples:
     def write(self, folder: Path, *, files: int = 2, group: int = 7, time: pa.DataType | None = None) -> None:
         """Folders `requests`, `histories` and `rows`. The files of requests and of rows have the same row groups."""
         kind = time or pa.int64()
-        for name in ("requests", "histories", "rows"):
-            (folder / name).mkdir(parents=True)
         cuts = np.linspace(0, len(self.requests), files + 1).astype(int).tolist()
         windows = self.windows
         for file, (begin, end) in enumerate(itertools.pairwise(cuts)):
@@ -64,22 +62,19 @@ class Samples:
             }
             user = pa.array([user for user, _ in asked], pa.int32())
             rows = pa.array(windows[begin:end], pa.list_(pa.int64()))
-            name = f"{file}.parquet"
-            pq.write_table(pa.table({"user": user, **common}), folder / "requests" / name, row_group_size=group)
-            pq.write_table(pa.table({"item": rows, **common}), folder / "rows" / name, row_group_size=group)
+            write(folder / "requests" / f"{file}.parquet", {"user": user, **common}, group=group)
+            write(folder / "rows" / f"{file}.parquet", {"item": rows, **common}, group=group)
         users = list(self.histories)
         for file in range(files):
             some = users[file::files]
             lists = [self.histories[user] for user in some]
-            table = pa.table(
-                {
-                    "user": pa.array(some, pa.int64()),
-                    "when": pa.array([times for times, _ in lists], pa.list_(kind)),
-                    "item": pa.array([items for _, items in lists], pa.list_(pa.int8())),
-                    "price": pa.array([[0.5] * len(items) for _, items in lists], pa.list_(pa.float32())),
-                }
-            )
-            pq.write_table(table, folder / "histories" / f"{file}.parquet", row_group_size=3)
+            table = {
+                "user": pa.array(some, pa.int64()),
+                "when": pa.array([times for times, _ in lists], pa.list_(kind)),
+                "item": pa.array([items for _, items in lists], pa.list_(pa.int8())),
+                "price": pa.array([[0.5] * len(items) for _, items in lists], pa.list_(pa.float32())),
+            }
+            write(folder / "histories" / f"{file}.parquet", table, group=3)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
+from tools_kit import write
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.profile.measure import Columns, full
@@ -108,8 +108,8 @@ def test_ray_gives_the_same_profile(ray_engine, tmp_path):
     rng = np.random.default_rng(1)
     for file in range(5):
         rows = [None if n == 0 else [1] * n for n in rng.integers(0, 30, 200).tolist()]
-        table = pa.table({"items": pa.array(rows, pa.list_(pa.int64())), "when": rng.integers(0, 1000, 200)})
-        pq.write_table(table, tmp_path / f"{file}.parquet", row_group_size=64)
+        table = {"items": pa.array(rows, pa.list_(pa.int64())), "when": rng.integers(0, 1000, 200)}
+        write(tmp_path / f"{file}.parquet", table, group=64)
     (tmp_path / "4.parquet").write_bytes(b"PAR1 no more")
     gone = tmp_path / "3.parquet"
     files = open_files([str(tmp_path)])

@@ -296,22 +296,3 @@ def test_values_are_not_read_where_levels_are_not_compressed(tmp_path, version, 
     assert sum(counts) < group.column(0).total_compressed_size / 20
     with pytest.raises(Damaged, match="the file ends too early"):
         read_lengths(group, place.index, place.levels, reads(raw[:60]))
-
-
-@pytest.mark.parametrize("codec", ["none", "zstd", "gzip"])  # those that are read in parts
-def test_values_that_are_damaged_are_noticed_by_their_checksum_only(tmp_path, codec):
-    for checksums in (False, True):
-        rows = pa.array([list(range(n % 700)) for n in range(300)], pa.list_(pa.int64()))
-        pq.write_table(
-            pa.table({"items": rows}), tmp_path / "a.parquet", write_page_checksum=checksums, compression=codec,
-            use_dictionary=False,
-        )  # fmt: skip
-        group, place, raw = opened_bytes(tmp_path / "a.parquet")
-        ((_, end),) = column_ranges(group, [place.index])
-        raw = raw[: end - 40] + b"\xff" * 40 + raw[end:]
-        if checksums:
-            with pytest.raises(Damaged, match="do not have the checksum"):
-                read_lengths(group, place.index, place.levels, reads(raw))
-        else:
-            found = read_lengths(group, place.index, place.levels, reads(raw))
-            assert whole([found]) == whole([lengths_of(rows)])

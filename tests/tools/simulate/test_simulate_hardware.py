@@ -17,9 +17,7 @@ NO_LATENCY = dict.fromkeys(("exchange_latency", "peer_latency", "kernel_floor"),
 IDEAL = dataclasses.replace(H100, exchange_efficiency=1.0, allreduce_efficiency=1.0, **NO_LATENCY)
 
 
-@pytest.fixture
-def text():
-    return (resources.files("freescale_tools.model") / "clusters" / "h100-ib.toml").read_text()
+TEXT = (resources.files("freescale_tools.model") / "clusters" / "h100-ib.toml").read_text()
 
 
 def test_every_bundled_number_has_a_unit_and_a_source():
@@ -31,8 +29,10 @@ def test_every_bundled_number_has_a_unit_and_a_source():
             assert one["source"].startswith(("paper", "NVIDIA", "AMD", "measured", "assumed")), one
 
 
-def test_a_file_that_is_like_another_has_the_differences_only(tmp_path):
+def test_files_are_read_by_their_path_and_one_that_is_like_another_has_the_differences_only(tmp_path):
     path = tmp_path / "mine.toml"
+    path.write_text(TEXT.replace('name = "h100-ib"', 'name = "mine"').replace("value = 25.0", "value = 50.0"))
+    assert (load_hardware(path).name, load_hardware(str(path)).network) == ("mine", 50.0)
     path.write_text(
         'name = "mine"\nlike = "h100-ib"\n[network]\nvalue = 12.5\nunit = "GB/s"\nsource = "measured: here"\n'
     )
@@ -45,12 +45,6 @@ def test_a_file_that_is_like_another_has_the_differences_only(tmp_path):
     path.write_bytes(b'name = "\xff"')
     with pytest.raises(UsageError, match=r"mine\.toml: 'utf-8' codec can't decode"):
         load_hardware(path)
-
-
-def test_a_file_by_its_path_is_read(tmp_path, text):
-    path = tmp_path / "mine.toml"
-    path.write_text(text.replace('name = "h100-ib"', 'name = "mine"').replace("value = 25.0", "value = 50.0"))
-    assert (load_hardware(path).name, load_hardware(str(path)).network) == ("mine", 50.0)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +64,10 @@ def test_a_file_by_its_path_is_read(tmp_path, text):
         (("value = 8\n", "value = = 8\n"), "hardware .*mine.toml: "),
     ],
 )
-def test_wrong_files_are_refused_with_the_reason(tmp_path, text, change, message):
-    assert change[0] in text
+def test_wrong_files_are_refused_with_the_reason(tmp_path, change, message):
+    assert change[0] in TEXT
     path = tmp_path / "mine.toml"
-    path.write_text(text.replace(*change, 1))
+    path.write_text(TEXT.replace(*change, 1))
     with pytest.raises(UsageError, match=message):
         load_hardware(path)
 

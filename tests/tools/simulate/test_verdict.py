@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from profile_documents import profile_of
+from tools_kit import profile_of
 
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import _pays, simulate, verdict
@@ -12,8 +12,6 @@ from freescale_tools.model.workload import at_ranks, samples_of, workload
 
 HARDWARE = load_hardware("h100-ib")
 RANKS = 16
-
-
 UNEVEN = profile_of(np.random.default_rng(0).lognormal(7, 0.7, 20_000).astype(np.int64))
 EVEN = profile_of(np.full(20_000, 1000))
 
@@ -79,12 +77,7 @@ DEAR = {"own_cost": 20.0, "sources": {**HARDWARE.sources, "own_cost": "measured:
     ("data", "hardware", "load", "said"),
     [
         (EVEN, {}, {}, "Ranks are even already"),
-        (
-            UNEVEN,
-            {},
-            {"time_lost": {(RANKS, "none"): 0.6, (RANKS, "balanced"): 0.3}},
-            "Stragglers cost 30.0%",
-        ),
+        (UNEVEN, {}, {"time_lost": {(RANKS, "none"): 0.6, (RANKS, "balanced"): 0.3}}, "Stragglers cost 30.0%"),
         (UNEVEN, FAST | {"id_metadata": 0}, {}, "Links are fast for these steps"),
         (UNEVEN, {}, {"collisions": {RANKS: 0.97}}, "97% of the events"),
         (UNEVEN, DEAR, {}, "Steps are short: prioritized communication itself takes 20 ms"),
