@@ -5,8 +5,7 @@ from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_model import Config, Table, ids_of
 from exact_parts import loss_of, own_dense_gradients, steps
-from programs import operations_of
-from test_programs import played
+from test_programs import check_program
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
@@ -22,9 +21,7 @@ def test_backward_that_makes_a_graph(name: str, size: int, penalty: bool) -> Non
     """And with `penalty` the loss is differentiated through it."""
     config = CONFIGS[name].but(data_parallel=False)  # DDP does not exchange gradients that have a graph
     step = f"rate:{{}} next_forward backward_with_graph:{0 if penalty else 1} optimizer_step zero_grad"
-    program = operations_of(" ".join(step.format(number) for number in range(STEPS)))
-    for found, broken, counts, _ in shared_world(size).run(played, (config, program, 1)):
-        assert (found, broken) == ([], [])
+    for counts, _ in check_program(size, config, " ".join(step.format(number) for number in range(STEPS))):
         assert min(counts.served.values()) >= STEPS
 
 

@@ -17,9 +17,9 @@ from exact_managed import IDS, at_hour, hash_zch, managed, mch, needs_mpzch
 from exact_model import Config, Table
 from managed_programs import managed_configs, managed_programs, play_managed
 from patience import PATIENCE_S
-from programs import WARM_UP, Operation, operations_of
+from programs import WARM_UP, Operation
 from test_programs import Kind as KindOfPrograms
-from test_programs import all_are_exact, at_once, played
+from test_programs import all_are_exact, check_program
 from torchrec import KeyedJaggedTensor
 from usual_programs import USUAL
 from worlds import shared_world
@@ -93,9 +93,7 @@ def test_loops(size: int, loop: str) -> None:
 @pytest.mark.parametrize("program", USUAL)
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_usual_programs(size: int, program: str) -> None:
-    hours = operations_of(USUAL[program].replace("train_next", "hour train_next", 1))
-    for found, broken, *_ in shared_world(size).run(played, (CONFIG, hours, 1), at_once, play_managed):
-        assert (found, broken) == ([], [])
+    check_program(size, CONFIG, USUAL[program].replace("train_next", "hour train_next", 1), by=play_managed)
 
 
 ONCE_WRONG = {
@@ -116,17 +114,9 @@ def test_chosen_programs(program: str, chance: int) -> None:
     maps = {"b": partial(mch, interval=2), "c": partial(mch, interval=1), "d": partial(hash_zch, probes=1)}
     modules = {"b": tuple(tables[:2]), "d": tuple(tables[2:])}
     config = Config(
-        modules=modules,
-        static_graph=False,
-        max_batch=8,
-        spread=0.02,
-        builder=managed(maps),
-        hides=True,
-    )
-    for found, broken, *_ in shared_world(1).run(
-        played, (config, operations_of(program), chance), at_once, play_managed
-    ):
-        assert (found, broken) == ([], [])
+        modules=modules, static_graph=False, max_batch=8, spread=0.02, builder=managed(maps), hides=True
+    )  # fmt: skip
+    check_program(1, config, program, chance, play_managed)
 
 
 def test_an_id_that_is_mapped_to_two_rows() -> None:
@@ -153,10 +143,8 @@ def test_rows_that_the_step_before_used_are_evicted(size: int, optimizer: str) -
         modules={"b": (table,)}, optimizer=optimizer, static_graph=False, max_batch=12, max_length=8, spread=0.12,
         seed=2, builder=managed({"m": partial(mch, policy="lru", interval=1, ids=ids)}),
     )  # fmt: skip
-    program = operations_of("train_next " * STEPS)
     evicted = 0
-    for found, broken, counts, _ in shared_world(size).run(played, (config, program, 5), at_once, play_managed):
-        assert (found, broken) == ([], [])
+    for counts, _ in check_program(size, config, "train_next " * STEPS, 5, play_managed):
         assert counts.served["embeddings.b"] == len(WARM_UP) + STEPS - 1
         evicted += counts.evicted
     assert evicted > 5 * STEPS
@@ -196,8 +184,7 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
         modules={"b": (table,)}, static_graph=False, steps=STEPS, builder=managed({"m": partial(mch, policy="lfu")})
     )
     evicted = 0
-    for found, broken, counts, _ in shared_world(size).run(played, (config, [], 5), at_once, play_rivals):
-        assert (found, broken) == ([], [])
+    for counts, _ in check_program(size, config, "", 5, play_rivals):
         assert counts.served["embeddings.b"] == STEPS - 1
         evicted += counts.evicted
     assert evicted >= RIVALS * (STEPS // 2 - 1)

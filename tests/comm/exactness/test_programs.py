@@ -7,6 +7,7 @@ The share of forwards that were served is printed at the end: running plainly wo
 `tests/realtime/test_late_workers.py` plays longer ones, with work in the workers delayed at random.
 """
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from clocks import Clocks
+from clocks import Clocks, on_streams
 from device_thread import compare_in_one_thread
 from exact import Loop, compare
 from exact_configs import CONFIGS, configs
@@ -26,9 +27,6 @@ from programs import SHORT, Different, Operation, operations_of, play, programs
 from table_law import Counts, watch
 from usual_programs import USUAL
 from worlds import shared_world
-
-from fscomm.exchange import executor
-from fscomm.transports.opening import NAMES
 
 LEAST_SERVED = 0.2  # of the forwards that a backward may come back to; a block begins with two plain steps
 
@@ -54,17 +52,25 @@ def played(
     config, operations, chance = program
     delays = random.Random(chance * 64 + rank)
     one_thread = chance % 3 == 0
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, on_streams() if chance % 4 == 0 else contextlib.nullcontext():
         device = Clocks(done_share=0.5, seed=chance, runs_ahead=chance % 2 == 0)
         seen = watch(patch, device, lambda: delay(delays))
-        if chance % 4 == 0:
-            patch.setattr(executor, "ORDERED_BY_THE_DEVICE", NAMES)
         compared = compare_in_one_thread if one_thread else compare
         found, said = compared(rank, size, config, by(operations), "fscomm", {"timeout_s": PATIENCE_S})
     broken = [] if one_thread else seen.broken()  # the law is not told that a thread waits for that one
     if device.runs_ahead and threading.current_thread().name in device.stalls:
         broken.append("the thread that trains waited for the device")
     return found, broken, seen.counts, said["fallbacks"]
+
+
+def check_program(
+    size: int, config: Config, program: str, chance: int = 1, by: Play = play
+) -> list[tuple[Counts, Mapping[str, str]]]:
+    """Nothing differs, and the law holds. What was seen on every rank, and why modules ran plainly."""
+    answers = shared_world(size).run(played, (config, operations_of(program), chance), at_once, by)
+    for rank, (found, broken, *_) in enumerate(answers):
+        assert (found, broken) == ([], []), f"rank {rank} of {size}"
+    return [(counts, why) for *_, counts, why in answers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,34 +158,25 @@ RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block
 @CHANCES
 @pytest.mark.parametrize("program", USUAL)
 def test_usual_programs(program: str, chance: int) -> None:
-    for found, broken, counts, why in shared_world(2).run(
-        played, (CONFIGS["several"], operations_of(USUAL[program]), chance)
-    ):
-        assert (found, broken) == ([], [])
+    for counts, why in check_program(2, CONFIGS["several"], USUAL[program], chance):
         assert max(counts.plain.values()) == RUN_PLAINLY[program], counts
         assert program != "tables are held by numpy" or "through a numpy array" in why["embeddings.a"]
 
 
 def test_parameters_that_ddp_finds_unused() -> None:
-    config = CONFIGS["several"].but(finds_unused=True)
-    program = operations_of("train_next:3 train_next train_next:4 train_next train_next:3 train_next")
-    for found, broken, *_ in shared_world(2).run(played, (config, program, 1)):
-        assert (found, broken) == ([], [])
+    program = "train_next:3 train_next train_next:4 train_next train_next:3 train_next"
+    check_program(2, CONFIGS["several"].but(finds_unused=True), program)
 
 
 def test_the_last_backward_of_pooled_tables_after_the_block() -> None:
     """Rows of bags whose gradients came with the collision class are updated with the other class, there, too."""
-    program = operations_of("train_next train_next next_forward leave backward optimizer_step")
-    for found, broken, *_ in shared_world(2).run(played, (CONFIGS["pooled mixed"], program, 1)):
-        assert (found, broken) == ([], [])
+    check_program(2, CONFIGS["pooled mixed"], "train_next train_next next_forward leave backward optimizer_step")
 
 
 @CHANCES
 @pytest.mark.parametrize("program", ONCE_WRONG.values(), ids=ONCE_WRONG)
 def test_smallest_programs_that_went_wrong_once(program: str, chance: int) -> None:
-    config = CONFIGS["several"].but(data_parallel=False, hides=True)
-    for found, broken, *_ in shared_world(2).run(played, (config, operations_of(program), chance)):
-        assert (found, broken) == ([], [])
+    check_program(2, CONFIGS["several"].but(data_parallel=False, hides=True), program, chance)
 
 
 def test_index_dedup_where_a_wrong_source_has_no_samples() -> None:
@@ -190,8 +187,7 @@ def test_index_dedup_where_a_wrong_source_has_no_samples() -> None:
     )
     modules = {"a": tables[:1], "b": tables[1:]}
     config = Config(modules=modules, static_graph=False, max_batch=1, max_length=1, spread=0.3, dedup=True)
-    for found, broken, *_ in shared_world(2).run(played, (config, operations_of("next"), 1)):
-        assert (found, broken) == ([], [])
+    check_program(2, config, "next")
 
 
 TABLE = Table(name="t", rows=24, sharding="table", features=("t0",))
@@ -212,9 +208,7 @@ def test_some_ranks_read_a_table_in_backward(modules: Any, program: str) -> None
     back in a collective: here of TorchRec, for a forward that ran plainly. Some tables get no gradients, so it does not
     know yet that it has all."""
     config = Config(modules=modules, static_graph=False, spread=1.0)
-    program = f"next_forward:6 {program} backward_kept:1 backward_of_sum train_next"
-    for found, broken, *_ in shared_world(2).run(played, (config, operations_of(program), 1)):
-        assert (found, broken) == ([], [])
+    check_program(2, config, f"next_forward:6 {program} backward_kept:1 backward_of_sum train_next")
 
 
 BAGS = Config(
@@ -226,5 +220,4 @@ BAGS = Config(
 
 def test_bags_are_read_after_all_updates_of_their_rows() -> None:
     """Seen in steps that are served one after the other, by the law alone: one rank is too fast for other results."""
-    ((found, broken, *_),) = shared_world(1).run(played, (BAGS, operations_of("train_next " * BAGS.steps), 1))
-    assert (found, broken) == ([], [])
+    check_program(1, BAGS, "train_next " * BAGS.steps)
