@@ -70,12 +70,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@given(
-    kind=st.sampled_from(sorted(KINDS)),
-    size=st.integers(0, 5),
-    counts=st.lists(st.integers(1, 6), max_size=4),
-    once=st.booleans(),
-)
+@pytest.mark.parametrize("kind", KINDS)
+@given(size=st.integers(0, 5), counts=st.lists(st.integers(1, 6), max_size=4), once=st.booleans())
 def test_loops_that_are_left_after_any_number_of_batches(kind: str, size: int, counts: list[int], once: bool) -> None:
     """Another loop is another epoch of a loader, and goes on with an iterator, also with one over the look-ahead
     (`once`); no batch of that is lost."""
