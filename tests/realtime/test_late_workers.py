@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 from exact import compare
 from exact_configs import CONFIGS
-from exact_loops import LOOPS
 from programs import LONG, operations_of, play
 from test_programs import all_are_exact, told
 from worlds import shared_world
@@ -21,7 +20,7 @@ LATE_S = 0.1  # of every update in that worker: several steps
 CONFIG = CONFIGS["uniform"]
 
 
-def late(rank: int, size: int, loop: str, collision: bool) -> list[str]:
+def late(rank: int, size: int, program: str, collision: bool) -> list[str]:
     update, fetch = RowExchange.update, RowExchange.fetch
     of_class = Class.COLLISION if collision else Class.EXCLUSIVE
 
@@ -36,16 +35,21 @@ def late(rank: int, size: int, loop: str, collision: bool) -> list[str]:
         fetch(self, *args)
 
     with mock.patch.object(RowExchange, "update", late_update), mock.patch.object(RowExchange, "fetch", late_rows):
-        return compare(rank, size, CONFIG, LOOPS[loop])[0]
+        return compare(rank, size, CONFIG, play(operations_of(HARD[program])))[0]
 
 
-HARD = ("base", "left_early", "state_dict_everywhere", "two_steps_in_three_without_forward")
+HARD = {
+    "steps": "train_next " * 6,
+    "left early": "train_next train_next train_next leave train_next train_next",
+    "states": "next_forward state backward state:1 optimizer_step state:3 " * 3,
+    "steps without a forward": "next next train_next " * 3,
+}
 
 
 @pytest.mark.parametrize("collision", [True, False], ids=["collision", "exclusive"])
-@pytest.mark.parametrize("loop", HARD)
-def test_a_worker_is_late(loop: str, collision: bool) -> None:
-    assert shared_world(2).run(late, loop, collision) == [[], []]
+@pytest.mark.parametrize("program", HARD)
+def test_a_worker_is_late(program: str, collision: bool) -> None:
+    assert shared_world(2).run(late, program, collision) == [[], []]
 
 
 def late_worker(rank: int, size: int) -> list[str]:

@@ -154,6 +154,12 @@ def maps_of(maps: Any) -> dict[str, Any]:
     return found
 
 
+def parts_of(optimizer: Any) -> list[Any]:
+    """The optimizers that others are combined of."""
+    combined = getattr(optimizer, "optimizers", None)
+    return [optimizer] if combined is None else [each for _, part in combined for each in parts_of(part)]
+
+
 def lookups(model: Any) -> Iterator[tuple[str, str, Any]]:
     """Every table-batched lookup of the model: path of its module, place in it, the operator itself."""
     for path, module in model.module.named_modules():
@@ -223,11 +229,6 @@ def new_run(rank: int, size: int, config: Config, mode: Mode, options: dict[str,
     """A new model and all that a loop needs to train it."""
     model, optimizer = build(config, size)
     return Run(config=config, rank=rank, size=size, mode=mode, model=model, optimizer=optimizer, options=options or {})
-
-
-def build_again(run: Run) -> Run:
-    """Another model of the same kind beside that of `run`."""
-    return new_run(run.rank, run.size, run.config, run.mode, run.options)
 
 
 @functools.lru_cache(maxsize=64)

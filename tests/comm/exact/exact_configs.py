@@ -230,4 +230,5 @@ def configs(draw: st.DrawFn) -> Config:
         max_length=draw(st.sampled_from([4, 8, 2, 1, 0])),
         spread=draw(st.sampled_from([1.0, 0.3, 1.0, 0.05])),
         seed=draw(st.integers(1, 10_000)),
+        hides=True,
     )

@@ -94,6 +94,7 @@ class Config:
     max_length: int = 4
     spread: float = 0.5  # which part of a table one batch draws from
     seed: int = 1
+    hides: bool = False  # some batches of random programs hide their ids
     dedup: bool = False  # every rank asks for each of its rows once
     half_output: bool = False  # rows travel as float16
     quantised: tuple[str, str] | None = None  # precision of rows and of gradients on their way, such as "fp16"

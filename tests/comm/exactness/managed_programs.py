@@ -24,19 +24,6 @@ class ManagedPlayer(Player):
         if n % 4 or n // 4 % self.run.size == self.run.rank:
             self.hours += 1 + (n == VARIANTS - 1)
 
-    def train_on(self, n: int) -> None:
-        """A few steps of which nothing else is to be said."""
-        for _ in range(1 + n % 4):
-            self.train_next(0)
-
-    def inspect(self, n: int) -> None:
-        """An evaluation as it should be: maps are only read."""
-        batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
-        self.run.model.eval()
-        with torch.set_grad_enabled(n % 3 == 0):
-            self.run.record(f"{self._count} inspected", self.run.model(batch))
-        self.run.model.train()
-
     def inspect_instead(self, n: int) -> None:
         """The next batch is evaluated, with or without gradients, and not trained on."""
         self.next()
@@ -77,9 +64,7 @@ def play_managed(operations: list[Operation]) -> Loop:
     return loop
 
 
-MORE = (
-    ["hour"] * 8 + ["inspect"] * 2 + ["inspect_instead"] * 3 + ["change_maps"] * 2 + ["change_mode"] + ["train_on"] * 60
-)
+MORE = ["hour"] * 8 + ["inspect"] + ["inspect_instead"] * 3 + ["change_maps"] * 2 + ["change_mode"] + ["train_on"] * 60
 
 
 def managed_programs(length: int) -> st.SearchStrategy[list[Operation]]:
@@ -116,6 +101,7 @@ def managed_configs(draw: st.DrawFn) -> Config:
         max_length=draw(st.sampled_from([4, 8, 2])),
         spread=draw(st.sampled_from([0.02, 0.05, 0.1])),
         seed=draw(st.integers(1, 10_000)),
+        hides=True,
         builder=managed(maps, initial, tells=not dedup and draw(st.sampled_from([True, True, False]))),
     )
 

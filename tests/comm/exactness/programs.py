@@ -9,6 +9,8 @@ Losses that a forward gave are *held*, until an operation runs backward through 
 
 import contextlib
 import copy
+import itertools
+import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from exact import Loop, Run
+from exact import Loop, Run, parts_of
 from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -32,7 +34,8 @@ EPOCH = 9  # batches until a loader ends
 HIDDEN = 5  # every so many batches hide their ids
 MOST_HELD = 3
 VARIANTS = 12
-SHARES, IN_TURN = 5, 7  # variants of a loop
+FAILS, REPEATS, SHARES, SHARES_ON_ONE, IN_TURN = 3, 4, 5, 6, 7  # variants of a loop
+FAILS_AFTER = 2  # batches
 SHORT, LONG = 7, 12  # operations of a program
 OUTSIDE = 2  # operations after a block was left, until the next one is entered
 
@@ -87,6 +90,14 @@ ALIASES: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
+COPIES: list[Callable[[torch.Tensor], Any]] = [
+    lambda table: [table[0], table.data.norm(), torch.stack([*table])],
+    lambda table: [copy.deepcopy(table), pickle.loads(pickle.dumps(table.data)), table.tolist()],
+    lambda table: torch.from_numpy(table.detach().numpy().copy()),
+    lambda table: torch.zeros_like(table.data).lerp_(table.detach(), 0.25),
+]
+
+
 class Cubed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor) -> torch.Tensor:
@@ -138,6 +149,7 @@ class Player:
         self._forwards = 0
         self._kept: list[Any] | None = None
         self._aliases: list[Any] = []
+        self._handles: list[Any] = []
         self._generator: torch.Generator | None = None  # of loader and step
         self._block = contextlib.ExitStack()
 
@@ -167,22 +179,29 @@ class Player:
             self.new_loop(n)
 
     def leave(self, n: int = 0) -> None:
+        """At its end, or by an error of the user."""
         if self.comm is not None:
-            self._block.close()
+            with contextlib.suppress(_Refused), self._block:
+                if n % 3 == 1:
+                    raise _Refused
             self.comm, self.batch = None, None
             self.run.record_raw(f"{self._count} left")
 
     def new_loop(self, n: int = 0) -> None:
-        """The loop is left, if there is one, and another one continues with the batch after. In a third of the loops up
-        to three batches are in hand besides that which is trained on; or loader and step draw from one generator; or no
-        batch is pulled early."""
+        """The loop is left, if there is one, and another one continues with the batch after. In some loops up to three
+        batches are in hand besides that which is trained on; or loader and step draw from one generator, on all ranks
+        or on one; or every batch comes twice; or the loader fails; or no batch is pulled early."""
         self._aliases.clear()
         self._generator = None
         if self.comm is not None:
             loader: Iterable[Batch] = self._loader(EPOCH)
-            if n == SHARES:
+            if n in (SHARES, SHARES_ON_ONE):
                 self._generator = torch.Generator().manual_seed(self._count)
-                loader = weighed(loader, self._generator)
+                loader = weighed(loader, self._generator) if n == SHARES or self.run.rank == 0 else loader
+            elif n == REPEATS:
+                loader = [batch for batch in loader for _ in range(2)]
+            elif n == FAILS:
+                loader = failing(itertools.islice(loader, FAILS_AFTER))
             batches = iter(self.comm.lookahead(loader, early=n != IN_TURN))
             in_hand = max(n - VARIANTS + 4, 0)
             self._batches, self.batch = lightning(batches, in_hand) if in_hand else batches, None
@@ -200,6 +219,8 @@ class Player:
             self._consumed += 1
         except StopIteration:
             self.new_loop()
+        except _Refused:
+            pass
 
     def _loader(self, number: int) -> list[Batch]:
         """Now and then a batch, on all ranks or on one, in which fscomm does not find the ids, or those of one call, or
@@ -207,7 +228,7 @@ class Player:
         batches = self.run.loader(self._consumed, self._consumed + number)
         for i, batch in enumerate(batches, self._consumed):
             self._as_others_do(i, batch)
-            if i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
+            if self.run.config.hides and i % HIDDEN == HIDDEN - 1 and (i % 2 or i % self.run.size == self.run.rank):
                 call = i // HIDDEN % 3  # whose ids are hidden; those of all calls, if there is no such call
                 hidden = {name for name in batch.ids if call == name.endswith(AGAIN)} or set(batch.ids)
                 taken = {name: batch.ids.pop(name) for name in hidden}
@@ -276,6 +297,14 @@ class Player:
         batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
         with torch.no_grad():
             self.run.record(f"{self._count} evaluated", self.run.model(batch))
+
+    def inspect(self, n: int) -> None:
+        """An evaluation as it should be."""
+        batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
+        self.run.model.eval()
+        with torch.set_grad_enabled(n % 3 == 0):
+            self.run.record(f"{self._count} inspected", self.run.model(batch))
+        self.run.model.train()
 
     # Backwards
 
@@ -354,6 +383,11 @@ class Player:
         self.next()
         self.train(n)
 
+    def train_on(self, n: int) -> None:
+        """A few steps of which nothing else is to be said."""
+        for _ in range(1 + n % 4):
+            self.train_next(0)
+
     def train_twice(self, n: int) -> None:
         """Two steps on one batch."""
         self.train_next(n)
@@ -380,7 +414,8 @@ class Player:
             ("optimizer", self.run.optimizer),
             ("fused", self.run.model.fused_optimizer),
         ]
-        for name, part in parts[n % 3 :] + parts[: n % 3]:
+        modules = ("modules", self.run.model.module.embeddings)
+        for name, part in [*parts[n % 3 :], *parts[: n % 3], modules]:
             self.run.record(f"{self._count} {name}", part.state_dict())
 
     def load(self, n: int) -> None:
@@ -432,6 +467,30 @@ class Player:
 
         self._hold(forward)
         self.run.record(f"{self._count} gradients", [table.grad for table in tables])
+
+    def look(self, n: int) -> None:
+        """By what was kept of tables and their optimizer's state, in this block or before it; by views and copies."""
+        self.run.record(f"{self._count} parameters", dict(self.run.model.named_parameters()))
+        self.run.record(f"{self._count} kept", self._handles)
+        self.run.record(f"{self._count} copies", [COPIES[n % len(COPIES)](table) for table in self._tables()[:1]])
+        states = [part.state for part in parts_of(self.run.model.fused_optimizer)]
+        self._handles = [
+            *self._handles[:1],
+            [self.run.model.state_dict(), states, [table.T for table in self._tables()]],
+        ]
+
+    def change(self, n: int) -> None:
+        """Clip and move weights, as some do after every step; by parameters, by views, by what `state_dict` gives."""
+        self.held.clear()  # their graphs have saved what is overwritten
+        given = self.run.model.state_dict()
+        for number, (name, table) in enumerate(self.run.tables().items()):
+            shards = given[name].local_shards() if hasattr(given.get(name), "local_shards") else []
+            views = [table, table.data, table.detach()[1:], *(shard.tensor for shard in shards)]
+            if table.is_floating_point():
+                view = views[(number + n) % len(views)]
+                with torch.no_grad():
+                    view.clamp_(-0.2, 0.2)
+                    torch.add(view, 0.01 * n, out=view)
 
     def write(self, n: int) -> None:
         """By functions to which torch gives tensors without asking their class, on all ranks."""
@@ -499,6 +558,11 @@ def weighed(loader: Iterable[Batch], generator: torch.Generator) -> Iterator[Bat
         yield replace(batch, weight=batch.weight * (1 + torch.rand((), generator=generator)))
 
 
+def failing(loader: Iterable[Batch]) -> Iterator[Batch]:
+    yield from loader
+    raise _Refused
+
+
 def _hide(ids: Any) -> Callable[[], Any]:
     """In a function, which fscomm does not look into."""
     return lambda: ids
@@ -554,6 +618,7 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.recomputed: 1,
     Player.saved_elsewhere: 1,
     Player.evaluate: 1,
+    Player.inspect: 1,
     Player.drop: 1,
     Player.optimizer_step: 1,
     Player.zero_grad: 1,
@@ -563,6 +628,8 @@ WEIGHTS: dict[Callable[..., None], int] = {
     Player.checkpoint: 1,
     Player.flush: 1,
     Player.table_in_loss: 3,
+    Player.look: 2,
+    Player.change: 1,
     Player.write: 2,
     Player.alias: 1,
     Player.use_alias: 2,

@@ -14,6 +14,7 @@ from exact_loops import LOOPS, base
 from exact_model import Config, build
 from hypothesis import given
 from hypothesis import strategies as st
+from usual_programs import USUAL, usual
 from worlds import World, shared_world
 
 from fscomm import comm
@@ -24,14 +25,6 @@ from fscomm.report.report import WARM_UP
 from fscomm.tables.torchrec.binding import TorchRecBinding
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
-
-PARTLY_PLAIN = {  # loop -> why some of its steps run plainly, as the report says
-    "drawing_on_one_rank": "rng='own'",
-    "batches_in_memory": "rng='own'",
-    "evaluation": "more often for one batch",
-    "without_lookahead": "use comm.lookahead",
-    "tables_held_by_numpy": "through a numpy array",
-}
 
 
 def moves(where: torch.device | None) -> moving.Moving:
@@ -88,7 +81,7 @@ def compared(
             patched.enter_context(mock.patch.object(comm, "Moving", moves))
             patched.enter_context(mock.patch.object(TorchRecBinding, "prepare", looks_at(device, early)))
             patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
-        found, said = compare(rank, size, config, LOOPS[loop], "fscomm", options)
+        found, said = compare(rank, size, config, LOOPS.get(loop) or usual(loop), "fscomm", options)
     if threading.current_thread().name in device.stalls:
         found.append("the training thread waited for the device")
     return found + early, said
@@ -170,38 +163,24 @@ def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport:
         assert ids >= 0.9 * (ids + sum(forwards[name]["plain_ids"] for name in plainly))
 
 
-def check_loop(size: int, config: Config, loop: str, *, ahead: bool = False) -> None:
-    """Nothing runs plainly that could be served."""
-    for said in check(shared_world(size), config, loop, ahead=ahead, streams=ahead):
-        for reason in said["fallbacks"].values():
-            assert loop in PARTLY_PLAIN
-            assert PARTLY_PLAIN[loop] in reason
-        assert bool(said["fallbacks"]) == (loop in PARTLY_PLAIN)
-
-
 @pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: str, ahead: bool) -> None:
-    check_loop(2, CONFIGS["small"], loop, ahead=ahead)
-
-
-def test_the_last_backward_of_pooled_tables_after_the_block() -> None:
-    """Rows of bags whose gradients came with the collision class are updated with the other class, there, too."""
-    check(shared_world(2), CONFIGS["pooled mixed"], "last_backward_after_the_block")
+    """Nothing runs plainly that could be served."""
+    for said in check(shared_world(2), CONFIGS["small"], loop, ahead=ahead, streams=ahead):
+        without = loop == "without_lookahead"
+        assert bool(said["fallbacks"]) == without
+        assert all("use comm.lookahead" in reason for reason in said["fallbacks"].values())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("loop", LOOPS)
-def test_loops_with_several_sharding_groups_in_a_module(loop: str, size: int) -> None:
-    check_loop(size, CONFIGS["loops"], loop)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("loop", LOOPS)
-def test_loops_with_groups_that_run_plainly(loop: str) -> None:
+@pytest.mark.parametrize("loop", [*LOOPS, *USUAL])
+def test_loops_of_other_models(loop: str, size: int) -> None:
+    """With several sharding groups in a module; with some that run plainly."""
     planned = CONFIGS["planned"]
-    check(shared_world(2), planned.but(modules={"a": planned.modules["a"]}), loop)
+    for config in (CONFIGS["loops"], planned.but(modules={"a": planned.modules["a"]})):
+        check(shared_world(size), config, loop)
 
 
 @pytest.mark.long
@@ -209,7 +188,7 @@ def test_loops_with_groups_that_run_plainly(loop: str) -> None:
 @given(
     size=st.integers(1, 4),
     config=configs(),
-    loop=st.sampled_from(sorted(LOOPS)),
+    loop=st.sampled_from(sorted([*LOOPS, *USUAL])),
     transport=st.sampled_from(TRANSPORTS),
     per_host=st.sampled_from([1, 2]),
     chunk_rows=st.sampled_from([None, None, 2, 3]),

@@ -1,45 +1,28 @@
 """Gradients that are differentiated once more, and weights that require one: as in plain TorchRec, to the bit."""
 
-from functools import partial
-
 import pytest
 from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_model import Config, Table, ids_of
 from exact_parts import loss_of, own_dense_gradients, steps
-from programs import penalised
+from test_programs import check_program
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
-
-
-def with_graph(run: Run, penalty: bool) -> None:
-    """The backward pass makes a graph of its own; with `penalty` the loss is differentiated through it."""
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.set_rate(step)
-            run.optimizer.zero_grad()
-            loss = run.loss(step, batch)
-            if penalty:
-                penalised(run, loss).backward()
-            else:
-                loss.backward(create_graph=True)
-            run.optimizer.step()
-
 
 MODELS = ["called twice", "pooled table mean", "pooled called twice", "quantised", "odd tables", "one KJT"]
 ADDED_UP = ["pooled mixed", "pooled weighted", "quantised sums"]  # TorchRec's own reduce-scatter makes no such graph
 CASES = [("several", 1, False), *((name, 2, False) for name in MODELS)]
+STEPS = 6
 CASES += [("several", 1, True), *((name, 2, True) for name in [*MODELS[:2], *ADDED_UP])]
 
 
 @pytest.mark.parametrize(("name", "size", "penalty"), CASES)
 def test_backward_that_makes_a_graph(name: str, size: int, penalty: bool) -> None:
-    """Of look-ups that are served and of those that are not: every block begins with such ones."""
+    """And with `penalty` the loss is differentiated through it."""
     config = CONFIGS[name].but(data_parallel=False)  # DDP does not exchange gradients that have a graph
-    for found, said in shared_world(size).run(compare, config, partial(with_graph, penalty=penalty)):
-        assert found == []
-        for forwards in said["report"]["forwards"].values():
-            assert forwards["served"] >= config.steps - 2
+    step = f"rate:{{}} next_forward backward_with_graph:{0 if penalty else 1} optimizer_step zero_grad"
+    for counts, _ in check_program(size, config, " ".join(step.format(number) for number in range(STEPS))):
+        assert min(counts.served.values()) >= STEPS
 
 
 def with_graph_in_parts(run: Run) -> None:
@@ -78,7 +61,7 @@ def weights_that_require_a_gradient(run: Run) -> None:
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("sharding", ["table", "row", "column", "host"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_weights_of_ids_that_require_a_gradient(pooling: str, sharding: str, size: int) -> None:
     features = ("x0", "x1")
     table = Table(name="x", rows=41, sharding=sharding, features=features, pooling=pooling, columns=16)

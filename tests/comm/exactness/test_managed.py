@@ -17,10 +17,11 @@ from exact_managed import IDS, at_hour, hash_zch, managed, mch, needs_mpzch
 from exact_model import Config, Table
 from managed_programs import managed_configs, managed_programs, play_managed
 from patience import PATIENCE_S
-from programs import WARM_UP, Operation, operations_of
+from programs import WARM_UP, Operation
 from test_programs import Kind as KindOfPrograms
-from test_programs import all_are_exact, at_once, played
+from test_programs import all_are_exact, check_program
 from torchrec import KeyedJaggedTensor
+from usual_programs import USUAL
 from worlds import shared_world
 
 from fscomm.engine.program import Program
@@ -42,7 +43,7 @@ CONFIG = Config(
 )  # fmt: skip
 MANAGED = KindOfPrograms(configs=managed_configs(), programs=managed_programs, by=play_managed)
 LENGTH = 14  # operations of a program
-LEAST_SERVED = 0.3  # of the forwards of managed modules; a fourth of the loops hold batches, and are not served
+LEAST_SERVED = 0.25  # of the forwards of managed modules; a fourth of the loops hold batches, and are not served
 LEAST_EVICTED = 10  # rows, by a program on a rank
 
 
@@ -66,9 +67,6 @@ def test_random_programs_are_exact(size: int, fixed: int | None, record_property
     )
 
 
-FOR_FLOATS = {"tables_read_by_whatever_looks_at_them", "tables_changed_by_whatever_reaches_them", "scaled_and_clipped"}
-
-
 def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> Any:
     """An hour passes every four steps."""
     now, set_rate = SimpleNamespace(hour=0), Run.set_rate
@@ -85,11 +83,17 @@ def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> An
         return compare(rank, size, config, from_the_first_hour, **options)
 
 
-@pytest.mark.parametrize("loop", sorted(LOOPS.keys() - FOR_FLOATS))
+@pytest.mark.parametrize("loop", sorted(LOOPS))
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_loops(size: int, loop: str) -> None:
     for found, _ in shared_world(size).run(timed, CONFIG, loop):
         assert found == []
+
+
+@pytest.mark.parametrize("program", USUAL)
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_usual_programs(size: int, program: str) -> None:
+    check_program(size, CONFIG, USUAL[program].replace("train_next", "hour train_next", 1), by=play_managed)
 
 
 ONCE_WRONG = {
@@ -109,11 +113,10 @@ def test_chosen_programs(program: str, chance: int) -> None:
     tables = [Table(name=name, rows=12, sharding="row", features=(name,), ids=IDS) for name in "bcd"]
     maps = {"b": partial(mch, interval=2), "c": partial(mch, interval=1), "d": partial(hash_zch, probes=1)}
     modules = {"b": tuple(tables[:2]), "d": tuple(tables[2:])}
-    config = Config(modules=modules, static_graph=False, max_batch=8, spread=0.02, builder=managed(maps))
-    for found, broken, _ in shared_world(1).run(
-        played, (config, operations_of(program), chance), at_once, play_managed
-    ):
-        assert (found, broken) == ([], [])
+    config = Config(
+        modules=modules, static_graph=False, max_batch=8, spread=0.02, builder=managed(maps), hides=True
+    )  # fmt: skip
+    check_program(1, config, program, chance, play_managed)
 
 
 def test_an_id_that_is_mapped_to_two_rows() -> None:
@@ -127,24 +130,22 @@ def test_an_id_that_is_mapped_to_two_rows() -> None:
             assert "two rows" in str(said["report"]["forwards"]["embeddings.b"]["plain"])
 
 
-STEPS, HIDDEN_STEPS = 14, 2
+STEPS = 14
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_rows_that_the_step_before_used_are_evicted(size: int, optimizer: str) -> None:
-    """After their updates. All steps are served but those of the warm-up, and where ids are hidden."""
+    """After their updates. All steps are served but the first one."""
     ids = 400
     table = Table(name="m", rows=12 * size, sharding="row", features=("m0",), ids=ids)
     config = Config(
         modules={"b": (table,)}, optimizer=optimizer, static_graph=False, max_batch=12, max_length=8, spread=0.12,
         seed=2, builder=managed({"m": partial(mch, policy="lru", interval=1, ids=ids)}),
     )  # fmt: skip
-    program = operations_of("train_next " * STEPS)
     evicted = 0
-    for found, broken, counts in shared_world(size).run(played, (config, program, 5), at_once, play_managed):
-        assert (found, broken) == ([], [])
-        assert counts.served["embeddings.b"] == STEPS - len(WARM_UP) - HIDDEN_STEPS
+    for counts, _ in check_program(size, config, "train_next " * STEPS, 5, play_managed):
+        assert counts.served["embeddings.b"] == len(WARM_UP) + STEPS - 1
         evicted += counts.evicted
     assert evicted > 5 * STEPS
 
@@ -183,8 +184,7 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
         modules={"b": (table,)}, static_graph=False, steps=STEPS, builder=managed({"m": partial(mch, policy="lfu")})
     )
     evicted = 0
-    for found, broken, counts in shared_world(size).run(played, (config, [], 5), at_once, play_rivals):
-        assert (found, broken) == ([], [])
+    for counts, _ in check_program(size, config, "", 5, play_rivals):
         assert counts.served["embeddings.b"] == STEPS - 1
         evicted += counts.evicted
     assert evicted >= RIVALS * (STEPS // 2 - 1)

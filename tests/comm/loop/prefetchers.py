@@ -106,9 +106,7 @@ PREFETCHERS = {
     "accelerate": accelerate,
     "lightning": lightning,
     "apex": Apex,
-    "two in hand": deep(2),
     "four in hand": deep(4),
     "a queue of 1": queued(1),
-    "a queue of 2": queued(2),
     "a queue of 3": queued(3),
 }

@@ -1,7 +1,6 @@
 """Loops that ask for batches before they train on those they have: served, and bitwise those without fscomm."""
 
 import copy
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from worlds import shared_world
 from fscomm.engine.steps.in_loop import Steps
 from fscomm.exchange.control_word import ControlWords, Mode
 
-STEPS = 36
+STEPS = 28
 LEAST = 0.8
 MANAGED = Config(
     modules={"b": (Table(name="m", rows=48, sharding="row", features=("m0",)),)},
@@ -101,14 +100,6 @@ def test_a_queue_that_is_further_ahead_on_another_rank_is_no_fallback() -> None:
         assert said["fallbacks"] == {}
 
 
-def skips_batches(run: Run) -> None:
-    """Every third batch is handed out and never trained on."""
-    with run.enable() as comm:
-        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)))):
-            if step % 3:
-                run.train(step, batch)
-
-
 def nothing_of(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
     weights = kjt.weights_or_none()
     return KeyedJaggedTensor(
@@ -132,64 +123,11 @@ def copies_ids(run: Run) -> None:
             run.train(step, replace(batch, ids={name: copy.deepcopy(kjt) for name, kjt in batch.ids.items()}))
 
 
-def repeats_batches(run: Run) -> None:
-    """One object several times in a row."""
-    loaded = run.loader(0, 10)
-    with run.enable() as comm:
-        for step, batch in enumerate(lightning(comm.lookahead([each for each in loaded for _ in range(3)]), 2)):
-            run.train(step, batch)
-
-
-def evaluates_between(run: Run) -> None:
-    """Over a loader, over a look-ahead of its own, and the batch that is trained on."""
-    with run.enable() as comm:
-        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)), 2)):
-            run.train(step, batch)
-            if step % 8 == 5:
-                with torch.no_grad():
-                    others = run.loader(40, 46)
-                    others = comm.lookahead(others) if step % 16 == 5 else others
-                    for number, other in enumerate(itertools.chain([batch], others)):
-                        run.record(f"evaluated {step}.{number}", run.model(other))
-
-
-def accumulates(run: Run) -> None:
-    """Forwards of two batches, one backward; the state is read in between."""
-    with run.enable() as comm:
-        losses = []
-        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, STEPS)), 2)):
-            losses.append(run.loss(step, batch))
-            if step % 2:
-                sum(losses).backward()  # type: ignore[union-attr]
-                losses.clear()
-                run.optimizer.step()
-                run.optimizer.zero_grad()
-            if step % 9 == 4:
-                run.record(f"state {step}", run.model.state_dict())
-
-
-def epochs(run: Run) -> None:
-    with run.enable() as comm:
-        for epoch in range(3):
-            for step, batch in enumerate(lightning(comm.lookahead(run.loader(epoch, epoch + 10)), 2)):
-                run.train(epoch * 10 + step, batch)
-
-
-@pytest.mark.parametrize(
-    ("loop", "least"),
-    [
-        (skips_batches, 0.8),
-        (copies_ids, 0.8),
-        (repeats_batches, 0.8),
-        (evaluates_between, 0.8),
-        (accumulates, 0.8),
-        (epochs, 0.8),
-    ],
-)
-def test_what_loops_do_beside_it(loop: Callable[[Run], None], least: float) -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["small"], loop):
+def test_batches_whose_ids_are_copied_or_that_are_skipped() -> None:
+    """What else loops do beside it is a program of `usual_programs.py`."""
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], copies_ids):
         assert found == []
-        assert min(shares(said)) >= least, (said["report"]["forwards"], said["fallbacks"])
+        assert min(shares(said)) >= LEAST, (said["report"]["forwards"], said["fallbacks"])
 
 
 def draws_random_numbers(of_loader: bool, of_step: bool, run: Run) -> None:
@@ -294,28 +232,22 @@ def test_memory_of_a_batch_in_hand_that_is_written_is_refused() -> None:
     shared_world(2).run(tight_memory)
 
 
-def too_deep(run: Run) -> None:
+def in_hand(depth: int, run: Run) -> None:
     with run.enable() as comm:
-        for step, batch in enumerate(deep(7)(comm.lookahead(run.loader(0, 14)))):
-            run.train(step, batch)
-
-
-def of_managed_collision(run: Run) -> None:
-    with run.enable() as comm:
-        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, 10)))):
+        for step, batch in enumerate(deep(depth)(comm.lookahead(run.loader(0, 14)))):
             run.train(step, batch)
 
 
 @pytest.mark.parametrize(
-    ("config", "loop", "why"),
+    ("config", "depth", "why"),
     [
-        (CONFIGS["small"], too_deep, "its forward was not called before 5 more batches were handed out"),
-        (MANAGED, of_managed_collision, "before the batch before it was trained on"),
+        (CONFIGS["small"], 7, "its forward was not called before 5 more batches were handed out"),
+        (MANAGED, 1, "before the batch before it was trained on"),
     ],
     ids=["too deep", "managed collision"],
 )
-def test_what_is_not_served_says_why_and_what_to_do(config: Config, loop: Callable[[Run], None], why: str) -> None:
-    for found, said in shared_world(2).run(compare, config, loop):
+def test_what_is_not_served_says_why_and_what_to_do(config: Config, depth: int, why: str) -> None:
+    for found, said in shared_world(2).run(compare, config, partial(in_hand, depth)):
         assert found == []
         assert said["fallbacks"]
         for text in said["fallbacks"].values():
