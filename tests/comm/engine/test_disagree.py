@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exact import Run, build_again, new_run
+from exact import Run, new_run
 from exact_kinds import TWO
 from exact_model import Batch, Config
 from patience import PATIENCE_S, until
@@ -96,7 +96,7 @@ def cost(batch: Batch) -> torch.Tensor:
 def two_groups(rank: int, size: int, steps: int, train: Callable[[Run, int, Batch], None] = Run.train) -> int:
     """Two served models under DDP, each with a redistributed loader; how many steps were trained."""
     one = new_run(rank, size, CONFIG, "fscomm")
-    two = build_again(one)
+    two = new_run(one.rank, one.size, one.config, one.mode, one.options)
     done = 0
     with (
         rebalance(one.loader(0, steps), lengths=cost, timeout_s=PATIENCE_S) as first,
