@@ -7,7 +7,7 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import column, lists, load, read, write
+from data_kit import column, fingerprint, lists, read, write
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fsdata import AsOf, DataError, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence
@@ -132,7 +132,7 @@ def test_two_joins_on_different_keys(tmp_path):
 
 def test_side_tables_count_in_the_fingerprint(main, tmp_path):
     before, after = (
-        load(joined(main, side(tmp_path, age=age), defaults=DEFAULTS), SCHEMA)[1].state_dict()["fingerprint"]
+        fingerprint(joined(main, side(tmp_path, age=age), defaults=DEFAULTS), SCHEMA)
         for age in (SIDE["age"], pa.array([1, 2, 3]))
     )
     assert {key for key in before if before[key] != after[key]} == {"source 0 join 0 footers"}
