@@ -120,6 +120,7 @@ def test_a_folder_is_relative_to_the_file(tmp_path, given):
             "[[sources]]\npaths = 'a'\nretry = { tries = 0 }",
             r"sources\[0\]\.retry: Retry\(tries=...\) must be an integer",
         ),
+        ("[[sources]]\npaths = 'a'\nretry = 3", r"sources\[0\]\.retry"),
         ("[[sources]]\npaths = 'a'\nevents = 'b'", r"sources\[0\]: events is written in Python"),
         ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
         ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
