@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from data_kit import write
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from parquet import write
 from patience import PATIENCE_S
 from sets import parts_of
 from worlds import shared_world

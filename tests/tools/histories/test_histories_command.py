@@ -5,7 +5,7 @@ import json
 import pathlib
 import shutil
 
-import parquet
+import data_kit
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -239,7 +239,7 @@ def test_only_whole_tables_of_this_command_are_updated(call, log, tmp_path, out)
     shutil.copy(next((tmp_path / "one").iterdir()), out)
     assert "files of different tables" in refused()
     shutil.rmtree(out)
-    parquet.write(out / name, {"user": [1], "ts": [[1]]})
+    data_kit.write(out / name, {"user": [1], "ts": [[1]]})
     assert "was not written by this version of the command" in refused()
 
 
