@@ -45,11 +45,17 @@ def files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in (folder / "kept").iterdir()}
 
 
-GIVEN = [{}, {"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"pools": {}}]
-
-
-@pytest.mark.parametrize("given", GIVEN, ids=["pools", "overlapping", "plain"])
-@pytest.mark.parametrize("rows", [{}, {"order": "time"}, {"split": "uid", "keep": (0, 0.5)}], ids=str)
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ({}, {}),
+        ({"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"order": "time"}),
+        ({"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"split": "uid", "keep": (0, 0.5)}),
+        ({"pools": {}}, {"order": "time"}),
+        ({"pools": {}}, {"split": "uid", "keep": (0, 0.5)}),
+    ],
+    ids=["pools", "overlapping, by time", "overlapping, split", "plain, by time", "plain, split"],
+)
 def test_what_is_taken_is_what_was_read(tmp_path: Path, log: Log, given: dict[str, Any], rows: dict[str, Any]) -> None:
     wanted = read(tmp_path, kept=False, given=given, **rows)
     assert equal(read(tmp_path, given=given, **rows), wanted)
