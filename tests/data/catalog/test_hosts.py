@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 def held(folder):
     """What the catalog of a loader holds; files skipped."""
     source = ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000)
-    with loader_on(source, Schema(context=("row",))) as loader:
+    with loader_on(source, Schema(context=("row",)), num_threads=2) as loader:
         found = loader._data.sources[0].opened.catalog
         of_groups = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
         names = [[found.schema(number).names for number in range(len(found))], list(found.files.names())]
