@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from parquet import write
+from data_kit import write
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app

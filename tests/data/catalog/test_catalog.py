@@ -8,9 +8,12 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
+import data_kit
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -18,11 +21,12 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
-from hypothesis import given
+from data_kit import load, rows_of
+from hypothesis import example, given
 from hypothesis import strategies as st
 from worlds import shared_world
 
-from fsdata import CorruptFileError, FreeScaleDataLoader, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import CorruptFileError, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.catalog import catalog as catalogs
 from fsdata.catalog import footers
 from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
@@ -46,11 +50,10 @@ SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("row", "day"))
 
 
 def write(path: Path, rows: range, *, wide: bool = False, **options: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = {"row": pa.array(list(rows), pa.int64()), "item": pa.array([[row, row + 1] for row in rows], LIST)}
     if wide:
         columns["more"] = pa.array([float(row) for row in rows])
-    pq.write_table(pa.table(columns), path, row_group_size=3, **options)
+    data_kit.write(path, columns, group=3, **options)
 
 
 @pytest.fixture
@@ -138,9 +141,8 @@ def test_processes_of_a_host_read_the_footers_once(lake: Path) -> None:
     assert late[1] != first[1]
 
 
-def batches(source: ParquetSource) -> list[tuple[list[int], list[int], list[int]]]:
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=7, shuffle=True, num_threads=1) as loader:
-        return [tuple(batch.features[name].values().tolist() for name in ("row", "day", "item")) for batch in loader]
+def samples(source: ParquetSource) -> list[dict[str, object]]:
+    return data_kit.read(source, SCHEMA, batch_size=7, shuffle=True)
 
 
 def test_a_loader_reads_by_a_file_of_it_what_it_reads_by_paths(lake: Path, tmp_path: Path) -> None:
@@ -152,19 +154,17 @@ def test_a_loader_reads_by_a_file_of_it_what_it_reads_by_paths(lake: Path, tmp_p
         mock.patch("fsdata.decode.source_files.discover", side_effect=AssertionError("listed")),
         mock.patch("fsdata.catalog.catalog.raw_footer", side_effect=AssertionError("read a footer")),
     ):
-        found = batches(ParquetSource(catalog=path))
-    assert found == batches(ParquetSource(lake))
-    with (
-        FreeScaleDataLoader(ParquetSource(lake), SCHEMA, batch_size=7) as one,
-        FreeScaleDataLoader(ParquetSource(catalog=str(path)), SCHEMA, batch_size=7) as other,
-    ):
+        found = samples(ParquetSource(catalog=path))
+    assert found == samples(ParquetSource(lake))
+    by_file = ParquetSource(catalog=str(path))
+    with data_kit.loader_on(lake, SCHEMA) as one, data_kit.loader_on(by_file, SCHEMA) as other:
         other.load_state_dict(one.state_dict())
     write(lake / "day=1/part-01.parquet", range(5, 10))
     with pytest.raises(CorruptFileError, match=r"part-01.parquet: replaced .*`freescale catalog --update`"):
-        batches(ParquetSource(catalog=path))
+        samples(ParquetSource(catalog=path))
     (lake / "day=1/part-01.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=r"part-01.parquet"):
-        batches(ParquetSource(catalog=path))
+        samples(ParquetSource(catalog=path))
 
 
 LEFT_OUT = {
@@ -195,7 +195,7 @@ def test_what_is_left_out_of_a_file_that_changed_is_an_error(
     catalog, _ = open_catalog(discover([folder], system), threads=1, retry=Retrying(), label="x", bounds_of=["row"])
     write_catalog(catalog, path)
     source = ParquetSource(catalog=path, filesystem=system, **LEFT_OUT[how])
-    assert batches(source)
+    assert samples(source)
     time = changed.stat().st_mtime_ns
     put("a.parquet", range(110, 120))
     if change == "gone":
@@ -205,46 +205,46 @@ def test_what_is_left_out_of_a_file_that_changed_is_an_error(
     gone = change == "gone"
     text = "" if gone else ": replaced after it was listed: .* `freescale catalog --update`"
     with pytest.raises(FileNotFoundError if gone else CorruptFileError, match=rf"lake/day=0/a\.parquet{text}"):
-        batches(source)
+        samples(source)
     if not gone:
         first = 105 if (how, change) == ("by skip", "rows of an empty file") else 100
-        with FreeScaleDataLoader(replace(source, on_error="skip"), SCHEMA, batch_size=20) as loader:
-            assert [row for batch in loader for row in batch.features["row"].values().tolist()] == [*range(first, 110)]
-            assert {each.file for each in loader.skipped} == {"a.parquet"}
+        batches, loader = load(replace(source, on_error="skip"), SCHEMA)
+        assert rows_of(batches) == [*range(first, 110)]
+        assert {each.file for each in loader.skipped} == {"a.parquet"}
 
 
 def test_files_of_folders_that_are_left_out_count_as_they_are(lake: Path, tmp_path: Path) -> None:
     path = tmp_path / "lake.catalog"
     write_catalog(opened(lake), path)
     later = ParquetSource(catalog=path, filter=pl.col("day") > 0)
-    found = batches(later)
+    found = samples(later)
     write(lake / "day=0/part-00.parquet", range(7))
-    assert batches(later) == found
+    assert samples(later) == found
     with pytest.raises(CorruptFileError, match=r"day=0/part-00\.parquet: replaced after it was listed"):
-        batches(replace(later, skip=3))
+        samples(replace(later, skip=3))
 
 
 def test_files_behind_the_limit_may_change(lake: Path, tmp_path: Path) -> None:
     path = tmp_path / "lake.catalog"
     write_catalog(opened(lake), path)
     source = ParquetSource(catalog=path, limit=12)
-    found = batches(source)
+    found = samples(source)
     (lake / "day=5/part-29.parquet").unlink()
-    assert batches(source) == found
+    assert samples(source) == found
 
 
 def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
     path = tmp_path / "lake.catalog"
     with pytest.raises(FileNotFoundError, match=r"no such catalog. Make it with"):
-        batches(ParquetSource(catalog=path))
+        samples(ParquetSource(catalog=path))
     with pytest.raises(SchemaError, match="not a whole catalog"):
-        batches(ParquetSource(catalog=lake / "day=0" / "part-00.parquet"))
+        samples(ParquetSource(catalog=lake / "day=0" / "part-00.parquet"))
     write_catalog(opened(lake), path)
     whole = path.read_bytes()
     for size in (0, 3, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(SchemaError, match=r"lake.catalog: not a whole catalog.*Make it again"):
-            batches(ParquetSource(catalog=path))
+            samples(ParquetSource(catalog=path))
     table = pq.read_table(pa.BufferReader(whole))
     head = json.loads(table.schema.metadata[b"freescale.catalog"])
     for changed, text in (
@@ -255,10 +255,10 @@ def test_what_is_no_catalog_is_refused(lake: Path, tmp_path: Path) -> None:
         metadata = {b"freescale.catalog": json.dumps(head | changed).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), path)
         with pytest.raises(SchemaError, match=text):
-            batches(ParquetSource(catalog=path))
+            samples(ParquetSource(catalog=path))
     pq.write_table(table.slice(0, 0), path)
     with pytest.raises(SchemaError, match="the catalog has no files"):
-        batches(ParquetSource(catalog=path))
+        samples(ParquetSource(catalog=path))
 
 
 ANY = (None, -1, 1 << 70, 0.5, "x", "x\0", ["x"], [1], {"x": 1}, [None], float("nan"))
@@ -320,7 +320,7 @@ def test_what_a_catalog_says_is_compared_with_the_footer(
     rows = value if column == "schema" else [[part for each in value for part in each], [3, 2]]
     pq.write_table(table.set_column(at, column, pa.array(rows, table.schema.field(column).type)), path)
     with pytest.raises(CorruptFileError, match=r"a\.parquet: its catalog says other rows or columns of it"):
-        batches(ParquetSource(catalog=path, filesystem=system, decoder=decoder))
+        samples(ParquetSource(catalog=path, filesystem=system, decoder=decoder))
 
 
 def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None
     catalog, _ = open_catalog(discover(["lake"], below), threads=1, retry=Retrying(), label="x")
     assert discover([str(lake)], None).identity != discover(["lake"], below).identity == ""
     write_catalog(catalog, path)
-    assert batches(ParquetSource(catalog=path, filesystem=below)) == batches(ParquetSource(lake))
+    assert samples(ParquetSource(catalog=path, filesystem=below)) == samples(ParquetSource(lake))
     with pytest.raises(SchemaError, match="files on subtree: give ParquetSource"):
-        batches(ParquetSource(catalog=path))
+        samples(ParquetSource(catalog=path))
     store = pafs.S3FileSystem(anonymous=True, region="eu")
     files = FileList.of([(store, f"{bucket}/a.parquet", (1, 1, 0)) for bucket in ("one", "two")])
     with pytest.raises(SchemaError, match="of one bucket"):
@@ -380,79 +380,81 @@ def test_an_update_of_nothing_is_a_new_catalog(lake: Path) -> None:
     assert (found.new, found.changed, found.gone) == (30, 0, 0)
 
 
-@pytest.mark.parametrize(("kept", "parsed_footers"), [(1 << 20, 4), (0, 7)])
-def test_footers_that_were_used_last_are_kept(
-    lake: Path, kept: int, parsed_footers: int, monkeypatch: pytest.MonkeyPatch
+def last(files: list[int], sizes: dict[int, int], room: int, least: int = 0, most: int = 99) -> list[int]:
+    """The last of `files`, as many as have room together."""
+    fitting = sum(size <= room for size in accumulate(sizes[each] for each in reversed(files)))
+    return files[max(len(files) - max(least, min(fitting, most)), 0) :]
+
+
+@given(
+    uses=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40),
+    keep=st.integers(1, 3), more=st.integers(0, 3), footers=st.integers(0, 4),
+)  # fmt: skip
+@example(uses=[(n, True) for n in (0, 1, 0, 2, 0, 3, 1)], keep=1, more=3, footers=2)
+@example(uses=[(n, False) for n in (0, 1, 0, 2, 0, 3, 1)], keep=1, more=0, footers=4)
+def test_files_and_footers_that_were_used_last_are_kept(
+    tmp_path_factory: pytest.TempPathFactory, uses: list[tuple[int, bool]], keep: int, more: int, footers: int
 ) -> None:
-    monkeypatch.setattr(open_files, "FOOTER_BYTES", kept)
-    catalog = opened(lake / "day=3")
-    pool = open_files.OpenFiles(keep=1)
-    with mock.patch.object(open_files, "parsed", wraps=open_files.parsed) as parsed:
-        for number in (0, 1, 0, 2, 0, 3, 1):
-            handle = pool.take(
-                open_files.Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
-            )
-            first, end = catalog.first[number : number + 2]
-            assert handle.parquet.metadata.num_rows == catalog.rows[first:end].sum()
-            handle.close()
-    pool.close()
-    assert parsed.call_count == parsed_footers
-
-
-@pytest.mark.parametrize(("kept", "more", "times_opened"), [(1 << 20, 3, 4), (1 << 20, 0, 8), (0, 3, 8)])
-def test_more_idle_files_stay_open_while_their_footers_are_small(
-    lake: Path, kept: int, more: int, times_opened: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_files, "FOOTER_BYTES", kept)
-    catalog = opened(lake / "day=3")
-    pool = open_files.OpenFiles(keep=1, more=more)
-    with mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file:
-        for number in (0, 1, 2, 3, 0, 1, 2, 3):
-            known = open_files.Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
-            pool.give(pool.take(known))
-    pool.close()
-    assert open_file.call_count == times_opened
-
-
-def test_as_many_idle_files_stay_open_as_have_room(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = opened(lake / "day=3")
-    known = [open_files.Known(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(3)]
-    pool = open_files.OpenFiles(keep=1, more=3)
-    handles = [pool.take(each) for each in known]
-    monkeypatch.setattr(open_files, "FOOTER_BYTES", sum(handle.footer_bytes for handle in handles[1:]))
-    for handle in handles:
-        pool.give(handle)
-    with mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file:
-        for each in (known[1], known[2], known[1], known[2]):
-            pool.give(pool.take(each))
-        assert open_file.call_count == 0
-        pool.give(pool.take(known[0]))
-        assert open_file.call_count == 1
+    """Against plain lists. `keep` idle files stay open, and `more` where their footers have room; footers that have
+    room stay parsed."""
+    folder = tmp_path_factory.mktemp("lake")
+    for number in range(5):
+        write(folder / f"{number}.parquet", range(3 * number + 1))
+    catalog = opened(folder)
+    known = [open_files.Known(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(5)]
+    sizes: dict[int, int] = {}
+    for number in range(5):
+        handle = open_files.OpenFiles(keep=1).open(known[number])
+        sizes[number] = handle.footer_bytes
+        handle.close()
+    room = footers * max(sizes.values())
+    idle: list[int] = []
+    parsed_before: list[int] = []
+    times_opened = times_parsed = 0
+    pool = open_files.OpenFiles(keep=keep, more=more)
+    with (
+        mock.patch.object(open_files, "FOOTER_BYTES", room),
+        mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file,
+        mock.patch.object(open_files, "parsed", wraps=open_files.parsed) as parsed,
+    ):
+        for number, given_back in uses:
+            handle = pool.take(known[number])
+            assert handle.parquet.metadata.num_rows == 3 * number + 1
+            if number not in idle:
+                times_opened += 1
+                times_parsed += number not in parsed_before
+                parsed_before = last([*(each for each in parsed_before if each != number), number], sizes, room)
+            idle = [each for each in idle if each != number]
+            if given_back:
+                pool.give(handle)
+                idle = last([*idle, number], sizes, room, keep, keep + more)
+            else:
+                handle.close()
+            assert (open_file.call_count, parsed.call_count) == (times_opened, times_parsed)
     pool.close()
 
 
 @pytest.mark.parametrize(("columns", "groups"), [(1, 1), (22, 2), (4, 50)])
-def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int, monkeypatch) -> None:
+def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int) -> None:
     """Else the cache grows over its bound."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
         pytest.skip("needs glibc 2.33")
     mallinfo.restype = Allocated
-    out = pa.BufferOutputStream()
-    rows = pa.array([[1]] * groups, LIST)
+    out, rows = pa.BufferOutputStream(), pa.array([[1]] * groups, LIST)
     pq.write_table(pa.table({f"column {n}": rows for n in range(columns)}), out, row_group_size=1)
     raw = out.getvalue().to_pybytes()
-    footer = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
-    file, kept = FileRef("a.parquet", "a.parquet", None), open_files._Footers()
-    open_files.parsed(footer, len(raw), file, {})  # what is made once for all
+    footer, file = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :], FileRef("a.parquet", "a.parquet", None)
+    metadata, _, chunks = open_files.parsed(footer, len(raw), file, {})  # and what is made once for all
+    counted = 20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, chunks).footer_bytes
     gc.collect()
     before = mallinfo()
-    for number in range(20):
-        kept.of(file, str(number), lambda: open_files.parsed(footer, len(raw), file, {}))
+    kept = [open_files.parsed(footer, len(raw), file, {}) for _ in range(20)]
     after = mallinfo()
     taken = sum(after.numbers[at] - before.numbers[at] for at in (4, 7))
-    assert 0.5 * kept._bytes < taken < 1.1 * kept._bytes
+    assert len(kept) == 20
+    assert 0.5 * counted < taken < 1.1 * counted
 
 
 class Terminal(io.StringIO):

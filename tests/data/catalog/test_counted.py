@@ -5,9 +5,9 @@ import datetime as dt
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import lists, write
+from data_kit import column, lists, read, write
 
-from fsdata import AsOf, Follow, FreeScaleDataLoader, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import AsOf, Follow, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence
 
 DAY = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
 DATES = pa.array(DAY, pa.date32())
@@ -16,11 +16,6 @@ SECONDS = DATES.cast(pa.timestamp("s")).cast(pa.int64())
 
 def times(unit, zone=None):
     return DATES.cast(pa.timestamp(unit, zone))
-
-
-def batches(sources, schema, **options):
-    with FreeScaleDataLoader(sources, schema, batch_size=8, **options) as loader:
-        return list(loader)
 
 
 KINDS = {
@@ -48,12 +43,12 @@ CASES = [(where, *pair) for where in PLACES for pair in (PAIRS if where == "file
 def test_ids_of_two_kinds_are_refused(tmp_path, where, one, other):
     paths = []
     for name, kind in (("a", one), ("b", other)):
-        column = KINDS[kind]
+        values = KINDS[kind]
         if where == "lists":
-            column = pa.array([column.to_pylist()] * 2, pa.list_(column.type))
+            values = lists(values.type, *[values.to_pylist()] * 2)
         if where == "nested":
-            column = pa.array([[column.to_pylist()]] * 2, pa.list_(pa.list_(column.type)))
-        paths.append(write(tmp_path / f"{name}.parquet", {"x": column, "events": [[1], [2]], name: [7, 8]}))
+            values = lists(pa.list_(values.type), *[[values.to_pylist()]] * 2)
+        paths.append(write(tmp_path / f"{name}.parquet", {"x": values, "events": [[1], [2]], name: [7, 8]}))
     if where == "files":
         sources, schema = ParquetSource(tmp_path), Schema(context=("x",))
     elif where == "key of a join":
@@ -65,7 +60,7 @@ def test_ids_of_two_kinds_are_refused(tmp_path, where, one, other):
         fields["nested"] = {"sequences": (Sequence("s", ("events",), nested=("x",)),)}
         schema = Schema(**fields[where])
     with pytest.raises(SchemaError, match=r"columns=\{'x': pl.col\('x'\)") as caught:
-        batches(sources, schema)
+        read(sources, schema)
     said = str(caught.value)
     assert all(str(KINDS[kind].type) in said for kind in (one, other))
     assert "b.parquet" in said
@@ -78,8 +73,7 @@ def test_zones_count_the_same_and_so_do_integers_of_all_widths(tmp_path):
     for name in "ab":
         write(tmp_path / f"{name}.parquet", {"x": zones[name], "y": integers[name]})
     sources = [ParquetSource(tmp_path / f"{name}.parquet") for name in "ab"]
-    (batch,) = batches(sources, Schema(context=("x", "y"), time="x"), mix="time")
-    assert batch.features["y"].values().tolist() == [1, 1, 2, 0]
+    assert column(read(sources, Schema(context=("x", "y"), time="x"), mix="time"), "y") == [1, 1, 2, 0]
 
 
 @pytest.mark.parametrize("kind", ["dates", "us"])
@@ -88,8 +82,8 @@ def test_the_advice_makes_keys_match(tmp_path, kind):
     side = write(tmp_path / "side.parquet", {"day": KINDS[kind], "weather": [7, 8]})
     columns = {"day": pl.col("day").cast(pl.Datetime("us"))}
     join = Join(ParquetSource(side, columns=columns), on="day", fields=("weather",))
-    (batch,) = batches(ParquetSource(main, columns=columns, join=join), Schema(context=("id", "weather")))
-    assert batch.features["weather"].values().tolist() == [7, 8]
+    samples = read(ParquetSource(main, columns=columns, join=join), Schema(context=("id", "weather")))
+    assert column(samples, "weather") == [7, 8]
 
 
 def test_keys_of_histories_and_ids_that_are_looked_up(tmp_path):
@@ -100,12 +94,12 @@ def test_keys_of_histories_and_ids_that_are_looked_up(tmp_path):
     with pytest.raises(
         SchemaError, match=r"the key 'user' .*'user' is date32.*main.parquet.*timestamp\[ms\].*histories.p"
     ):
-        batches(ParquetSource(main, join=of), Schema(sequences=(Sequence("s", ("item",)),)))
+        read(ParquetSource(main, join=of), Schema(sequences=(Sequence("s", ("item",)),)))
     found = Lookup(
         ParquetSource(write(tmp_path / "dim.parquet", {"user": SECONDS, "age": [1, 2]})), on="user", fields=("age",)
     )
     with pytest.raises(SchemaError, match=r"the key 'user' .*date32.*main.parquet.* is int64 in .*dim.parquet"):
-        batches(ParquetSource(main, join=found), Schema(context=("user", "age")))
+        read(ParquetSource(main, join=found), Schema(context=("user", "age")))
 
 
 def test_fields_of_joined_tables_are_compared_with_those_of_other_sources(tmp_path):
@@ -114,7 +108,7 @@ def test_fields_of_joined_tables_are_compared_with_those_of_other_sources(tmp_pa
     side = ParquetSource(write(tmp_path / "side.parquet", {"user": [1, 2], "seen": times("ms")}))
     for join in (Join(side, on="user", fields=("seen",)), Lookup(side, on="user", fields=("seen",))):
         with pytest.raises(SchemaError, match=r"'seen' .*own.parquet.*timestamp\[ms\] in .*side.parquet"):
-            batches([ParquetSource(own), ParquetSource(main, join=join)], Schema(context=("user", "seen")))
+            read([ParquetSource(own), ParquetSource(main, join=join)], Schema(context=("user", "seen")))
 
 
 @pytest.mark.parametrize(("one", "other"), [("seconds", "us"), ("us", "us of a zone"), ("dates", "seconds")])
@@ -126,7 +120,7 @@ def test_times_of_two_kinds_are_refused(tmp_path, where, one, other):
     paths = [tmp_path] if where == "files" else [tmp_path / f"{name}.parquet" for name in "ab"]
     sources = [ParquetSource(path) for path in paths]
     with pytest.raises(SchemaError, match="would be mixed") as caught:
-        batches(sources, Schema(context=("id",), time="t"), mix="time")
+        read(sources, Schema(context=("id",), time="t"), mix="time")
     assert all(str(KINDS[kind].type) in str(caught.value) for kind in (one, other))
 
 
@@ -135,16 +129,13 @@ def test_times_of_all_units_are_merged(tmp_path):
         write(tmp_path / f"{unit}.parquet", {"id": [number, number + 10], "t": times(unit)})
     write(tmp_path / "dates.parquet", {"id": [3, 13], "t": DATES})
     sources = [ParquetSource(tmp_path / f"{name}.parquet") for name in ("ms", "us", "ns", "dates")]
-    (batch,) = batches(sources, Schema(context=("id",), time="t"), mix="time")
-    assert batch.features["id"].values().tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    samples = read(sources, Schema(context=("id",), time="t"), mix="time")
+    assert column(samples, "id") == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
 def test_a_new_file_of_another_unit_is_refused(tmp_path):
     for name, unit in (("a", "ms"), ("b", "us")):
         write(tmp_path / f"{name}.parquet", {"x": times(unit)})
     source = ParquetSource(tmp_path, follow=Follow(idle="0.1s", every="0.01s", at_most=1))
-    with (
-        FreeScaleDataLoader(source, Schema(context=("x",)), batch_size=2) as loader,
-        pytest.raises(SchemaError, match=r"x: is timestamp\[us\] in some files and timestamp\[ms\] in the first"),
-    ):
-        list(loader)
+    with pytest.raises(SchemaError, match=r"x: is timestamp\[us\] in some files and timestamp\[ms\] in the first"):
+        read(source, Schema(context=("x",)), batch_size=2)

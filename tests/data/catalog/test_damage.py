@@ -5,28 +5,17 @@ import os
 from functools import partial
 
 import polars as pl
-import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from parquet import column, opened, read_all, values, write
-from user_files import USERS, users
+from data_kit import USERS, found, load, loader_on, rows_of, users, write
 
-from fsdata import (
-    CorruptFileError,
-    Join,
-    ParquetSource,
-    Retry,
-    Schema,
-    SchemaError,
-    sources_from_toml,
-)
+from fsdata import CorruptFileError, Join, ParquetSource, Retry, Schema, sources_from_toml
 from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying, unreachable
+from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.open_files import Known, OpenFiles
-from fsdata.decode.opened_source import open_source
 
 
 def flip(path, offset, count=8):
@@ -59,17 +48,16 @@ def test_files_without_a_footer_raise_or_are_listed(tmp_path, damage, message, c
     users(tmp_path, "a.parquet", 0, 1, 2)
     damage(users(tmp_path, "b.parquet", 3, 4, 5))
     with pytest.raises(CorruptFileError, match=rf"b\.parquet: {message}"):
-        open_source(ParquetSource(tmp_path), USERS)
-    source, layout = opened(ParquetSource(tmp_path, on_error="skip"), USERS)
-    assert source.may_drop
-    assert column(read_all(source, layout), "user") == [[0], [1], [2]]
-    (entry,) = source.skipped
+        found(tmp_path)
+    batches, loader = load(ParquetSource(tmp_path, on_error="skip"), USERS)
+    assert rows_of(batches, "user") == [0, 1, 2]
+    (entry,) = loader.skipped
     assert (entry.file, entry.row_group, entry.rows) == ("b.parquet", None, 0)
     (record,) = [record for record in caplog.records if record.name == "fsdata"]
     assert record.levelno == logging.WARNING
     assert "left out: b.parquet: " in record.message
     with pytest.raises(CorruptFileError, match="none of its 1 files is readable"):
-        open_source(ParquetSource(tmp_path / "b.parquet", on_error="skip"), USERS)
+        found(tmp_path / "b.parquet", on_error="skip")
 
 
 @pytest.fixture
@@ -83,39 +71,44 @@ def flipped(tmp_path):
 
 
 def test_a_damaged_row_group_raises_with_file_and_group(flipped):
-    source, layout = opened(ParquetSource(flipped), USERS)
-    source.read(source.groups[0], layout, 0, 1000)
-    with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 1: cannot be decoded: .*on_error='skip'"):
-        source.read(source.groups[1], layout, 0, 1000)
-    rows = source.read(source.groups[2], layout, 0, 1000)
-    assert rows.kept is None
-    assert column(values(rows.rows, layout), "user")[0] == [2000]
+    with loader_on(flipped, USERS, batch_size=1000) as loader:
+        batches = iter(loader)
+        assert rows_of(next(batches), "user") == list(range(1000))
+        with pytest.raises(CorruptFileError, match=r"a\.parquet, row group 1: cannot be decoded: .*on_error='skip'"):
+            next(batches)
+    assert found(flipped, skip=2000) == list(range(2000, 3000))
 
 
 @pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
 def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped, decoder, monkeypatch):
-    """Whichever part of it is asked for, and by its times."""
+    """Whichever part of it is needed, and in the order of its times."""
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 100)
-    schema = Schema(context=("user",), time="user")
-    source, layout = opened(ParquetSource(flipped, on_error="skip", decoder=decoder), schema)
-    assert len(source.read_times(source.groups[1])) == 1000
-    for start, stop in ((0, 10), (5, 5), (0, 1000)):
-        fresh, _ = opened(ParquetSource(flipped, on_error="skip", decoder=decoder), schema)
-        rows = fresh.read(source.groups[1], layout, start, stop)
-        assert (rows.rows.num_rows, rows.kept.tolist()) == (0, [])
-        assert [entry.row_group for entry in fresh.skipped] == [1]
-    for _ in range(2):
-        assert column(read_all(source, layout), "user") == [[n] for n in [*range(1000), *range(2000, 3000)]]
-    (entry,) = source.skipped
-    assert (entry.file, entry.row_group, entry.rows) == ("a.parquet", 1, 1000)
+    timed = Schema(context=("user",), time="user")
+    for part, schema, options in (
+        ({}, USERS, {}),
+        ({}, timed, {"mix": "time"}),
+        ({"skip": 995, "limit": 15}, USERS, {}),
+        ({"skip": 1995}, USERS, {}),
+        ({"filter": pl.col("user") % 100 == 0}, USERS, {}),
+    ):
+        with loader_on(ParquetSource(flipped, on_error="skip", decoder=decoder, **part), schema, **options) as loader:
+            first, again = (rows_of(loader, "user") for _ in range(2))
+            whole = loader.skipped
+        begin, end = part.get("skip", 0), part.get("skip", 0) + part.get("limit", 3000)
+        filtered = range(begin, min(end, 3000))
+        assert first == [n for n in filtered if n // 1000 != 1 and ("filter" not in part or n % 100 == 0)]
+        assert [(entry.file, entry.row_group) for entry in whole] == [("a.parquet", 1)]
+        assert begin or whole[0].rows == 1000
+        assert again == first
 
 
 def test_a_side_tables_losses_are_listed_too(tmp_path, flipped):
-    path = write(tmp_path / "main.parquet", {"user": pa.array([5, 1005])})
+    path = write(tmp_path / "main.parquet", {"user": [5, 1005]})
     side = ParquetSource(flipped, columns={"age": "user"}, defaults={"age": -1}, on_error="skip")
-    source, layout = opened(ParquetSource(path, join=[Join(side, on="user", fields=("age",))]), Schema(dense=("age",)))
-    assert column(read_all(source, layout), "dense") == [[5.0], [-1.0]]
-    assert [entry.row_group for entry in source.skipped] == [1]
+    join = Join(side, on="user", fields=("age",))
+    batches, loader = load(ParquetSource(path, join=[join]), Schema(context=("user", "age")))
+    assert rows_of(batches, "age") == [5, -1]
+    assert [entry.row_group for entry in loader.skipped] == [1]
 
 
 # Files that are replaced, and files that stay open
@@ -123,32 +116,32 @@ def test_a_side_tables_losses_are_listed_too(tmp_path, flipped):
 
 def test_a_file_that_is_replaced_is_noticed(tmp_path):
     path = users(tmp_path, "a.parquet", *range(10), group=5)
-    source, layout = opened(ParquetSource(path), USERS)
-    source.read(source.groups[0], layout, 0, 5)
-    os.utime(path, ns=(1, 1))  # a touched file is the same file
-    assert column(read_all(source, layout), "user") == [[n] for n in range(10)]
-    replacement = users(tmp_path, "b.parquet", *range(100, 110), group=5)
-    os.utime(replacement, ns=(2, 2))
-    replacement.replace(path)
-    with pytest.raises(CorruptFileError, match=r"a\.parquet: replaced while in use"):
-        source.read(source.groups[1], layout, 0, 5)
-    source, layout = opened(ParquetSource(path, on_error="skip"), USERS)  # before it was read at all
-    users(tmp_path, "a.parquet", *range(11))
-    assert source.read(source.groups[0], layout, 0, 5).rows.num_rows == 0
-    assert "a.parquet: replaced while in use: " in source.skipped[0].reason
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"a\.parquet"):  # missing, not skipped
-        source.read(source.groups[1], layout, 0, 5)
+    with loader_on(path, USERS, batch_size=5) as loader:
+        assert rows_of(loader, "user") == list(range(10))
+        os.utime(path, ns=(1, 1))  # a touched file is the same file
+        assert rows_of(loader, "user") == list(range(10))
+        replacement = users(tmp_path, "b.parquet", *range(100, 110), group=5)
+        os.utime(replacement, ns=(2, 2))
+        replacement.replace(path)
+        with pytest.raises(CorruptFileError, match=r"a\.parquet: replaced while in use"):
+            list(loader)
+    with loader_on(ParquetSource(path, on_error="skip"), USERS) as loader:  # before it was read at all
+        users(tmp_path, "a.parquet", *range(11))
+        assert rows_of(loader, "user") == []
+        assert "a.parquet: replaced while in use: " in loader.skipped[0].reason
+    with loader_on(ParquetSource(path, on_error="skip"), USERS) as loader:
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match=r"a\.parquet"):  # missing, not skipped
+            list(loader)
 
 
 def test_open_files_are_closed(tmp_path):
     for name in "abcdef":
         users(tmp_path, f"{name}.parquet", *range(10))
+    found(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
-    source, layout = opened(ParquetSource(tmp_path), USERS, threads=2)
-    read_all(source, layout)
-    assert len(os.listdir("/proc/self/fd")) <= before + 6  # small files stay open while they are not read
-    source.close()
+    with loader_on(tmp_path, USERS) as loader:
+        assert len(list(loader)) == 4
     assert len(os.listdir("/proc/self/fd")) == before
     catalog, _ = open_catalog(discover([str(tmp_path)], None), threads=1, retry=Retrying(), label="")
     pool = OpenFiles(keep=2)
@@ -229,20 +222,8 @@ def test_which_errors_are_repeated(error, waits):
     assert slept == pytest.approx(waits)
 
 
-def test_what_says_that_a_file_is_corrupt_is_no_matter_of_the_connection():
-    assert not unreachable(CorruptFileError("a.parquet: cut short"))
-    assert unreachable(TimeoutError("no answer"))
-
-
 def test_a_source_has_a_policy(tmp_path):
-    pl.DataFrame({"row": [1]}).write_parquet(tmp_path / "a.parquet")
     settings = tmp_path / "data.toml"
     settings.write_text('[[sources]]\npaths = "a.parquet"\nretry = { tries = 2, max_s = 1.5 }\n')
     (source,) = sources_from_toml(settings)
     assert source.retry == Retry(tries=2, max_s=1.5)
-    for text in ("retry = 3", "retry = { tries = 0 }", "retry = { times = 1 }"):
-        settings.write_text(f'[[sources]]\npaths = "a.parquet"\n{text}\n')
-        with pytest.raises(SchemaError, match=r"retry|Retry"):
-            sources_from_toml(settings)
-    with pytest.raises(SchemaError, match="takes a Retry"):
-        ParquetSource("a", retry=3)

@@ -9,17 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
-from parquet import column, lists, read
+from data_kit import found, lists, load, read
 from typer.testing import CliRunner
 
 from freescale_tools.cli import app
-from fsdata import FreeScaleDataLoader, Schema, Sequence
+from fsdata import CorruptFileError, ParquetSource, Schema, Sequence
 from fsdata.catalog.catalog import EMPTY, updated
 from fsdata.catalog.catalog_file import write_catalog
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.errors import CorruptFileError
-from fsdata.sources import ParquetSource
 
 TABLE = pa.table({"user": [1, 2, 3], "items": lists(pa.int64(), [1, 2], [3], [4]), "secret": [7, 8, 9]})
 USER, SECRET = Schema(context=("user",)), Schema(context=("secret",))
@@ -64,9 +62,9 @@ def test_columns_that_are_not_encrypted_are_read(tmp_path, decoder, column_key):
     write_encrypted(tmp_path / "a.parquet", ["secret"], column_key=column_key)
     schema = Schema(context=("user",), sequences=[Sequence("uih", fields=("items",))])
     samples = read(ParquetSource(tmp_path, decoder=decoder, filter=pl.col("user") != 2), schema)
-    assert samples == [{"user": [1], "items": [1, 2]}, {"user": [3], "items": [4]}]
+    assert samples == [{"user": 1, "items": [1, 2]}, {"user": 3, "items": [4]}]
     constant = read(ParquetSource(tmp_path, decoder=decoder, defaults={"n": 5}), Schema(context=("n",)))
-    assert column(constant, "n") == [[5], [5], [5]]
+    assert constant == [{"n": 5}] * 3
 
 
 @pytest.mark.parametrize(
@@ -95,9 +93,9 @@ def test_encrypted_files_are_skipped_where_errors_are(path):
     pq.write_table(TABLE, path.with_name("b.parquet"))
     source = ParquetSource(path.parent, on_error="skip")
     for schema, rows, skipped in ((SECRET, 3, ["a.parquet"]), (USER, 6, [])):
-        with FreeScaleDataLoader(source, schema, batch_size=2) as loader:
-            assert sum(len(batch) for batch in loader) == rows
-            assert [each.file for each in loader.skipped] == skipped
+        batches, loader = load(source, schema)
+        assert sum(map(len, batches)) == rows
+        assert [each.file for each in loader.skipped] == skipped
 
 
 def test_an_encrypted_footer_is_an_error_of_its_own(tmp_path):
@@ -110,7 +108,7 @@ def test_a_catalog_knows_encrypted_columns(path):
     files = discover([str(path)], None)
     out = path.with_name("catalog")
     write_catalog(updated(EMPTY, files, threads=1, retry=Retrying(), bounds_of=["user"]).catalog, out)
-    assert column(read(ParquetSource(catalog=out), USER), "user") == [[1], [2], [3]]
+    assert found(catalog=out) == [1, 2, 3]
     with pytest.raises(CorruptFileError, match="column 'secret' is encrypted"):
         read(ParquetSource(catalog=out), SECRET)
 

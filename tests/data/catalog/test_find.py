@@ -9,14 +9,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from data_kit import USERS, column, found, load, read, rows_of, users, write
 from fsspec.implementations.local import LocalFileSystem
-from parquet import column, opened, read, read_all, write
-from user_files import USERS, found, users
 
-from fsdata import Schema
+from fsdata import ParquetSource, Schema, SchemaError
 from fsdata.catalog.listing.find_files import resolve
-from fsdata.errors import SchemaError
-from fsdata.sources import ParquetSource
 
 
 @pytest.fixture
@@ -261,9 +258,9 @@ def test_row_groups_without_rows_are_left_out(tmp_path):
         for numbers in ([1], [], [2, 3], []):
             writer.write_table(pa.table({"user": pa.array(numbers, pa.int64())}))
     users(tmp_path, "b.parquet")
-    handle, layout = opened(ParquetSource(tmp_path), USERS)
-    assert [(group.file, group.index, group.rows) for group in handle.groups] == [(0, 0, 1), (0, 2, 2)]
-    assert column(read_all(handle, layout), "user") == [[1], [2], [3]]
+    batches, loader = load(tmp_path, USERS)
+    assert loader.describe()[0]["row_groups"] == 2
+    assert rows_of(batches, "user") == [1, 2, 3]
 
 
 def test_partitions_are_columns(tmp_path):
@@ -273,8 +270,8 @@ def test_partitions_are_columns(tmp_path):
     weekday = pl.col("day").replace_strict({"monday": 1}, return_dtype=pl.Int64)
     samples = read(ParquetSource(tmp_path, columns={"nation": "country", "weekday": weekday}), schema)
     assert samples == [
-        {"user": [1200], "country": [12], "weekday": [1], "dense": [12.0]},
-        {"user": [700], "country": [7], "weekday": [1], "dense": [7.0]},
+        {"user": 1200, "country": 12, "weekday": 1, "nation": 12.0},
+        {"user": 700, "country": 7, "weekday": 1, "nation": 7.0},
     ]
     with pytest.raises(SchemaError, match=r"partition 'day' is string: text is never .*text_key\('day'"):
         read(ParquetSource(tmp_path), Schema(context=("user", "day")))
@@ -287,8 +284,8 @@ def test_a_null_partition_follows_the_policy(tmp_path):
     schema = Schema(context=("user", "country"))
     with pytest.raises(SchemaError, match="partition 'country' is null"):
         read(ParquetSource(tmp_path), schema)
-    assert column(read(ParquetSource(tmp_path, defaults={"country": 9}), schema), "country") == [[1], [9]]
-    assert column(read(ParquetSource(tmp_path, nulls={"country": "drop"}), schema), "user") == [[1]]
+    assert column(read(ParquetSource(tmp_path, defaults={"country": 9}), schema), "country") == [1, 9]
+    assert column(read(ParquetSource(tmp_path, nulls={"country": "drop"}), schema), "user") == [1]
 
 
 def test_a_column_that_is_also_a_folder_is_an_error_until_columns_decides(tmp_path):
@@ -297,12 +294,12 @@ def test_a_column_that_is_also_a_folder_is_an_error_until_columns_decides(tmp_pa
     message = r"day: 'day' is a column of the file and the folder day=\.\.\. .* columns=\{'day': 'day'\}"
     with pytest.raises(SchemaError, match=message):
         read(ParquetSource(path), schema)
-    assert column(read(ParquetSource(path, columns={"day": pl.col("day") + 1}), schema), "day") == [[2], [6]]
+    assert column(read(ParquetSource(path, columns={"day": pl.col("day") + 1}), schema), "day") == [2, 6]
     with pytest.raises(SchemaError, match="filter: 'day' is a column of the file and the folder day="):
         found(path, filter=pl.col("day") == 5)
     assert found(path) == [1, 2]
     samples = read(ParquetSource(path, columns={"day": "day"}, filter=pl.col("day") == 5), schema)
-    assert samples == [{"user": [2], "day": [5]}]
+    assert samples == [{"user": 2, "day": 5}]
 
 
 def test_a_name_that_is_not_utf_8_is_named(tmp_path):

@@ -7,17 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import column, lists, load, read, write
 from footers import change, chunk, footer_of, with_footer
-from parquet import lists, opened, read, read_all, write
 
-from fsdata import Schema, Sequence
+from fsdata import CorruptFileError, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.catalog.footers import read_footers
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.opened_source import open_source
-from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.kernels import footer as kernel
-from fsdata.sources import ParquetSource
 
 SCHEMA = Schema(sequences=[Sequence("uih", fields=("items",))], context=("user",), dense=("price",))
 ROWS, GROUP = 60, 20
@@ -63,12 +60,12 @@ WRONG = {
 def test_a_footer_that_contradicts_itself_is_refused_or_skipped(tmp_path, edit, message):
     change(sample(tmp_path / "b.parquet", use_dictionary=False), edit)
     with pytest.raises(CorruptFileError, match=rf"b\.parquet: the footer contradicts itself: .*{message}"):
-        open_source(ParquetSource(tmp_path), SCHEMA)
+        read(ParquetSource(tmp_path), SCHEMA)
     empty = pq.read_table(sample(tmp_path / "a.parquet")).slice(0, 0)
     write(tmp_path / "c.parquet", empty)
-    source, layout = opened(ParquetSource(tmp_path, on_error="skip"), SCHEMA)
-    assert len(read_all(source, layout)) == ROWS
-    assert [entry.file for entry in source.skipped] == ["b.parquet"]
+    batches, loader = load(ParquetSource(tmp_path, on_error="skip"), SCHEMA)
+    assert sum(map(len, batches)) == ROWS
+    assert [entry.file for entry in loader.skipped] == ["b.parquet"]
 
 
 def test_nulls_that_polars_1_counted_several_times_are_not_known(tmp_path):
@@ -168,5 +165,5 @@ def test_chunks_may_lie_in_any_order(tmp_path):
         one[USER], other[USER] = other[USER], one[USER]
 
     path = change(sample(tmp_path / "a.parquet"), swap)
-    users = [row["user"] for row in read(ParquetSource(path), SCHEMA)]
-    assert users == [[n] for n in (*range(40, 60), *range(20, 40), *range(20))]
+    users = column(read(ParquetSource(path), SCHEMA), "user")
+    assert users == [*range(40, 60), *range(20, 40), *range(20)]

@@ -7,10 +7,11 @@ from unittest import mock
 import numpy as np
 import polars as pl
 import pytest
+from data_kit import loader_on, write
 from patience import PATIENCE_S, until
 from worlds import shared_world
 
-from fsdata import FreeScaleDataLoader, ParquetSource, PeerError, Schema
+from fsdata import ParquetSource, PeerError, Schema
 from fsdata.catalog import catalog, shared_arrays
 from fsdata.catalog.listing import hosts
 
@@ -21,11 +22,9 @@ FILES = 50
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("hosts")
     for number in range(FILES):
-        rows = pl.DataFrame({"row": np.arange(5) + 5 * number, "at": np.arange(5) + number % 7})
-        below = made / f"day={number % 3}"
-        below.mkdir(exist_ok=True)
-        rows = rows.with_columns(more=pl.lit(1)) if number % 4 == 1 else rows
-        rows.write_parquet(below / f"{number:03}.parquet", row_group_size=2)
+        columns = {"row": np.arange(5) + 5 * number, "at": np.arange(5) + number % 7}
+        columns |= {"more": [1] * 5} if number % 4 == 1 else {}
+        write(made / f"day={number % 3}" / f"{number:03}.parquet", columns, group=2)
     (made / "day=0" / "bad.parquet").write_bytes(b"PAR1 and nothing else")
     return made
 
@@ -33,8 +32,7 @@ def folder(tmp_path_factory):
 def held(folder):
     """What the catalog of a loader holds; files skipped."""
     source = ParquetSource(folder, on_error="skip", filter=pl.col("at") < 1000)
-    options = {"batch_size": 4, "num_threads": 2, "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(source, Schema(context=("row",)), **options) as loader:
+    with loader_on(source, Schema(context=("row",)), num_threads=2) as loader:
         found = loader._data.sources[0].opened.catalog
         of_groups = [found.size.tolist(), found.rows.tolist(), found.bounds["at"].tolist(), found.digests.tolist()]
         names = [[found.schema(number).names for number in range(len(found))], list(found.files.names())]

@@ -11,10 +11,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import load, rows_of, write
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, SchemaError
+from fsdata import ParquetSource, Schema, SchemaError
 from fsdata.catalog.bounds import UNKNOWN, as_columns, readers
 from fsdata.catalog.catalog import open_catalog, updated
 from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
@@ -30,9 +31,9 @@ def catalog_of(folder, names=()):
 
 def read(source):
     """(rows, what the loader says of its source)."""
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=50, num_threads=1) as loader:
-        (found,) = loader.describe()
-        return [row for batch in loader for row in batch.features["row"].values().tolist()], found
+    batches, loader = load(source, SCHEMA, batch_size=50)
+    (found,) = loader.describe()
+    return rows_of(batches), found
 
 
 # Folders
@@ -43,11 +44,9 @@ def lake(tmp_path_factory):
     folder, row = tmp_path_factory.mktemp("lake"), 0
     for day in range(5):
         for place in ("fr", "it", "__HIVE_DEFAULT_PARTITION__"):
-            below = folder / f"day={day}" / f"place={place}"
-            below.mkdir(parents=True)
             for part in range(2):
                 rows = np.arange(row, row + 6)
-                pl.DataFrame({"row": rows, "size": rows % 4}).write_parquet(below / f"{part}.parquet")
+                write(folder / f"day={day}" / f"place={place}" / f"{part}.parquet", {"row": rows, "size": rows % 4})
                 row += 6
     write_catalog(catalog_of(folder), folder.parent / "lake.catalog")
     return folder
@@ -98,8 +97,7 @@ def test_files_that_are_left(lake, condition, files):
 def test_keys_keep_the_type_that_all_folders_give_them(tmp_path):
     """`x` makes the key a text; without its folder it would be a number."""
     for number, key in enumerate(("1", "2", "x")):
-        (tmp_path / f"key={key}").mkdir()
-        pl.DataFrame({"row": [number]}).write_parquet(tmp_path / f"key={key}" / "a.parquet")
+        write(tmp_path / f"key={key}" / "a.parquet", {"row": [number]})
     assert read(ParquetSource(tmp_path, filter=pl.col("key") == "2"))[0] == [1]
     with pytest.raises(SchemaError, match="filter"):
         read(ParquetSource(tmp_path, filter=pl.col("key") > 3))
@@ -107,8 +105,7 @@ def test_keys_keep_the_type_that_all_folders_give_them(tmp_path):
 
 def test_a_column_that_the_files_have_is_no_key(tmp_path):
     for number, key in enumerate((1, 2)):
-        (tmp_path / f"key={key}").mkdir()
-        pl.DataFrame({"row": [number], "key": [3 - key]}).write_parquet(tmp_path / f"key={key}" / "a.parquet")
+        write(tmp_path / f"key={key}" / "a.parquet", {"row": [number], "key": [3 - key]})
     columns = {"row": pl.col("row") + 0 * pl.col("key")}
     rows, found = read(ParquetSource(tmp_path, columns=columns, filter=pl.col("key") == 2))
     assert (rows, found["pruned_files"]) == ([0], 0)
@@ -136,22 +133,19 @@ def folder(tmp_path_factory):
     """Files whose columns are of other types: `a` ascends, `b` has nulls and negative numbers, `c` is no integer; and
     catalogs of them with bounds and without."""
     made = tmp_path_factory.mktemp("bounds") / "files"
-    made.mkdir()
     rng = np.random.default_rng(5)
     for number, (integer, unit) in enumerate([(pa.int64(), "us"), (pa.int32(), "ms"), (pa.uint8(), "ns")]):
         rows = np.arange(ROWS)
         signed = pa.int64() if number else pa.int16()
-        table = pa.table(
-            {
-                "row": rows + number * ROWS,
-                "a": pa.array(rows + 40 * number, integer),
-                "b": pa.array(rng.integers(-9, 9, ROWS), signed, mask=(rows % 3 == 0) | (rows < GROUP)),
-                "c": rows / 7,
-                "t": pa.array([begin + timedelta(hours=int(row)) for row in rows], pa.timestamp(unit, tz="UTC")),
-                "d": [date(2026, 1, 1) + timedelta(days=int(row)) for row in rows],
-            }
-        )
-        pq.write_table(table, made / f"{number}.parquet", row_group_size=GROUP)
+        columns = {
+            "row": rows + number * ROWS,
+            "a": pa.array(rows + 40 * number, integer),
+            "b": pa.array(rng.integers(-9, 9, ROWS), signed, mask=(rows % 3 == 0) | (rows < GROUP)),
+            "c": rows / 7,
+            "t": pa.array([begin + timedelta(hours=int(row)) for row in rows], pa.timestamp(unit, tz="UTC")),
+            "d": [date(2026, 1, 1) + timedelta(days=int(row)) for row in rows],
+        }
+        write(made / f"{number}.parquet", columns, group=GROUP)
     write_catalog(catalog_of(made, NAMES), made.parent / "with.catalog")
     write_catalog(catalog_of(made), made.parent / "without.catalog")
     return made
@@ -246,32 +240,16 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 def gaps(tmp_path_factory):
     """(a folder of small row groups with nulls, keyed by `p` and `q`; all of its rows)."""
     folder, frames = tmp_path_factory.mktemp("gaps"), []
+    nan = float("nan")
     integers = [0, 4, None, 5, 5, 5, None, None, None, -7, 11, 3, 40, None, 41]
-    floats = [
-        -0.0,
-        0.0,
-        None,
-        float("nan"),
-        2.0,
-        9.5,
-        None,
-        None,
-        None,
-        0.0,
-        -3.5,
-        1.0,
-        float("nan"),
-        float("nan"),
-        -0.0,
-    ]
+    floats = [-0.0, 0.0, None, nan, 2.0, 9.5, None, None, None, 0.0, -3.5, 1.0, nan, nan, -0.0]
     texts = ["b", "k", None, "", "c", "z", None, None, None, "k", "k", "k", "y", None, "a"]
     for p, q in [(1, "x"), (2, None), (None, "y"), (2, "y")]:
         below = folder / f"p={p or NULL_FOLDER}" / f"q={q or NULL_FOLDER}"
-        below.mkdir(parents=True)
         rows = np.arange(len(integers)) + len(integers) * len(frames)
         kinds = {"row": pl.Int64} | {name: OF[name][0] for name in "afs"}
         stored = pl.DataFrame({"row": rows, "a": integers, "f": floats, "s": texts}, schema=kinds)
-        pq.write_table(stored.to_arrow(), below / "a.parquet", row_group_size=3)
+        write(below / "a.parquet", stored.to_arrow(), group=3)
         keys = {"p": pl.lit(p, pl.Int64), "q": pl.lit(q, pl.String)}
         frames.append((below, stored.with_columns(**keys)))
     return folder, pl.concat([frame for _, frame in sorted(frames, key=lambda each: str(each[0]))])
@@ -331,8 +309,7 @@ def test_any_filter_keeps_the_rows_that_polars_keeps(gaps, condition, skip):
 
 def test_constants_of_an_array_are_values_of_is_in(tmp_path):
     """One row group, and as many values as rows of bounds are compared."""
-    table = pa.table({"row": [0, 1, 2], "a": [5, 6, None]})
-    pq.write_table(table, tmp_path / "0.parquet")
+    write(tmp_path / "0.parquet", {"row": [0, 1, 2], "a": [5, 6, None]})
     values = pl.lit(pl.Series([[6, 7]], dtype=pl.Array(pl.Int64, 2)))
     assert read(ParquetSource(tmp_path, filter=a.is_in(values)))[0] == [1]
 
@@ -341,7 +318,7 @@ def test_constants_of_an_array_are_values_of_is_in(tmp_path):
 def test_is_in_of_nanoseconds(tmp_path, many):
     """Times of Python have none: a constant must not become an earlier time."""
     times = pa.array([1_500_000_000_123_456_789, 1_500_000_000_123_456_791, None], pa.timestamp("ns"))
-    pq.write_table(pa.table({"row": [0, 1, 2], "t": times}), tmp_path / "0.parquet", row_group_size=1)
+    write(tmp_path / "0.parquet", {"row": [0, 1, 2], "t": times}, group=1)
     values = pl.Series([[times[1].value, *range(many)]], dtype=pl.List(pl.Datetime("ns")))
     assert read(ParquetSource(tmp_path, filter=t.is_in(values)))[0] == [1]
 
@@ -350,12 +327,12 @@ def test_is_in_of_nanoseconds(tmp_path, many):
 def test_bounds_of_a_field_of_a_struct_are_not_those_of_a_column_that_is_called_like_it(tmp_path, first):
     columns = {"a.b": [1, 2, 3], "a": [{"b": 100}, {"b": 101}, {"b": 102}]}
     names = list(columns) if first == "column" else list(columns)[::-1]
-    pq.write_table(pa.table({name: columns[name] for name in names} | {"row": [0, 1, 2]}), tmp_path / "0.parquet")
+    write(tmp_path / "0.parquet", {name: columns[name] for name in names} | {"row": [0, 1, 2]})
     assert read(ParquetSource(tmp_path, filter=pl.col("a.b") == 2))[0] == [1]
 
 
 def test_files_without_statistics_are_read(tmp_path):
-    pq.write_table(pa.table({"row": np.arange(9), "a": np.arange(9)}), tmp_path / "0.parquet", write_statistics=False)
+    write(tmp_path / "0.parquet", {"row": np.arange(9), "a": np.arange(9)}, write_statistics=False)
     rows, found = read(ParquetSource(tmp_path, filter=a > 100))
     assert (rows, found["pruned_row_groups"], found["row_groups"]) == ([], 0, 1)
     assert catalog_of(tmp_path, ("a",)).bounds["a"][:, 0].tolist() == UNKNOWN.tolist()

@@ -19,7 +19,7 @@ import pytest
 from patience import PATIENCE_S
 
 from fsdata.catalog import shared_arrays
-from fsdata.catalog.shared_arrays import SharedArrays
+from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 from fsdata.decode.joins.history_table import Pile
 from fsdata.errors import DataError
 
@@ -27,13 +27,18 @@ MEMORY, OWN = Path("/dev/shm"), f"freescale-{os.getuid()}"
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
 SCRIPT = """
 import sys, numpy as np
-from fsdata.catalog.shared_arrays import SharedArrays
-def make(_):
+from pathlib import Path
+from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
+name, how, folder = sys.argv[1:]
+def make(scratch):
+    if scratch is not None:
+        (scratch / "some").write_bytes(bytes(100))
     print("made", flush=True)
-    if sys.argv[2] == "wait":
+    if how == "wait":
         sys.stdin.readline()
     return {"a": np.arange(1000, dtype=np.int32)}
-shared = SharedArrays(sys.argv[1], make, "the table")
+kept = KeptIn(Path(folder), "the log") if folder else None
+shared = SharedArrays(name, make, "the table", on_disk=bool(folder), kept=kept)
 print(int(shared["a"].sum()), flush=True)
 sys.stdin.read()
 """
@@ -49,9 +54,25 @@ def files(name: str) -> list[str]:
     return [path.name for folder in folders for path in folder.glob(f"*{name}*")]
 
 
-def other(name: str, how: str = "") -> subprocess.Popen:
+@pytest.fixture(params=["shared", "kept"])
+def folder(request, tmp_path: Path) -> Path | None:
+    """The folder in which arrays are kept, if they are."""
+    return tmp_path / "kept" if request.param == "kept" else None
+
+
+def arrays(name: str, make, folder: Path | None = None) -> SharedArrays:
+    kept = None if folder is None else KeptIn(folder, "the log")
+    return SharedArrays(name, make, "the table", on_disk=folder is not None, kept=kept)
+
+
+def left(name: str, folder: Path | None) -> list[str]:
+    """Files of arrays that are shared, or what is kept."""
+    return files(name) if folder is None else sorted(path.name for path in folder.iterdir())
+
+
+def other(name: str, how: str = "", folder: Path | None = None) -> subprocess.Popen:
     """A process that holds the arrays until it is told to end; `how`: "wait" for a line before it has made them."""
-    command = [sys.executable, "-c", SCRIPT, name, how]
+    command = [sys.executable, "-c", SCRIPT, name, how, str(folder or "")]
     env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -85,23 +106,25 @@ def test_what_one_makes_all_have(name: str) -> None:
     assert kept.sum() == ARRAYS["a"].sum()  # an array keeps its memory, though the file is gone
 
 
-def test_processes_wait_for_the_one_that_makes_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = other(name, "wait")
+def test_processes_wait_for_the_one_that_makes_them(
+    name: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = other(name, "wait", folder)
     assert line(first) == "made"
     with monkeypatch.context() as patch:  # nobody waits for ever
         patch.setattr(shared_arrays, "PATIENCE_S", 0.1)
         with pytest.raises(DataError, match=f"the table: process {first.pid} of this host reads it for all"):
-            SharedArrays(name, never, "the table")
-    second = other(name)
+            arrays(name, never, folder)
+    second = other(name, folder=folder)
     assert first.stdin is not None
     first.stdin.write("\n")
     first.stdin.flush()
     assert [line(first), line(second)] == ["499500"] * 2
     ended(first)
-    SharedArrays(name, never, "the table").close()
-    assert files(name)  # the other process holds it
+    arrays(name, never, folder).close()
+    assert left(name, folder)  # the other process holds it
     ended(second)
-    assert files(name) == []
+    assert [each.startswith("kept-") for each in left(name, folder)] == [True] * (folder is not None)
 
 
 @pytest.mark.long
@@ -117,6 +140,30 @@ def test_a_killed_process_leaves_nothing_for_long(name: str, how: str) -> None:
     shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
+
+
+def test_what_a_killed_process_has_left_of_kept_arrays_is_not_used_and_goes(name: str, tmp_path: Path) -> None:
+    process = other(name, "wait", tmp_path / "kept")
+    assert line(process) == "made"
+    ended(process, by=signal.SIGKILL)
+    assert sorted(each.rpartition(".")[2] for each in left(name, tmp_path / "kept")) == ["data", "lock", "scratch"]
+    shared = arrays(name, lambda _: ARRAYS, tmp_path / "kept")
+    assert np.array_equal(shared["a"], ARRAYS["a"])
+    assert [each.startswith("kept-") for each in left(name, tmp_path / "kept")] == [True]
+
+
+def test_kept_arrays_have_the_types_that_they_had_and_are_compared_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one that takes them compares the checksums, and the file is its own since then."""
+    arrays(name, lambda _: ARRAYS, tmp_path / "kept").close()
+    first = arrays(name, never, tmp_path / "kept")
+    monkeypatch.setattr(shared_arrays, "_checksums", lambda _: [])
+    second = arrays(name, never, tmp_path / "kept")
+    for shared in (first, second):
+        assert shared.arrays.keys() == ARRAYS.keys()
+        assert all(np.array_equal(shared[key], each) for key, each in ARRAYS.items())
+        assert [shared[key].dtype for key in ARRAYS] == [each.dtype for each in ARRAYS.values()]
 
 
 def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +201,18 @@ def test_a_pile_without_values(tmp_path: Path) -> None:
             assert (found.dtype, len(found)) == (np.int16, 0)
 
 
-def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
+def test_an_error_is_raised_and_nothing_is_left(name: str, tmp_path: Path) -> None:
     def fails(scratch: Path | None) -> dict[str, np.ndarray]:
         if scratch is not None:
             (scratch / "half").write_bytes(b"1")
         raise ValueError("a bad table")
 
-    for on_disk in (False, True, False):
+    kept = KeptIn(tmp_path / "kept", "the log")
+    for options in ({}, {"on_disk": True}, {"on_disk": True, "kept": kept}, {}):
         with pytest.raises(ValueError, match="a bad table"):
-            SharedArrays(name, fails, "the table", on_disk=on_disk)
+            SharedArrays(name, fails, "the table", **options)
     SharedArrays(f"{name}x", lambda _: ARRAYS, "another table").close()
-    assert files(name) == []
+    assert files(name) == left(name, tmp_path / "kept") == []
 
 
 def test_a_folder_of_somebody_else_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

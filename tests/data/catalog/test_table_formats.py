@@ -13,18 +13,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet import opened, values
+from data_kit import USERS, column, fingerprint, found, loader_on, rows_of, write
+from data_kit import read as read_samples
 
-from fsdata import (
-    FreeScaleDataLoader,
-    Join,
-    ParquetSource,
-    Schema,
-    SchemaError,
-    Sequence,
-    StateError,
-    sources_from_toml,
-)
+from fsdata import Join, ParquetSource, Schema, SchemaError, Sequence, StateError, sources_from_toml
 
 deltalake = pytest.importorskip("deltalake")
 sql = pytest.importorskip("pyiceberg.catalog.sql")
@@ -35,7 +27,6 @@ from pyiceberg.types import LongType  # noqa: E402
 
 DAY, EPOCH = datetime.date(2024, 1, 1), datetime.date(1970, 1, 1)
 SCHEMA = Schema(sequences=(Sequence("uih", ("item",)),), context=("user", "day"), passthrough=("name",))
-USERS = Schema(context=("user",))
 NULLS = {"day": -1, "name": "null"}
 
 
@@ -129,14 +120,8 @@ def source(lake, version=None, **options):
 
 def read(given, schema=SCHEMA):
     """The rows as tuples, sorted."""
-    found = []
-    with FreeScaleDataLoader(given, schema, batch_size=5) as loader:
-        for batch in loader:
-            columns = [batch.features[name].values().tolist() for name in schema.context]
-            columns += [column.tolist() for column in batch.dense.T] if schema.dense else []
-            columns += [list(column) for column in batch.passthrough.values()]
-            found += zip(*columns, strict=True)
-    return sorted(found)
+    names = (*schema.context, *schema.dense, *schema.passthrough)
+    return sorted(tuple(sample[name] for name in names) for sample in read_samples(given, schema, batch_size=5))
 
 
 def wanted(table):
@@ -146,7 +131,7 @@ def wanted(table):
 
 
 def users(table, **options):
-    return [user for (user,) in read(ParquetSource(table=table, **options), USERS)]
+    return sorted(found(table=table, **options))
 
 
 def test_every_version_is_what_its_library_reads(lake):
@@ -165,7 +150,7 @@ def test_every_version_is_what_its_library_reads(lake):
 def test_filters_on_partitions_leave_files_unopened(lake, condition):
     given = source(lake, filter=condition)
     assert read(given) == wanted(pl.from_arrow(lake.arrow()).filter(condition).to_arrow())
-    with FreeScaleDataLoader(given, SCHEMA, batch_size=5) as loader:
+    with loader_on(given, SCHEMA) as loader:
         (described,) = loader.describe()
     assert described["pruned_files"] > 0
     newest = lake.versions[-1]
@@ -174,16 +159,16 @@ def test_filters_on_partitions_leave_files_unopened(lake, condition):
 
 def test_a_state_names_its_version(lake):
     before = lake.versions[-1]
-    with FreeScaleDataLoader(source(lake), SCHEMA, batch_size=4) as loader:
-        first = next(iter(loader)).features["user"].values().tolist()
+    with loader_on(source(lake), SCHEMA, batch_size=4) as loader:
+        first = rows_of(next(iter(loader)), "user")
         state = json.loads(json.dumps(loader.state_dict()))
     lake.append(rows(40, 2))
     text = f'source 0 table: saved "{lake.name.format(before)}, .*@{before}\' opens", now "{lake.name.format("[0-9]+")}'
-    with FreeScaleDataLoader(source(lake), SCHEMA, batch_size=4) as loader, pytest.raises(StateError, match=text):
+    with loader_on(source(lake), SCHEMA, batch_size=4) as loader, pytest.raises(StateError, match=text):
         loader.load_state_dict(state)
-    with FreeScaleDataLoader(source(lake, before), SCHEMA, batch_size=4) as loader:
+    with loader_on(source(lake, before), SCHEMA, batch_size=4) as loader:
         loader.load_state_dict(state)
-        rest = [user for batch in loader for user in batch.features["user"].values().tolist()]
+        rest = rows_of(loader, "user")
     assert sorted(first + rest) == sorted(lake.arrow(before)["user"].to_pylist())
 
 
@@ -235,11 +220,12 @@ def test_partitions_have_the_types_of_the_table(tmp_path):
     assert [user for (user,) in read(early, USERS)] == [0, 3]
     with pytest.raises(SchemaError, match="partition 'n' is null"):
         read(ParquetSource(table=f"delta:{tmp_path / 't'}"), Schema(context=("user", "n")))
-    handle, layout = opened(ParquetSource(table=f"delta:{tmp_path / 't'}"), Schema(context=("user",), time="at"))
-    for group in handle.groups:
-        (sample,) = values(handle.read(group, layout, 0, group.rows).rows, layout)
-        assert handle.read_times(group).tolist() == [1000 * (micro + (sample["user"][0] in (1, 2)))]
-    handle.close()
+    near = pa.array([1000 * micro + 500], pa.timestamp("ns"))  # between the two times of the table
+    other = write(tmp_path / "other.parquet", {"user": [9], "at": near})
+    for user in range(4):
+        one = ParquetSource(table=f"delta:{tmp_path / 't'}", filter=pl.col("user") == user)
+        order = read_samples([one, ParquetSource(other)], Schema(context=("user",), time="at"), mix="time")
+        assert column(order, "user") == ([9, user] if user in (1, 2) else [user, 9])
 
 
 def test_a_table_that_is_overwritten_restored_and_compacted(tmp_path):
@@ -257,8 +243,7 @@ def test_a_table_that_is_overwritten_restored_and_compacted(tmp_path):
     join = Join(ParquetSource(table=f"delta:{side}@0"), on="user", fields=("age",))
     schema, given = Schema(context=("user", "age")), ParquetSource(table=f"delta:{path}", join=[join])
     assert read(given, schema) == [(n, 2 * n) for n in range(30)]
-    with FreeScaleDataLoader(given, schema, batch_size=4) as loader:
-        assert "version 0" in loader.state_dict()["fingerprint"]["source 0 join 0 table"]
+    assert "version 0" in fingerprint(given, schema)["source 0 join 0 table"]
     (tmp_path / "job.toml").write_text('[[sources]]\ntable = "delta:plain@0"\n')
     (of_file,) = sources_from_toml(tmp_path / "job.toml")
     assert of_file.table == f"delta:{tmp_path}/plain@0"
@@ -378,7 +363,7 @@ def test_columns_that_changed(iceberg):
 def test_renamed_columns_are_refused(iceberg, tmp_path, with_ids):
     table = iceberg.table
     if not with_ids:
-        pq.write_table(rows(), tmp_path / "own.parquet")
+        write(tmp_path / "own.parquet", rows())
         table = iceberg.catalog.create_table("ns.added", schema=rows().schema)
         table.add_files([f"file://{tmp_path}/own.parquet"])
         with table.update_schema() as change:
@@ -409,7 +394,7 @@ def test_transformed_columns_tell_nothing(iceberg, tmp_path):
     table = iceberg.catalog.create_table("ns.months", schema=rows().schema)
     with table.update_spec() as spec:
         spec.add_field("day", MonthTransform(), "month")
-    pq.write_table(rows(), tmp_path / "own.parquet")
+    write(tmp_path / "own.parquet", rows())
     table.add_files([f"file://{tmp_path}/own.parquet"])
     given = ParquetSource(table=f"iceberg:{iceberg.folder(table)}", defaults=NULLS, filter=pl.col("day") == DAY)
     assert read(given) == wanted(rows().filter(pa.compute.equal(rows()["day"], DAY)))

@@ -5,13 +5,9 @@ import decimal
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import column, lists, opened, read, read_all, write
+from data_kit import column, lists, loader_on, read, write
 
-from fsdata import Schema, Sequence
-from fsdata.decode.opened_source import open_source
-from fsdata.decode.row_layout import layout_of
-from fsdata.errors import DataError, SchemaError
-from fsdata.sources import ParquetSource
+from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence
 
 ITEMS = Schema(sequences=(Sequence("uih", ("item",)),))
 IDS, DENSE = Schema(context=("user",)), Schema(dense=("age",))
@@ -63,27 +59,27 @@ def test_columns_that_do_not_serve_a_field(tmp_path, schema, name, array, messag
 def test_defaults_that_do_not_fit(tmp_path, defaults, message):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1]), "age": pa.array([decimal.Decimal("1.25")])})
     schema = Schema(context=("user",), dense=("age",))
-    assert read(ParquetSource(path), schema) == [{"user": [1], "dense": [1.25]}]
+    assert read(ParquetSource(path), schema) == [{"user": 1, "age": 1.25}]
     with pytest.raises(SchemaError, match=message):
-        open_source(ParquetSource(path, defaults=defaults), schema)
+        read(ParquetSource(path, defaults=defaults), schema)
 
 
 def test_labels_made_of_defaults_take_either_form(tmp_path):
-    path = write(tmp_path / "a.parquet", {"c": lists(pa.int64(), [1, 2], [])})
+    """Beside a source that has lists, they are lists."""
+    plain = ParquetSource(write(tmp_path / "a.parquet", {"c": lists(pa.int64(), [1, 2], [])}), defaults={"click": 1})
+    other = ParquetSource(write(tmp_path / "b.parquet", {"c": [[3]], "click": lists(pa.float32(), [0.5])}))
     schema = Schema(candidates=Sequence("candidates", ("c",)), labels=("click",))
-    handle, layout = opened(ParquetSource(path, defaults={"click": 1}), schema)
-    assert (handle.list_labels, handle.default_labels) == (frozenset(), {"click"})
-    assert column(read_all(handle, layout), "click") == [[1.0], [1.0]]
-    as_lists = layout_of(schema, frozenset({"click"}))
-    assert column(read_all(handle, as_lists), "click") == [[1.0, 1.0], []]
+    assert column(read(plain, schema), "click") == [1.0, 1.0]
+    assert column(read([plain, other], schema), "click") == [[1.0, 1.0], [], [0.5]]
 
 
 def test_the_whole_mismatch_in_one_message(tmp_path):
     write(tmp_path / "a.parquet", {"user": pa.array([1]), "item": pa.array([1]), "age": pa.array(["x"])})
     write(tmp_path / "b.parquet", {"user": pa.array([1]), "age": pa.array([1.0])})
     schema = Schema(sequences=(Sequence("uih", ("item", "action")),), context=("user",), dense=("age",))
+    path = write(tmp_path.with_name("right") / "c.parquet", {"user": [1], "item": [[1]], "action": [[1]], "age": [1.0]})
     with pytest.raises(SchemaError) as caught:
-        open_source(ParquetSource(tmp_path), schema, index=2)
+        loader_on([ParquetSource(path), ParquetSource(path), ParquetSource(tmp_path)], schema)
     said = [
         f"source 2 ({tmp_path}) cannot be read as this schema:",
         "item: column 'item' is int64, one value per sample, where a list is needed "
@@ -100,7 +96,7 @@ def test_the_whole_mismatch_in_one_message(tmp_path):
 def test_a_column_with_a_similar_name_is_named(tmp_path):
     write(tmp_path / "a.parquet", {"user_ids": pa.array([1]), "country": pa.array([1])})
     with pytest.raises(SchemaError, match="'user_id' is missing, did you mean 'user_ids'\\?; give columns=") as caught:
-        open_source(ParquetSource(tmp_path), Schema(context=("user_id", "age")))
+        read(ParquetSource(tmp_path), Schema(context=("user_id", "age")))
     assert "age: column 'age' is missing; give columns=" in str(caught.value)
 
 
@@ -111,7 +107,7 @@ def test_files_whose_types_differ(tmp_path):
     write(tmp_path / "c.parquet", {"item": lists(pa.int64(), [3, 4])})
     schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("user",))
     samples = read(ParquetSource(tmp_path, defaults={"user": 0}), schema)
-    assert samples == [{"user": [1], "item": [1]}, {"user": [2], "item": [2]}, {"user": [0], "item": [3, 4]}]
+    assert samples == [{"user": 1, "item": [1]}, {"user": 2, "item": [2]}, {"user": 0, "item": [3, 4]}]
 
 
 def test_drift_that_widening_cannot_mend(tmp_path):
@@ -120,7 +116,7 @@ def test_drift_that_widening_cannot_mend(tmp_path):
         write(tmp_path / f"{name}.parquet", {"at": at, "click": label, "c": lists(pa.int64(), [1])})
     schema = Schema(candidates=Sequence("candidates", ("c",)), context=("at",), labels=("click",))
     with pytest.raises(SchemaError) as caught:
-        open_source(ParquetSource(tmp_path), schema)
+        read(ParquetSource(tmp_path), schema)
     said = str(caught.value)
     assert (
         "at: is timestamp[us] in some files and timestamp[ms] in the first: timestamps in ms and timestamps in " in said
@@ -129,30 +125,35 @@ def test_drift_that_widening_cannot_mend(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("array", "expected", "unit"),
+    ("array", "unit"),
     [
-        (pa.array([1, 2], pa.timestamp("ms")), [1_000_000, 2_000_000], "timestamps in ns"),
-        (pa.array([1, 2], pa.timestamp("us", "UTC")), [1000, 2000], "UTC timestamps in ns"),
-        (pa.array([0, 1], pa.date32()), [0, 86_400_000_000_000], "timestamps in ns"),
-        (pa.array([5, 6], pa.int32()), [5, 6], "integers"),
+        (pa.array([1, 2, 5], pa.timestamp("ms")), 1_000_000),
+        (pa.array([1, 2, 5], pa.timestamp("us")), 1000),
+        (pa.array([0, 1, 5], pa.date32()), 86_400_000_000_000),
     ],
+    ids=["ms", "us", "days"],
 )
-def test_times_are_nanoseconds_or_integers(tmp_path, array, expected, unit):
-    path = write(tmp_path / "a.parquet", {"user": pa.array([1, 2]), "at": array})
-    handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
-    assert handle.time.unit == unit
-    assert handle.read_times(handle.groups[0]).tolist() == expected
+def test_times_are_compared_as_nanoseconds(tmp_path, array, unit):
+    """Rows of the other source lie a nanosecond before and behind them."""
+    write(tmp_path / "a.parquet", {"user": [1, 2, 3], "at": array})
+    ends = [
+        value * unit for value in array.cast(pa.int32() if pa.types.is_date(array.type) else pa.int64()).to_pylist()
+    ]
+    around = pa.array([each for end in ends for each in (end - 1, end + 1)], pa.timestamp("ns"))
+    write(tmp_path / "b.parquet", {"user": [10, 11, 20, 21, 30, 31], "at": around})
+    sources = [ParquetSource(tmp_path / f"{name}.parquet") for name in "ab"]
+    samples = read(sources, Schema(context=("user",), time="at"), mix="time")
+    assert column(samples, "user") == [10, 1, 11, 20, 2, 21, 30, 3, 31]
 
 
 def test_a_null_time_is_an_error_unless_filtered(tmp_path):
     schema = Schema(context=("user",), time="at")
-    path = write(tmp_path / "a.parquet", {"user": pa.array(range(4)), "at": pa.array([None, 3, None, 9])})
-    handle, _ = opened(ParquetSource(path), schema)
+    path = write(tmp_path / "a.parquet", {"user": range(4), "at": [None, 3, None, 9]})
+    other = ParquetSource(write(tmp_path / "b.parquet", {"user": [9], "at": [5]}))
     with pytest.raises(DataError, match=r"a\.parquet, row group 0, row 0: at is null"):
-        handle.read_times(handle.groups[0])
-    handle, layout = opened(ParquetSource(path, filter=pl.col("at").is_not_null()), schema)
-    assert handle.read_times(handle.groups[0]).tolist() == [0, 3, 3, 9]
-    assert column(read_all(handle, layout), "user") == [[1], [3]]
+        read([ParquetSource(path), other], schema, mix="time")
+    known = ParquetSource(path, filter=pl.col("at").is_not_null())
+    assert column(read([known, other], schema, mix="time"), "user") == [1, 9, 3]
 
 
 def test_int96_counts_microseconds_of_any_year(tmp_path):
@@ -164,13 +165,14 @@ def test_int96_counts_microseconds_of_any_year(tmp_path):
     write(tmp_path / "new.parquet", table)
     schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("at",))
     samples = read(ParquetSource(tmp_path, defaults={"at": 0}), schema)
-    assert column(samples, "at") == 2 * [[far], [near], [0]]
+    assert column(samples, "at") == 2 * [far, near, 0]
     assert column(samples, "item") == 2 * [[far, near], [near], []]
     later = pl.col("at") > pl.datetime(9000, 1, 1)
-    assert column(read(ParquetSource(old, filter=later), Schema(context=("user",))), "user") == [[1]]
-    handle, _ = opened(ParquetSource(old, filter=pl.col("user") == 2), Schema(context=("user",), time="at"))
+    assert column(read(ParquetSource(old, filter=later), Schema(context=("user",))), "user") == [1]
+    timed = Schema(context=("user",), time="at")
+    near_only = {"user": [2, 4], "at": pa.array([near, near + 2], times.type)}
+    path = write(tmp_path / "near.parquet", near_only, use_deprecated_int96_timestamps=True)
+    other = ParquetSource(write(tmp_path / "other.parquet", {"user": [3], "at": times[1:2].cast(pa.timestamp("ns"))}))
     with pytest.raises(DataError, match=f"row 0: at: {far} of timestamp.us. is outside the years 1678 to 2261"):
-        handle.read_times(handle.groups[0])
-    path = write(tmp_path / "near.parquet", {"user": [2], "at": times[1:2]}, use_deprecated_int96_timestamps=True)
-    handle, _ = opened(ParquetSource(path), Schema(context=("user",), time="at"))
-    assert handle.read_times(handle.groups[0]).tolist() == [near * 1000]
+        read([ParquetSource(old, filter=pl.col("user") == 2), other], timed, mix="time")
+    assert column(read([ParquetSource(path), other], timed, mix="time"), "user") == [2, 3, 4]

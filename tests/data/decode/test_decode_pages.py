@@ -12,11 +12,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import random_files
+from data_kit import assert_same, column, loader_on, read, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
-from random_files import CODECS, DEFAULTS, LENGTHS, LISTS, assert_equal, batches, columns, numbers, schema, write
+from random_files import CODECS, DEFAULTS, LENGTHS, LISTS, batches, columns, numbers, schema
 
-from fsdata import Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, SchemaError, Sequence
+from fsdata import Balance, ParquetSource, Polynomial, Schema, SchemaError, Sequence
 from fsdata.decode.pages.chunk import Damaged, Page, read_column
 from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
@@ -28,7 +30,7 @@ from fsdata.kernels.pages import headers, runs
 SEEDS = st.integers(0, 1 << 30)
 
 
-def assert_same(path: Path, left: dict[str, Any] | None = None, *, plain: Path | None = None, **options: Any) -> int:
+def compared(path: Path, left: dict[str, Any] | None = None, *, plain: Path | None = None, **options: Any) -> int:
     """How many rows. left: field -> reasons for which pyarrow must decode it; others it must not. plain: another file
     of the same rows, for pyarrow."""
     ours, decoder = batches(path, "pages", **options)
@@ -40,7 +42,7 @@ def assert_same(path: Path, left: dict[str, Any] | None = None, *, plain: Path |
         else:  # a message, which names the file
             assert ours == theirs.replace(str(plain), str(path))
         return 0
-    assert_equal(ours, theirs)
+    assert_same(ours, theirs)
     if left is not None and theirs:
         assert {name: list(reasons) for name, reasons in decoder["pyarrow"].items()} == left
         assert decoder["chunks"] > 0 or set(left) == set(LISTS)
@@ -56,13 +58,12 @@ def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page
     """Read in every way."""
     rng = np.random.default_rng(seed)
     path, plain = tmp_path / "a.parquet", tmp_path / "plain" / "a.parquet"
-    plain.parent.mkdir(exist_ok=True)
     made = columns(rng, rows, nulls=nulls, lengths=lengths, holes=holes)
-    write(path, made, rng, compression=codec, data_page_version=version, data_page_size=page)
+    random_files.write(path, made, rng, compression=codec, data_page_version=version, data_page_size=page)
     # pyarrow writes pages of no values where pages are small, and does not read on after them.
     group = pq.read_metadata(path).row_group(0).num_rows if rows else 1
-    pq.write_table(pa.table(made), plain, row_group_size=group, use_dictionary=False)
-    assert assert_same(path, {}, plain=plain) == rows
+    write(plain, made, group=group, use_dictionary=False)
+    assert compared(path, {}, plain=plain) == rows
     median = int(np.median(made["at"].to_numpy())) if rows else 0
     parts = [{}, {"skip": 40}, {"limit": 31}, {"skip": 17, "limit": 77}, {"filter": pl.col("at") > median}]
     policy = str(rng.choice(["default", "drop"] if holes else ["default", "drop", "error"]))
@@ -71,7 +72,7 @@ def test_every_encoding_of_every_type(tmp_path, seed, rows, codec, version, page
     if rng.random() < 0.5:
         options["balance"] = Balance(cost=Polynomial(linear=1, quadratic=1))
     wanted = schema(rng.choice([None, 1, 7, 100]), str(rng.choice(["first", "last"])))
-    assert_same(path, {}, plain=plain, wanted=wanted, source=source, **options)
+    compared(path, {}, plain=plain, wanted=wanted, source=source, **options)
 
 
 @given(seed=SEEDS, codec=st.sampled_from(CODECS), writer=st.sampled_from(["polars", "duckdb"]))
@@ -90,9 +91,9 @@ def test_other_writers(tmp_path, seed, codec, writer):
             how = f"format parquet, compression {codec}, parquet_version {version}, row_group_size 2048"
             base.execute(f"copy made to '{path}' ({how})")
         if version == "v2" and isinstance(batches(path, "pyarrow")[0], CorruptFileError):
-            assert assert_same(path) == 0  # deltas of int32 in more than 32 bits, which pyarrow refuses
+            assert compared(path) == 0  # deltas of int32 in more than 32 bits, which pyarrow refuses
             return
-    assert assert_same(path, {}) == 300
+    assert compared(path, {}) == 300
 
 
 @pytest.mark.parametrize(("kind", "name"), [(pa.uint64(), "uint64"), (pa.date32(), "date32")])
@@ -100,9 +101,9 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
     rng = np.random.default_rng(1)
     made = columns(rng, 60, nulls=False, lengths="short")
     made["kinds"] = pa.ListArray.from_arrays(pa.array(range(61), pa.int32()), numbers(rng, 60, kind))
-    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", made)
     reason = [f"{'uint64' if name == 'uint64' else 'date32[day]'} stored as {'INT64' if name == 'uint64' else 'INT32'}"]
-    assert assert_same(tmp_path, {"kinds": reason}) == 60
+    assert compared(tmp_path, {"kinds": reason}) == 60
 
 
 @pytest.mark.parametrize(
@@ -111,23 +112,21 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
 )
 def test_times_of_files_that_store_them_differently(tmp_path, first, left):
     """Microseconds are read from INT64 and INT96, and so the files have one schema."""
-    table = pa.table(
-        {"at": pa.array([list(range(n, n + 10)) for n in range(0, 1000, 10)], pa.list_(pa.timestamp("us")))}
-    )
+    at = pa.array([list(range(n, n + 10)) for n in range(0, 1000, 10)], pa.list_(pa.timestamp("us")))
     for name, old in (("a", first), ("b", not first)):
-        pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=old)
-    wanted, options = Schema(sequences=Sequence("seen", ("at",))), {"batch_size": 50, "num_threads": 1}  # a before b
+        write(tmp_path / f"{name}.parquet", {"at": at}, use_deprecated_int96_timestamps=old)
+    wanted = Schema(sequences=Sequence("seen", ("at",)))
     for decoder in ("pages", "pyarrow"):
-        with FreeScaleDataLoader(ParquetSource(tmp_path, decoder=decoder), wanted, **options) as loader:
-            assert [at for batch in loader for at in batch.features["at"].values().tolist()] == [*range(1000)] * 2
+        with loader_on(ParquetSource(tmp_path, decoder=decoder), wanted, batch_size=50) as loader:
+            assert rows_of(loader, "at") == [*range(1000)] * 2
             said = loader.describe()[0]["decoder"]
             assert said.get("pyarrow") == (None if decoder == "pyarrow" else {"at": left})
 
 
 def test_brotli_is_left_to_pyarrow(tmp_path):
     made = columns(np.random.default_rng(2), 60, nulls=False, lengths="equal")
-    pq.write_table(pa.table(made), tmp_path / "a.parquet", compression="brotli")
-    assert assert_same(tmp_path, {name: ["compressed by BROTLI"] for name in LISTS}) == 60
+    write(tmp_path / "a.parquet", made, compression="brotli")
+    assert compared(tmp_path, {name: ["compressed by BROTLI"] for name in LISTS}) == 60
 
 
 def test_elements_that_are_null_or_not_finite_are_left_to_pyarrow_only_where_they_are_errors(tmp_path):
@@ -135,7 +134,7 @@ def test_elements_that_are_null_or_not_finite_are_left_to_pyarrow_only_where_the
     made["kinds"] = pa.array([[1, None, n] for n in range(60)], pa.list_(pa.int32()))
     costs = np.where(np.arange(len(made["costs"].values)) == 7, np.nan, made["costs"].values.to_numpy(False))
     made["costs"] = pa.ListArray.from_arrays(made["costs"].offsets, pa.array(costs, pa.float64()))
-    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", made)
     null, not_finite = ["elements of lists that are null"], ["numbers that are not finite"]
     for kinds, costs, rows, left in (
         ("default", "default", 60, {}),
@@ -144,7 +143,7 @@ def test_elements_that_are_null_or_not_finite_are_left_to_pyarrow_only_where_the
         ("error", "default", 0, {"kinds": null}),
         ("default", "error", 0, {"costs": not_finite}),
     ):
-        assert assert_same(tmp_path, source={"nulls": {"kinds": kinds, "costs": costs}}) == rows
+        assert compared(tmp_path, source={"nulls": {"kinds": kinds, "costs": costs}}) == rows
         decoder = batches(tmp_path, "pages", source={"nulls": {"kinds": kinds, "costs": costs}})[1]
         assert {name: list(reasons) for name, reasons in decoder["pyarrow"].items()} == left
 
@@ -158,31 +157,26 @@ def test_null_elements_wherever_they_stand(tmp_path, page, times):
     made = columns(np.random.default_rng(6), len(lists), nulls=False, lengths="short")
     made["kinds"] = pa.array(lists, pa.list_(pa.int64()))
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table(made), path, data_page_size=page, write_batch_size=2, use_dictionary=False)
+    write(path, made, data_page_size=page, write_batch_size=2, use_dictionary=False)
     filled = [[4 if value is None else value for value in each or []] for each in lists]
     for policy, kept in (
         ("default", filled),
         ("drop", [each for each in lists if each is not None and None not in each]),
     ):
         source = {"nulls": {"kinds": policy}}
-        assert assert_same(path, {}, source=source) == len(kept)
-        assert [read for batch in batches(path, "pages", source=source)[0] for read in lists_of(batch)] == kept
-
-
-def lists_of(batch: Any) -> list[list[int]]:
-    """What the rows of a batch have in `kinds`."""
-    kinds = batch.features["kinds"]
-    return [each.tolist() for each in kinds.values().split(kinds.lengths().tolist())]
+        assert compared(path, {}, source=source) == len(kept)
+        given = ParquetSource(path, decoder="pages", defaults=DEFAULTS, **source)
+        assert column(read(given, schema()), "kinds") == kept
 
 
 def test_a_dictionary_that_overflows_within_a_list(tmp_path):
     path = tmp_path / "a.parquet"
     item = pa.array([list(range(n, n + 900)) for n in range(30)], pa.list_(pa.int64()))
     made = columns(np.random.default_rng(3), 30, nulls=False, lengths="short") | {"kinds": item}
-    pq.write_table(pa.table(made), path, dictionary_pagesize_limit=2000, data_page_size=700)
+    write(path, made, dictionary_pagesize_limit=2000, data_page_size=700)
     assert {"PLAIN", "RLE_DICTIONARY"} <= set(pq.read_metadata(path).row_group(0).column(4).encodings)
-    assert assert_same(path, {}) == 30
-    assert assert_same(path, {}, shuffle=True, source={"skip": 3, "limit": 9}) == 9
+    assert compared(path, {}) == 30
+    assert compared(path, {}, shuffle=True, source={"skip": 3, "limit": 9}) == 9
 
 
 def page(number: int, repetition: list[int], values: list[int]) -> Page:
@@ -229,7 +223,7 @@ def test_no_word_is_read_beyond_a_page(width):
 def test_damage_is_named_with_column_and_page(tmp_path):
     path = tmp_path / "a.parquet"
     made = columns(np.random.default_rng(4), 60, nulls=False, lengths="long")
-    pq.write_table(pa.table(made), path, use_dictionary=False, write_page_checksum=True, compression="none")
+    write(path, made, use_dictionary=False, write_page_checksum=True, compression="none")
     chunk = pq.read_metadata(path).row_group(0).column(3)
     raw = bytearray(path.read_bytes())
     raw[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
@@ -239,7 +233,7 @@ def test_damage_is_named_with_column_and_page(tmp_path):
 
 
 def test_the_environment_chooses_the_decoder(tmp_path, monkeypatch):
-    pq.write_table(pa.table(columns(np.random.default_rng(5), 9, nulls=False, lengths="short")), tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", columns(np.random.default_rng(5), 9, nulls=False, lengths="short"))
     monkeypatch.setenv("FSDATA_DECODER", "pyarrow")
     assert batches(tmp_path, None)[1] == {"name": "pyarrow"}
     assert batches(tmp_path, "pages")[1]["name"] == "pages"

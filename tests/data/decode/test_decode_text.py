@@ -3,7 +3,7 @@
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import column, opened, read, write
+from data_kit import column, read, write
 
 from fsdata import DataError, Join, ParquetSource, Schema, SchemaError, Sequence
 
@@ -52,7 +52,7 @@ def test_missing_columns_take_the_default(tmp_path):
     write(tmp_path / "b.parquet", {"other": pa.array([1, 2])})
     assert text(tmp_path, defaults={"id": "none"}) == ["x", "y", "none", "none"]
     assert text(tmp_path / "b.parquet", defaults={"id": ""}) == ["", ""]
-    assert text(tmp_path / "b.parquet", defaults={"id": 7}) == [[7], [7]]
+    assert text(tmp_path / "b.parquet", defaults={"id": 7}) == [7, 7]
     with pytest.raises(SchemaError, match=r"column 'id' is missing.*defaults=\{'id'"):
         text(tmp_path)
 
@@ -87,9 +87,9 @@ def test_a_join_key_can_be_passed_through_and_a_joined_field_cannot(tmp_path):
     side = write(tmp_path / "side.parquet", {"id": pa.array([7, 5]), "age": pa.array([70, 50])})
     schema = Schema(context=("age",), passthrough=("id",))
     join = Join(ParquetSource(side), on="id", fields=("age",))
-    assert read(ParquetSource(rows, join=[join]), schema) == [{"age": [age], "id": [age // 10]} for age in (50, 70, 50)]
+    assert read(ParquetSource(rows, join=[join]), schema) == [{"age": age, "id": age // 10} for age in (50, 70, 50)]
     with pytest.raises(SchemaError, match="Join brings id, and passthrough fields are columns of the rows themselves"):
-        opened(ParquetSource(rows, join=[Join(ParquetSource(side), on="age", fields=("id",))]), schema)
+        read(ParquetSource(rows, join=[Join(ParquetSource(side), on="age", fields=("id",))]), schema)
 
 
 def test_schemas(tmp_path):

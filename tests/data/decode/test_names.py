@@ -4,10 +4,9 @@ import fsspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import column, lists, read, write
+from data_kit import column, lists, read, write
 
-from fsdata import Join, Schema, Sequence
-from fsdata.sources import ParquetSource
+from fsdata import Join, ParquetSource, Schema, Sequence
 
 INNER = [{"b": 10}, {"b": 20}, {"b": 30}]
 COLUMNS = {
@@ -36,21 +35,21 @@ def source(request, tmp_path):
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_column_beside_a_struct(source, columns, remote):
     schema = Schema(context=("a.b",))
-    assert column(read(source(columns, remote=remote), schema), "a.b") == [[1], [2], [3]]
+    assert column(read(source(columns, remote=remote), schema), "a.b") == [1, 2, 3]
     kept = source(columns, remote=remote, filter=pl.col("a.b") <= 2, columns={"n": pl.col("a.b") * 2})
-    assert column(read(kept, Schema(context=("n",))), "n") == [[2], [4]]  # bounds are those of this column, too
+    assert column(read(kept, Schema(context=("n",))), "n") == [2, 4]  # bounds are those of this column, too
 
 
 @pytest.mark.parametrize("order", [("l", "l.list.element"), ("l.list.element", "l")])
 def test_a_column_beside_a_list(source, order):
     columns = {"l": lists(pa.int64(), [10], [], [30, 31]), "l.list.element": pa.array([1, 2, 3])}
     table = {name: columns[name] for name in order}
-    assert column(read(source(table), Schema(context=("l.list.element",))), "l.list.element") == [[1], [2], [3]]
+    assert column(read(source(table), Schema(context=("l.list.element",))), "l.list.element") == [1, 2, 3]
     both = Schema(sequences=[Sequence("uih", fields=("l",))], context=("l.list.element",))
     assert read(source(table), both) == [
-        {"l": [10], "l.list.element": [1]},
-        {"l": [], "l.list.element": [2]},
-        {"l": [30, 31], "l.list.element": [3]},
+        {"l": [10], "l.list.element": 1},
+        {"l": [], "l.list.element": 2},
+        {"l": [30, 31], "l.list.element": 3},
     ]
 
 
@@ -59,16 +58,16 @@ def test_a_list_with_dots_and_a_column_beside_a_map(source):
     columns = {"m": maps, "m.key_value.key": [5, 6], "s": [{"q": [0]}] * 2, "s.q": [[1, 2], [3]]}
     schema = Schema(sequences=[Sequence("uih", fields=("s.q",))], context=("m.key_value.key",))
     assert read(source(columns), schema) == [
-        {"s.q": [1, 2], "m.key_value.key": [5]},
-        {"s.q": [3], "m.key_value.key": [6]},
+        {"s.q": [1, 2], "m.key_value.key": 5},
+        {"s.q": [3], "m.key_value.key": 6},
     ]
 
 
 def test_keys_of_joins_with_dots(source, tmp_path):
     side = write(tmp_path / "side.parquet", {"a": INNER, "a.b": [3, 1, 2], "v": [30, 10, 20]})
     joined = source(COLUMNS["struct first"], join=[Join(ParquetSource(side), on="a.b", fields=("v",))])
-    assert column(read(joined, Schema(context=("v",))), "v") == [[10], [20], [30]]
+    assert column(read(joined, Schema(context=("v",))), "v") == [10, 20, 30]
 
 
 def test_a_column_without_a_name(source):
-    assert column(read(source({"": [1, 2], "x": [3, 4]}, columns={"e": ""}), Schema(context=("e",))), "e") == [[1], [2]]
+    assert column(read(source({"": [1, 2], "x": [3, 4]}, columns={"e": ""}), Schema(context=("e",))), "e") == [1, 2]

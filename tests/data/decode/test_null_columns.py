@@ -4,10 +4,9 @@ has in other files, or that the field needs."""
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import read, write
+from data_kit import read, write
 
-from fsdata import Follow, FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence
-from fsdata.errors import DataError, SchemaError
+from fsdata import DataError, Follow, Join, ParquetSource, Schema, SchemaError, Sequence
 
 COLUMNS = {
     "user": pa.array([5, 6], pa.int32()),
@@ -55,10 +54,8 @@ def written(folder, form, names, *, typed):
 def test_they_are_read_as_nulls_with_a_type_are(tmp_path, decoder, form, names, policy):
     policies = {"defaults": DEFAULTS} if policy == "default" else {"nulls": dict.fromkeys(DEFAULTS, "drop")}
     typed, untyped = (
-        read(
-            ParquetSource(written(tmp_path / str(typed), form, names, typed=typed), decoder=decoder, **policies), SCHEMA
-        )
-        for typed in (True, False)
+        read(ParquetSource(written(tmp_path / place, form, names, typed=typed), decoder=decoder, **policies), SCHEMA)
+        for place, typed in (("typed", True), ("untyped", False))
     )
     assert untyped == typed
     assert len(untyped) == 2 * (len(names) if policy == "default" else names.count("values"))
@@ -92,7 +89,7 @@ def test_keys_and_fields_of_side_tables(tmp_path):
         write(tmp_path / "side" / f"{number}.parquet", {"key": [2 * number + 1, 2 * number + 2], "city": key})
     join = Join(ParquetSource(tmp_path / "side", defaults={"city": -1}), on="key", fields=("city",))
     samples = read(ParquetSource(tmp_path / "main", join=join), Schema(context=("city",)))
-    assert samples == [{"city": [1]}, {"city": [2]}, {"city": [-1]}, {"city": [-1]}]
+    assert samples == [{"city": 1}, {"city": 2}, {"city": -1}, {"city": -1}]
 
 
 def test_new_files_cannot_make_text_of_what_was_null(tmp_path):
@@ -101,8 +98,5 @@ def test_new_files_cannot_make_text_of_what_was_null(tmp_path):
         write(tmp_path / f"{name}.parquet", {"row": [1], "name": column})
     source = ParquetSource(tmp_path, follow=Follow(idle="0.1s", every="0.01s", at_most=1), nulls={"name": "drop"})
     schema = Schema(context=("row",), passthrough=("name",))
-    with (
-        FreeScaleDataLoader(source, schema, batch_size=1) as loader,
-        pytest.raises(SchemaError, match="name: is string in some files and null in the first: one of both is needed"),
-    ):
-        list(loader)
+    with pytest.raises(SchemaError, match="name: is string in some files and null in the first: one of both is needed"):
+        read(source, schema, batch_size=1)

@@ -12,18 +12,19 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from data_kit import USERS, loader_on, rows_of, write
 from hypothesis import example, given
 from hypothesis import strategies as st
-from parquet import column, opened, values
 from patience import until
-from user_files import USERS
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import ParquetSource, Schema, Sequence
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.files.byte_ranges import requests
 from fsdata.decode.files.read_ahead import ReadAhead, bytes_of
+from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.row_layout import layout_of
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,10 @@ def test_sizes_are_read(text, size):
     assert bytes_of(text, "read_ahead") == size
 
 
-@pytest.mark.parametrize("text", [-1, True, 2.5, None, "", "256", "256M", "-1MB", "1e3MB", "MB", "1 iB", "1MB 2MB"])
-def test_sizes_that_are_none_are_refused(text):
-    with pytest.raises(ValueError, match=r'read_ahead must be a number of bytes .* like "256MB"'):
-        bytes_of(text, "read_ahead")
+def test_sizes_that_are_none_are_refused():
+    for text in (-1, True, 2.5, None, "", "256", "256M", "-1MB", "1e3MB", "MB", "1 iB", "1MB 2MB"):
+        with pytest.raises(ValueError, match=r'read_ahead must be a number of bytes .* like "256MB"'):
+            bytes_of(text, "read_ahead")
 
 
 @given(
@@ -72,18 +73,17 @@ def test_all_bytes_that_a_decoder_needs_are_planned(tmp_path, decoder):
         "unread": pa.array([f"text {n % 50}" for n in range(3000)]),
         "item": pa.array([[n, n + 1] for n in range(3000)]),
     }
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1000)
+    path = write(tmp_path / "a.parquet", columns, group=1000)
     schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("user",))
     for read_ahead in (0, "1MB"):
         source = ParquetSource("a.parquet", filesystem=remote(tmp_path), decoder=decoder)
-        with FreeScaleDataLoader(source, schema, batch_size=500, read_ahead=read_ahead) as loader:
-            users = [user for batch in loader for user in batch.features["user"].values().tolist()]
-            assert users == columns["user"].to_pylist()
+        with loader_on(source, schema, batch_size=500, read_ahead=read_ahead) as loader:
+            assert rows_of(loader, "user") == columns["user"].to_pylist()
             asked = loader.stats()["remote"]
-        chunks = [pq.read_metadata(tmp_path / "a.parquet").row_group(group) for group in range(3)]
+        groups = [pq.read_metadata(path).row_group(group) for group in range(3)]
         assert asked["unplanned_reads"] == 0
         assert (
-            0 < asked["bytes"] <= sum(each.column(leaf).total_compressed_size for each in chunks for leaf in (0, 1, 2))
+            0 < asked["bytes"] <= sum(each.column(leaf).total_compressed_size for each in groups for leaf in (0, 1, 2))
         )
 
 
@@ -131,21 +131,20 @@ def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):
     """It has the same size and footer, as where there are no statistics: only its time tells."""
 
     def put(first, seconds):
-        table = pa.table({"user": range(first, first + 10)})
-        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        pq.write_table(table, tmp_path / "a.parquet", **options)
-        os.utime(tmp_path / "a.parquet", (seconds, seconds))
+        plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        path = write(tmp_path / "a.parquet", {"user": range(first, first + 10)}, **plain)
+        os.utime(path, (seconds, seconds))
 
     put(100, seconds=1)
-    source, layout = opened(
-        ParquetSource("a.parquet", filesystem=remote(tmp_path)), USERS, retry=Retrying(sleep=lambda _: None)
-    )
+    retry, layout, users = Retrying(sleep=lambda _: None), layout_of(USERS), np.empty(10, np.int64)
+    source = OpenSource(ParquetSource("a.parquet", filesystem=remote(tmp_path)), USERS, index=0, retry=retry)
     fetched = source.fetch(source.groups[0], layout)
     for part in fetched.plan():
         fetched.read(part)
     put(500, seconds=2)
-    rows = source.read(source.groups[0], layout, 0, 10, fetched)
-    assert column(values(rows.rows, layout), "user") == [[user] for user in range(500, 510)]
+    rows = source.read(source.groups[0], layout, 0, 10, fetched).rows
+    rows.spans().gather(layout.itemsize, np.array([users.ctypes.data]))
+    assert users.tolist() == list(range(500, 510))
     assert source.retries == 1
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_kit import assert_same, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
-from random_files import assert_equal, batches
+from random_files import batches
 
 from fsdata import Schema, Sequence
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, Scalars
@@ -97,30 +97,28 @@ def test_columns_become_rows():
 def test_values_of_several_batches_of_a_row_group(tmp_path, monkeypatch, decoder, part):
     """They are copied to one place, with defaults where values are null or not finite."""
     numbers = np.arange(60)
-    path = tmp_path / "a.parquet"
     user = [None if n == 33 else n for n in range(60)]
     price = np.where(numbers == 21, np.nan, numbers / 4)
     lists = pa.array([[n, n + 1] for n in range(60)])
     made = {"user": user, "at": numbers, "price": price, "items": lists, "kinds": lists, "costs": lists}
-    pq.write_table(pa.table(made), path)
+    path = write(tmp_path / "a.parquet", made)
     whole, _ = batches(path, decoder, source=part)
     monkeypatch.setattr("fsdata.decode.arrow.record_batches._MAX_FLAT_ROWS", 16)
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 16)
-    assert_equal(batches(path, decoder, source=part)[0], whole)
-    assert whole[0].features["user"].values()[0] == part.get("skip", 0)
+    assert_same(batches(path, decoder, source=part)[0], whole)
+    assert rows_of(whole, "user")[0] == part.get("skip", 0)
 
 
 def test_a_field_that_gave_up_goes_to_pyarrow_for_ever_longer(tmp_path):
     """After 1, 2, 4, ... chunks it is tried again. A number that would be an error is in rows that are not read."""
     lists, n = pa.array([[float(n)] * 40 if n % 2 else [np.nan] * 40 for n in range(40)]), pa.array(range(40))
     right = lists.take(pa.array([1] * 40))
-    pq.write_table(pa.table({"costs": lists, "n": n}), tmp_path / "a.parquet", row_group_size=2)
-    pq.write_table(pa.table({"costs": right, "n": n}), tmp_path / "b.parquet", row_group_size=2)
+    for name, costs in (("a", lists), ("b", right)):
+        write(tmp_path / f"{name}.parquet", {"costs": costs, "n": n}, group=2)
     wanted = Schema(sequences=(Sequence("s", floats=("costs",)),))
     source = {"defaults": {}, "filter": pl.col("n") % 2 == 1}
-    decoders = [batches(tmp_path, decoder, wanted, source=source, num_threads=1) for decoder in ("pages", "pyarrow")]
-    ours, theirs = ([batch.jagged["costs"].values.tolist() for batch in found] for found, _ in decoders)
-    assert ours == theirs
-    left = decoders[0][1]["pyarrow"]["costs"]["numbers that are not finite"]
-    assert decoders[0][1]["chunks"] == 40 - left
+    ours, decoder = batches(tmp_path, "pages", wanted, source=source, num_threads=1)
+    assert_same(ours, batches(tmp_path, "pyarrow", wanted, source=source)[0])
+    left = decoder["pyarrow"]["costs"]["numbers that are not finite"]
+    assert decoder["chunks"] == 40 - left
     assert left == 36  # tried in vain at chunks 0, 2, 5, 10 and 19, which pauses it for 16

@@ -10,13 +10,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from data_kit import USERS, as_python, fingerprint, load, users, write
 from hypothesis import given
 from hypothesis import strategies as st
-from parquet import write
-from user_files import USERS, users
 
-from fsdata import AsOf, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
-from fsdata.decode.opened_source import open_source
+from fsdata import AsOf, Join, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
 
 
 @pytest.mark.parametrize(
@@ -51,6 +49,19 @@ from fsdata.decode.opened_source import open_source
         ({"paths": (), "table": "hudi:x"}, "table is 'delta:PATH' or 'iceberg:PATH', with @VERSION .*, got 'hudi:x'"),
         ({"paths": (), "table": "delta:"}, "table is 'delta:PATH'"),
         ({"paths": (), "table": Path("x")}, "table is 'delta:PATH'"),
+        ({"retry": 3}, "takes a Retry"),
+        ({"split": 3}, "split names one column, got 3"),
+        ({"split": "user", "keep": (0.5, 0.5)}, r"0 <= low < high <= 1, got \(0.5, 0.5\)"),
+        ({"split": "user", "keep": (0, 1.5)}, r"got \(0.0, 1.5\)"),
+        ({"split": "user", "keep": 0.5}, "two numbers, got 0.5"),
+        ({"split": "user", "salt": 1.5}, "a text or an integer, got 1.5"),
+        ({"keep": (0, 0.5)}, "belong to split="),
+        ({"keep": 0.5}, "belong to split="),
+        ({"salt": "x"}, "belong to split="),
+        *(
+            ({"types": {"user": kind}}, r"types={'user': ...} is the Arrow name of one type")
+            for kind in ("text", "list", "large_list<int64>", 3, "binary", "")
+        ),
     ],
 )
 def test_options_that_make_no_sense(options, message):
@@ -60,14 +71,14 @@ def test_options_that_make_no_sense(options, message):
 
 def test_a_filesystem_of_another_kind(tmp_path):
     with pytest.raises(SchemaError, match="pyarrow or fsspec filesystem"):
-        open_source(ParquetSource("a", filesystem=3), USERS)
+        load(ParquetSource("a", filesystem=3), USERS)
 
 
 def same(batch):
     return batch
 
 
-class Callable_:
+class CallableMap:
     def __call__(self, batch):
         return batch
 
@@ -86,33 +97,33 @@ def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):
     users(tmp_path, "other/a.parquet", 1, 3)
     users(tmp_path, "other/b.parquet", 3)
 
-    def fingerprint(place, **options):
-        return open_source(ParquetSource(tmp_path / place, **options), USERS).fingerprint
+    def of(place, **options):
+        return fingerprint(ParquetSource(tmp_path / place, **options), USERS)
 
-    plain = fingerprint("here")
-    assert fingerprint("there") == plain
-    assert fingerprint("other")["footers"] != plain["footers"]
-    assert fingerprint("here/a.parquet")["files"] != plain["files"]
+    plain = of("here")
+    assert of("there") == plain
+    assert of("other")["source 0 footers"] != plain["source 0 footers"]
+    assert of("here/a.parquet")["source 0 files"] != plain["source 0 files"]
 
     def options():
         yield from ({"columns": {"user": pl.col("user") + number}} for number in (1, 2))
         yield from ({"defaults": {"user": number}} for number in (1, 2))
         yield from ({"filter": pl.col("user") > 1}, {"on_error": "skip"}, {"weight": 2.0}, {"limit": 2}, {"skip": 1})
-        yield from ({"map": function} for function in (same, print, partial(same), Callable_()))
+        yield from ({"map": function} for function in (same, print, partial(same), CallableMap()))
 
-    changed, again = ([fingerprint("here", **each)["arguments"] for each in options()] for _ in range(2))
+    changed, again = ([of("here", **each)["source 0 arguments"] for each in options()] for _ in range(2))
     assert changed == again
-    assert len({plain["arguments"], *changed}) == 1 + len(changed)
+    assert len({plain["source 0 arguments"], *changed}) == 1 + len(changed)
 
 
 @pytest.mark.long
 def test_reading_needs_no_pandas(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": pa.array([1, None], pa.int32())})
     code = (
-        "import sys; from fsdata import Schema, ParquetSource; from fsdata.decode.opened_source import open_source\n"
-        "from fsdata.decode.row_layout import layout_of; s = Schema(context=('user',))\n"
-        f"o = open_source(ParquetSource({str(path)!r}, defaults={{'user': 0}}), s)\n"
-        "o.read(o.groups[0], layout_of(s), 0, 2); print('pandas' in sys.modules, 'polars' in sys.modules)"
+        "import sys; from fsdata import FreeScaleDataLoader, ParquetSource, Schema\n"
+        f"source = ParquetSource({str(path)!r}, defaults={{'user': 0}})\n"
+        "with FreeScaleDataLoader(source, Schema(context=('user',)), batch_size=2) as loader: list(loader)\n"
+        "print('pandas' in sys.modules, 'polars' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
@@ -138,13 +149,9 @@ def folder(tmp_path_factory):
 
 
 def read(sources, **options):
-    found = []
-    with FreeScaleDataLoader(sources, SCHEMA, batch_size=4, num_threads=1, **options) as loader:
-        for batch in loader:
-            rows, lists = batch.features["row"].values().tolist(), batch.features["item"]
-            assert lists.values().tolist() == [row for row in rows for _ in range(row % 4)]
-            found += rows
-    return found
+    samples = [sample for batch in load(sources, SCHEMA, batch_size=4, **options)[0] for sample in as_python(batch)]
+    assert all(sample["item"] == [sample["row"]] * (sample["row"] % 4) for sample in samples)
+    return [sample["row"] for sample in samples]
 
 
 @given(

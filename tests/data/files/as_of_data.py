@@ -1,6 +1,5 @@
 """Requests and histories in files, and what a loader has to make of them, in plain Python."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
+from data_kit import as_python, load, write
 
-from fsdata import AsOf, FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import AsOf, ParquetSource, Schema, Sequence
 
 STORED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool_")
 UIH = Sequence("uih", ("item",), floats=("price",), max_length=4)
@@ -52,20 +51,16 @@ class Data:
         return cls(requests=rows, histories=histories, stored=stored)
 
     def write(self, folder: Path, files: int = 2, group: int = 5) -> None:
-        for name in ("requests", "histories"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
         rows, users = self.requests, list(self.histories)
         for file in range(files):
             some, of_users = rows[file::files], users[file::files]
             some.sort()
-            table = pa.table(
-                {
-                    "row": pa.array([row for row, _, _ in some], pa.int64()),
-                    "user": pa.array([user for _, user, _ in some], pa.int32()),
-                    "at": pa.array([at for _, _, at in some], pa.int64()),
-                }
-            )
-            pq.write_table(table, folder / "requests" / f"{file}.parquet", row_group_size=group)
+            requests = {
+                "row": pa.array([row for row, _, _ in some], pa.int64()),
+                "user": pa.array([user for _, user, _ in some], pa.int32()),
+                "at": pa.array([at for _, _, at in some], pa.int64()),
+            }
+            write(folder / "requests" / f"{file}.parquet", requests, group=group)
             lists = {"item": getattr(pa, self.stored)(), "price": pa.float64(), "kind": pa.int8()}
             lists |= {"time": pa.int64(), "known": pa.int64()}
             columns = {
@@ -73,7 +68,7 @@ class Data:
                 for name, kind in lists.items()
             }
             columns["user"] = pa.array(of_users, pa.int64())
-            pq.write_table(pa.table(columns), folder / "histories" / f"{file}.parquet", row_group_size=2)
+            write(folder / "histories" / f"{file}.parquet", columns, group=2)
 
     def expected(self, *, known: bool = False, inclusive: bool = False) -> dict[int, dict[str, list[float]]]:
         """By row: the lists of every field; of the pool, events of kind 1 only."""
@@ -114,23 +109,15 @@ def source(
     )
 
 
-def samples(batch: Any) -> Iterator[tuple[int, dict[str, list[float]]]]:
-    """(row, lists by field) of every sample."""
-    features = batch.features
-    rows = features["row"].values().tolist()
-    lists = {name: _lists(features[name].values(), features[name].lengths()) for name in ("item", "bought")}
-    jagged = {"price": batch.jagged["price"], "stars": batch.labels["stars"], "next": batch.labels["next"]}
-    lists |= {name: _lists(each.values, each.lengths) for name, each in jagged.items()}
-    for number, row in enumerate(rows):
-        yield row, {name: of[number] for name, of in lists.items()}
+FIELDS = ("item", "price", "bought", "stars", "next")
 
 
-def _lists(values: Any, lengths: Any) -> list[list[float]]:
-    return [part.tolist() for part in values.split(lengths.tolist())]
+def samples(batch: Any) -> dict[int, dict[str, list[float]]]:
+    """By row: the lists of every field, also of sequences that share them."""
+    return {sample["row"]: {name: sample[name] for name in FIELDS} for sample in as_python(batch)}
 
 
 def read(folder: Path, options: dict[str, Any] | None = None, **loading: Any) -> dict[int, dict[str, list[float]]]:
     """Everything that a loader gives, by row."""
-    given = {"batch_size": 7, "num_threads": 1, **loading}
-    with FreeScaleDataLoader(source(folder, **(options or {})), SCHEMA, **given) as loader:
-        return {row: lists for batch in loader for row, lists in samples(batch)}
+    batches, _ = load(source(folder, **(options or {})), SCHEMA, **{"batch_size": 7, **loading})
+    return {row: lists for batch in batches for row, lists in samples(batch).items()}

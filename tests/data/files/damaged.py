@@ -240,18 +240,14 @@ def _pages(raw: bytes, chunk: Struct) -> Any:
 
 def read_with(path: Path, decoder: str) -> tuple[str, object]:
     """("rows", all of them), or the name of the error and what it says."""
-    from parquet import opened, read_all
+    from data_kit import read
 
     from fsdata import ParquetSource
     from fsdata.errors import FreeScaleError
 
     try:
         given = ParquetSource(path, defaults=random_files.DEFAULTS, decoder=decoder)
-        source, layout = opened(given, random_files.schema(max_length=50))
-        try:
-            return "rows", read_all(source, layout)
-        finally:
-            source.close()
+        return "rows", read(given, random_files.schema(max_length=50))
     except FreeScaleError as error:
         return type(error).__name__, str(error)
 

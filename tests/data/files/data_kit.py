@@ -56,6 +56,13 @@ def read(sources: Any, schema: Schema, **options: Any) -> list[dict[str, Any]]:
     return [sample for batch in load(sources, schema, **options)[0] for sample in as_python(batch)]
 
 
+def fingerprint(sources: Any, schema: Schema, **options: Any) -> dict[str, Any]:
+    """What a saved state compares with the sources that it meets; no row is read."""
+    with loader_on(sources, schema, **options) as loader:
+        said: dict[str, Any] = loader.state_dict()["fingerprint"]
+        return said
+
+
 def as_python(batch: Batch) -> list[dict[str, Any]]:
     """The samples, field by field: a number, a text, a list, of nested fields a list of lists.
 

@@ -1,6 +1,6 @@
 """A log of events by user, a dimension table of its items, and the samples of it in plain Python."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
+from data_kit import as_python, write
 from xxhash import xxh64_intdigest
 
 from fsdata import AsOf, Lookup, ParquetSource, Schema, Sequence, cross
@@ -56,19 +56,18 @@ class Log:
         return cls(events=events, items=items)
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         kinds = {"item": pa.int64(), "ts": pa.int64(), "type": pa.int8(), "ratio": pa.int16(), "organic": pa.bool_()}
         lists = {
             name: pa.array([of[name] for of in self.events.values()], pa.list_(pa.int64())).cast(pa.list_(kind))
             for name, kind in kinds.items()
         }
-        pq.write_table(pa.table({"uid": list(self.events), **lists}), folder / "histories.parquet", row_group_size=3)
+        write(folder / "histories.parquet", {"uid": list(self.events), **lists}, group=3)
         columns = {
             "item_id": list(self.items),
             "artist_id": [artist for artist, _ in self.items.values()],
             "price": [price for _, price in self.items.values()],
         }
-        pq.write_table(pa.table(columns), folder / "items.parquet", row_group_size=7)
+        write(folder / "items.parquet", columns, group=7)
 
     def anchors(self, min_history: int) -> list[tuple[int, int]]:
         """(uid, position) of every event that is a row, in the order of the users."""
@@ -161,29 +160,23 @@ def anchors(folder: Path, *, as_of_given: Mapping[str, Any] | None = None, **giv
     return as_of(folder, **(as_of_given or {})).anchors(where=LISTEN, join=lookup(folder), columns=columns, **given)
 
 
-def histories_of(batch: Any) -> Iterator[list[dict[str, Any]]]:
-    """Of every sample."""
-    keys = batch.features.keys()
-    names = [name for name in ("item", "artist", "ts", "pools") if name in keys]
-    lists = {name: batch.features[name].values().tolist() for name in names}
-    if "price" in batch.jagged:
-        lists["price"] = batch.jagged["price"].values.tolist()
-    at = 0
-    for length in batch.features["item"].lengths().tolist():
-        yield [{name: values[place] for name, values in lists.items()} for place in range(at, at + length)]
-        at += length
+def histories_of(batch: Any) -> list[list[dict[str, Any]]]:
+    """Of every sample, the events as `Log.history` has them."""
+    samples = as_python(batch)
+    names = [name for name in ("item", "artist", "ts", "pools", "price") if samples and name in samples[0]]
+    return [
+        [dict(zip(names, event, strict=True)) for event in zip(*(sample[name] for name in names), strict=True)]
+        for sample in samples
+    ]
 
 
 def samples_of(batch: Any) -> dict[tuple[int, int], dict[str, Any]]:
     """(uid, position) -> sample, as `Log.sample` has it."""
-    names = ("uid", "position", "hour", "user_x_artist", "candidate", "candidate_artist")
-    values = {name: batch.features[name].values().tolist() for name in names}
-    values["candidate_price"] = batch.jagged["candidate_price"].values.tolist()
-    labels = batch.labels["label"]
-    values["label"] = (labels.values if hasattr(labels, "offsets") else labels).tolist()
     found = {}
-    for number, history in enumerate(histories_of(batch)):
-        of = {name: each[number] for name, each in values.items()}
-        place = of.pop("uid"), of.pop("position")
-        found[place] = {"history": history, **of}
+    for sample, history in zip(as_python(batch), histories_of(batch), strict=True):
+        of = {name: sample[name] for name in ("hour", "user_x_artist", "label")}
+        for name in ("candidate", "candidate_artist", "candidate_price"):
+            of[name] = sample[name][0] if isinstance(sample[name], list) else sample[name]
+        of["label"] = of["label"][0] if isinstance(of["label"], list) else of["label"]
+        found[sample["uid"], sample["position"]] = {"history": history, **of}
     return found

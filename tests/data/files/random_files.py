@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
+from data_kit import loader_on
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import ParquetSource, Schema, Sequence
 from fsdata.errors import CorruptFileError, DataError
 
 IDS = [
@@ -130,8 +130,7 @@ def batches(path: Path, decoder: str | None, wanted: Schema | None = None, **opt
     source: options of the source; others are of the loader.
     """
     given = ParquetSource(path, decoder=decoder, **{"defaults": DEFAULTS} | options.pop("source", {}))  # type: ignore[arg-type]
-    options = {"batch_size": 32, "rank": 0, "world_size": 1} | options
-    with FreeScaleDataLoader(given, wanted or schema(), **options) as loader:
+    with loader_on(given, wanted or schema(), **{"batch_size": 32, "num_threads": None} | options) as loader:
         try:
             found: Any = list(loader)
         except DataError as error:
@@ -139,16 +138,3 @@ def batches(path: Path, decoder: str | None, wanted: Schema | None = None, **opt
         except CorruptFileError as error:
             found = error
         return found, loader.describe()[0]["decoder"]
-
-
-def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
-    """Bit for bit."""
-    assert len(ours) == len(theirs)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.features.keys() == other.features.keys()
-        assert torch.equal(mine.features.values(), other.features.values())
-        assert torch.equal(mine.features.lengths(), other.features.lengths())
-        assert torch.equal(mine.dense, other.dense)
-        assert torch.equal(mine.jagged["costs"].values, other.jagged["costs"].values)
-        assert torch.equal(mine.jagged["costs"].offsets, other.jagged["costs"].offsets)
-        assert torch.equal(mine.origin, other.origin)

@@ -11,12 +11,11 @@ import subprocess
 import sys
 
 import damaged
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_kit import read, write
 from patience import PATIENCE_S
 
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+from fsdata import Schema, Sequence
 from fsdata.errors import CorruptFileError, FreeScaleError
 
 
@@ -26,8 +25,8 @@ def test_a_damaged_file_is_refused_or_read(tmp_path):
     for seed in range(40):
         path.write_bytes(damaged.damaged(seed)[1])
         refused += 1
-        with contextlib.suppress(FreeScaleError), FreeScaleDataLoader(ParquetSource(path), schema, batch_size=64) as of:
-            list(of)
+        with contextlib.suppress(FreeScaleError):
+            read(path, schema)
             refused -= 1
     assert 10 < refused < 40
 
@@ -82,17 +81,11 @@ def test_no_damage_ends_anything(tmp_path, what, files, batch, most_mb, checked,
 
 def test_a_damaged_page_of_deltas_is_named(tmp_path):
     """A kernel of their own decodes them; where it fails, nothing more of the column is read."""
-    path = tmp_path / "rows.parquet"
-    rows = pa.table({"row": [list(range(100 * n, 100 * n + 100)) for n in range(20)]})
+    rows = {"row": [list(range(100 * n, 100 * n + 100)) for n in range(20)]}
     options = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED", "compression": "none"}
-    pq.write_table(rows, path, **options)
+    path = write(tmp_path / "rows.parquet", rows, write_page_checksum=False, **options)
     before, head, after = path.read_bytes().partition(b"\x80\x02\x04")
     assert head
     path.write_bytes(before + b"\x81\x02\x04" + after)  # a block of 257 values
-    with (
-        FreeScaleDataLoader(
-            ParquetSource(str(path)), Schema(sequences=Sequence("row list", ("row",))), batch_size=4
-        ) as loader,
-        pytest.raises(CorruptFileError, match=r"page 0: values that end too early, or contradict themselves"),
-    ):
-        list(loader)
+    with pytest.raises(CorruptFileError, match=r"page 0: values that end too early, or contradict themselves"):
+        read(path, Schema(sequences=Sequence("row list", ("row",))))

@@ -7,18 +7,17 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from as_of_data import SCHEMA, STORED, Data, samples, source
+from data_kit import column, loader_on, read, rows_of, write
+from event_log import POOLS
 from hypothesis import example, given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from rank_loaders import read_and_go_on
-from test_share import SHARED, check_rows, expanded
+from test_share import SHARED, check_rows
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Schema, Sequence
-from fsdata.errors import DataError, SchemaError
+from fsdata import AsOf, Balance, DataError, ParquetSource, Schema, SchemaError, Sequence
 
 OPTIONS = [{}, {"known": True}, {"inclusive": True}, {"known": True, "inclusive": True}]
 
@@ -32,10 +31,9 @@ def read_all(
     """
     found, moved = {}, 0
     sources = [source(each, **options) for each in folders] + ([ParquetSource(str(stored))] if stored else [])
-    given = {"batch_size": 5, "timeout_s": PATIENCE_S, "num_threads": 1, **given}
     schema = SHARED if share else SCHEMA
-    for batch in read_and_go_on(lambda: FreeScaleDataLoader(sources, schema, **given), every=3)[0]:
-        found |= expanded(batch) if share else dict(samples(batch))
+    for batch in read_and_go_on(lambda: loader_on(sources, schema, **{"batch_size": 5, **given}), every=3)[0]:
+        found |= samples(batch)
         moved += int((batch.origin[:, 0] != rank).sum())
         if share:
             check_rows(batch)
@@ -97,8 +95,7 @@ def test_sources_with_histories_beside_each_other_and_beside_lists(tmp_path: Pat
     if with_lists:  # then values travel, and no references to events
         lists = {row + 1000: each for row, each in one.expected().items()}
         columns = {name: [each[name] for each in lists.values()] for name in next(iter(lists.values()))}
-        stored = tmp_path / "stored.parquet"
-        pq.write_table(pa.table({"row": list(lists), "user": list(lists), **columns}), stored, row_group_size=4)
+        stored = write(tmp_path / "stored.parquet", {"row": list(lists), "user": list(lists), **columns}, group=4)
         expected |= lists
     given = {"mix": "weighted", "balance": Balance()}
     answers = shared_world(2).run(partial(read_all, **given), folders, stored, {}, False)
@@ -112,12 +109,9 @@ def test_rows_of_one_bucket_come_together_where_rows_are_shuffled(tmp_path: Path
     data.write(tmp_path)
     orders = []
     for bucketed in (None, 1000):
-        with FreeScaleDataLoader(
-            source(tmp_path, bucketed=bucketed), SCHEMA, batch_size=7, shuffle=True, shuffle_window=99, num_threads=1
-        ) as loader:
-            batches = [batch.features[name].values().tolist() for batch in loader for name in ("user", "row")]
-        users = [user for of in batches[::2] for user in of if data.histories.get(user)]
-        orders.append([row for of in batches[1::2] for row in of])
+        samples = read(source(tmp_path, bucketed=bucketed), SCHEMA, batch_size=7, shuffle=True, shuffle_window=99)
+        users = [user for user in column(samples, "user") if data.histories.get(user)]
+        orders.append(column(samples, "row"))
         assert (users == sorted(users)) == (bucketed is not None)
     assert sorted(orders[0]) == sorted(orders[1])
 
@@ -125,7 +119,7 @@ def test_rows_of_one_bucket_come_together_where_rows_are_shuffled(tmp_path: Path
 def test_histories_are_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
     data = Data.drawn(2)
     data.write(tmp_path)
-    with FreeScaleDataLoader(source(tmp_path), SCHEMA, batch_size=4) as loader:
+    with loader_on(source(tmp_path), SCHEMA) as loader:
         state = loader.state_dict()
     for options in ({"inclusive": True}, {"known": True}, {"bucketed": 2}):
         refuses(state, source(tmp_path, **options), "arguments")
@@ -135,10 +129,7 @@ def test_histories_are_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
 
 
 def refuses(state: dict, of: ParquetSource, text: str) -> None:
-    with (
-        FreeScaleDataLoader(of, SCHEMA, batch_size=4) as loader,
-        pytest.raises(ValueError, match=text),
-    ):
+    with loader_on(of, SCHEMA) as loader, pytest.raises(ValueError, match=text):
         loader.load_state_dict(state)
 
 
@@ -147,8 +138,8 @@ def small(tmp_path: Path, **columns: Any) -> dict[str, Any]:
     requests = {"row": [0, 1], "user": [1, 2], "at": [10, 20]}
     table = {"uid": [2, 1], "item": [[1, 2], [3]], "time": [[5, 19], [9]]}
     requests |= {name: columns.pop(name) for name in ("user", "at") if name in columns}
-    pq.write_table(pa.table(requests), tmp_path / "requests.parquet")
-    pq.write_table(pa.table(table | columns), tmp_path / "histories.parquet")
+    write(tmp_path / "requests.parquet", requests)
+    write(tmp_path / "histories.parquet", table | columns)
     return {"on": "user", "at": "at", "time": "time", "fields": ("item",)}
 
 
@@ -156,14 +147,7 @@ def items(tmp_path: Path, of: dict[str, Any], schema: Schema | None = None, **op
     schema = schema or Schema(sequences=(Sequence("uih", ("item",)),), context=("row",))
     options.setdefault("columns", {"user": "uid"})
     join = AsOf(ParquetSource(tmp_path / "histories.parquet", **options), **of)
-    with FreeScaleDataLoader(
-        ParquetSource(tmp_path / "requests.parquet", join=join), schema, batch_size=9, num_threads=1
-    ) as loader:
-        found = []
-        for batch in loader:
-            lists = batch.features["item"]
-            found += [part.tolist() for part in lists.values().split(lists.lengths().tolist())]
-        return found
+    return column(read(ParquetSource(tmp_path / "requests.parquet", join=join), schema), "item")
 
 
 @pytest.mark.parametrize("known_at", [None, "time", "seen"])
@@ -172,12 +156,11 @@ def test_times_of_events_may_be_fields(tmp_path: Path, known_at: str | None) -> 
     schema = Schema(sequences=(Sequence("uih", ("item", "time", "seen")),))
     histories = ParquetSource(tmp_path / "histories.parquet", columns={"user": "uid"})
     join = AsOf(histories, known_at=known_at, **of)
-    requests = ParquetSource(tmp_path / "requests.parquet", join=join)
-    with FreeScaleDataLoader(requests, schema, batch_size=2, num_threads=1) as loader:
-        (batch,) = loader
-    whole = {"item": [3, 1, 2], "time": [9, 5, 19], "seen": [9, 19, 20]}
-    for name, values in whole.items():
-        assert batch.features[name].values().tolist() == (values[:2] if known_at == "seen" else values)
+    last = slice(1 if known_at == "seen" else None)
+    assert read(ParquetSource(tmp_path / "requests.parquet", join=join), schema) == [
+        {"item": [3], "time": [9], "seen": [9]},
+        {"item": [1, 2][last], "time": [5, 19][last], "seen": [19, 20][last]},
+    ]
 
 
 def test_timestamps_of_different_precision_are_compared(tmp_path: Path) -> None:
@@ -256,6 +239,20 @@ WITH_TIMES = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), c
         ({"fields": ("item",), "schema": WITH_ACTION}, "some fields of the sequence 'uih' and not action"),
         ({"fields": ("item", "time"), "schema": WITH_TIMES}, "'time' is a time of events, in int64, and one of the fl"),
         ({"fields": ("item", "other")}, "fields that the schema does not have: other"),
+        ({"cap": 3}, "say something of pools"),
+        ({"mask": "pools"}, "say something of pools"),
+        ({"pools": {"a": "type"}}, "takes a column name or a polars expression"),
+        ({"pools": {str(n): pl.col("type") == n for n in range(9)}}, "at most 8"),
+        ({"pools": POOLS, "cap": 0}, "integer of at least 1"),
+        ({"pools": POOLS, "cap": {"other": 1}}, "names other: pools are listen_plus, like, skip"),
+        ({"pools": POOLS, "known_at": "ts"}, "do not go together"),
+        ({"at": "position", "where": pl.col("type") == 0}, "would move the places"),
+        ({"scan": 0}, "integer of at least 1"),
+        ({"time": None}, "only at='position' does without"),
+        ({"bucketed": 1, "kept_in": ""}, "names one folder of this host, got ''"),
+        ({"bucketed": 1, "kept_in": 3}, "names one folder of this host, got 3"),
+        ({"bucketed": 1, "kept_in": "s3://bucket/kept"}, "names one folder of this host"),
+        ({"kept_in": "kept"}, r"kept_in=...\) keeps what is on disk: give bucketed="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -288,14 +285,14 @@ def test_tables_that_look_alike_are_not_taken_for_one(tmp_path: Path) -> None:
     found, loaders = [], []
     for number, items_of in enumerate(([[1, 2], [3]], [[4, 5], [6]])):
         folder = tmp_path / str(number)
-        folder.mkdir()
         of = small(folder)
         lists = {"uid": [2, 1], "item": items_of, "time": [[5, 19], [9]]}
-        pq.write_table(pa.table(lists), folder / "histories.parquet", write_statistics=False, compression="none")
+        plain = {"write_statistics": False, "write_page_checksum": False, "compression": "none"}
+        write(folder / "histories.parquet", lists, **plain)
         join = AsOf(ParquetSource(folder / "histories.parquet", columns={"user": "uid"}), **of)
         schema = Schema(sequences=(Sequence("uih", ("item",)),))
-        loaders.append(FreeScaleDataLoader(ParquetSource(folder / "requests.parquet", join=join), schema, batch_size=9))
-        found += [batch.features["item"].values().tolist() for batch in loaders[-1]]
+        loaders.append(loader_on(ParquetSource(folder / "requests.parquet", join=join), schema))
+        found += rows_of(loaders[-1], "item")
     for loader in loaders:
         loader.close()
-    assert found == [[3, 1, 2], [6, 4, 5]]
+    assert found == [3, 1, 2, 6, 4, 5]

@@ -3,37 +3,18 @@
 import errno
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 import pytest
+from data_kit import load, loader_on, same, write
 from event_log import LISTEN, OVERLAPPING, POOLS, SCHEMA, Log, anchors
-from patience import PATIENCE_S
-from sets import same
 
-from fsdata import AsOf, DataError, FreeScaleDataLoader, ParquetSource, SchemaError
+from fsdata import AsOf, ParquetSource, Schema, Sequence
 from fsdata.catalog import shared_arrays
-from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 from fsdata.decode.joins import event_rows, history_table
-
-SCRIPT = """
-import sys, numpy as np
-from pathlib import Path
-from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
-def make(scratch):
-    (scratch / "some").write_bytes(bytes(100))
-    print("made", flush=True)
-    sys.stdin.readline()
-    return {"a": np.arange(1000, dtype=np.int32)}
-shared = SharedArrays("table", make, "the table", on_disk=True, kept=KeptIn(Path(sys.argv[1]), "the log"))
-print(int(shared["a"].sum()), flush=True)
-"""
 
 
 @pytest.fixture
@@ -48,7 +29,7 @@ def read(folder: Path, *, kept: bool = True, given: dict[str, Any] | None = None
     as_of = {"bucketed": 2, "kept_in": folder / "kept" if kept else None, **(given or {})}
     source = anchors(folder / "log", as_of_given=as_of, **{"time_window": 170, **rows})
     found = []
-    with FreeScaleDataLoader(source, SCHEMA, batch_size=7, num_threads=1, timeout_s=PATIENCE_S) as loader:
+    with loader_on(source, SCHEMA, batch_size=7) as loader:
         for window in range(loader.windows or 1):
             loader.set_epoch(window)
             found += list(loader)
@@ -64,11 +45,17 @@ def files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in (folder / "kept").iterdir()}
 
 
-GIVEN = [{}, {"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"pools": {}}]
-
-
-@pytest.mark.parametrize("given", GIVEN, ids=["pools", "overlapping", "plain"])
-@pytest.mark.parametrize("rows", [{}, {"order": "time"}, {"split": "uid", "keep": (0, 0.5)}], ids=str)
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ({}, {}),
+        ({"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"order": "time"}),
+        ({"pools": OVERLAPPING, "cap": 2, "scan": 9}, {"split": "uid", "keep": (0, 0.5)}),
+        ({"pools": {}}, {"order": "time"}),
+        ({"pools": {}}, {"split": "uid", "keep": (0, 0.5)}),
+    ],
+    ids=["pools", "overlapping, by time", "overlapping, split", "plain, by time", "plain, split"],
+)
 def test_what_is_taken_is_what_was_read(tmp_path: Path, log: Log, given: dict[str, Any], rows: dict[str, Any]) -> None:
     wanted = read(tmp_path, kept=False, given=given, **rows)
     assert equal(read(tmp_path, given=given, **rows), wanted)
@@ -79,29 +66,15 @@ def test_what_is_taken_is_what_was_read(tmp_path: Path, log: Log, given: dict[st
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
 
 
-def test_arrays_have_the_types_that_they_had(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(7, dtype=np.uint16), "none": np.empty(0, np.int8), "b": np.array([2.5, 1], np.float32)}
-    for make in (lambda _: arrays, never):
-        shared = SharedArrays("x", make, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "log"))
-        assert shared.arrays.keys() == arrays.keys()
-        assert all(np.array_equal(shared[name], each) for name, each in arrays.items())
-        assert [shared[name].dtype for name in arrays] == [each.dtype for each in arrays.values()]
-        shared.close()
-
-
-def never(_: Path | None) -> dict[str, np.ndarray]:
-    raise AssertionError("made twice")
-
-
 def test_a_changed_log_is_read_and_takes_the_place_of_the_one_before(tmp_path: Path, log: Log) -> None:
     """Nothing but the time of the file and its inode says so: size and footer stay as they were."""
     path = tmp_path / "log" / "histories.parquet"
-    plain = {"use_dictionary": False, "write_statistics": False, "compression": "none", "row_group_size": 3}
+    plain = {"use_dictionary": False, "write_statistics": False, "compression": "none", "write_page_checksum": False}
     table = pl.read_parquet(path)
-    pq.write_table(table.to_arrow(), path, **plain)
+    write(path, table.to_arrow(), group=3, **plain)
     before, made, size = read(tmp_path), files(tmp_path), path.stat().st_size
     changed = table.with_columns(pl.col("ratio").list.eval(99 - pl.element()))
-    pq.write_table(changed.to_arrow(), path, **plain)
+    write(path, changed.to_arrow(), group=3, **plain)
     assert path.stat().st_size == size
     found = read(tmp_path)
     assert equal(found, read(tmp_path, kept=False))
@@ -143,17 +116,15 @@ def test_the_condition_of_rows_is_part_of_their_description(tmp_path: Path, log:
     counts = []
     for where in (LISTEN, ~LISTEN, LISTEN):
         columns = {"label": pl.col("ratio") >= 50}
-        with FreeScaleDataLoader(histories.anchors(where=where, columns=columns), PLAIN, batch_size=7) as loader:
-            counts.append(loader.describe()[0]["rows"])
+        loader = load(histories.anchors(where=where, columns=columns), PLAIN)[1]
+        counts.append(loader.describe()[0]["rows"])
     listened = sum(of["type"].count(0) for of in log.events.values())
     assert counts == [listened, sum(len(of["type"]) for of in log.events.values()) - listened, listened]
     assert len(files(tmp_path)) == 3
 
 
-PLAIN = SCHEMA.__class__(
-    sequences=(SCHEMA.sequences[0].__class__("uih", fields=("item", "ts", "pools"), max_length=9),),
-    context=("uid",),
-    labels=("label",),
+PLAIN = Schema(
+    sequences=(Sequence("uih", fields=("item", "ts", "pools"), max_length=9),), context=("uid",), labels=("label",)
 )
 
 
@@ -203,62 +174,6 @@ def test_files_of_another_version_are_not_used_and_go(
     assert len(files(tmp_path).keys() - made.keys()) == more
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
-    env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-
-
-def test_of_several_processes_one_makes_them_and_the_others_take_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = started(tmp_path / "kept")
-    assert first.stdout is not None
-    assert first.stdout.readline() == "made\n"
-    with monkeypatch.context() as patch:  # nobody waits for ever
-        patch.setattr(shared_arrays, "PATIENCE_S", 0.1)
-        with pytest.raises(DataError, match=f"the table: process {first.pid} of this host reads it for all"):
-            SharedArrays("table", never, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
-    others = [started(tmp_path / "kept") for _ in range(2)]
-    said = [process.communicate("\n", timeout=PATIENCE_S)[0] for process in (first, *others)]
-    assert said == ["499500\n"] * 3
-    assert [process.returncode for process in (first, *others)] == [0] * 3
-    assert [name.startswith("kept-") for name in files(tmp_path)] == [True]
-
-
-def test_what_a_killed_process_has_left_is_not_used_and_goes(tmp_path: Path) -> None:
-    process = started(tmp_path / "kept")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "made\n"
-    process.kill()
-    process.communicate(timeout=PATIENCE_S)
-    assert sorted(name.rpartition(".")[2] for name in files(tmp_path)) == ["data", "lock", "scratch"]
-    arrays = {"a": np.arange(5)}
-    shared = SharedArrays("table", lambda _: arrays, "x", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
-    assert np.array_equal(shared["a"], arrays["a"])
-    assert [name.startswith("kept-") for name in files(tmp_path)] == [True]
-
-
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    def fails(scratch: Path | None) -> dict[str, np.ndarray]:
-        assert scratch is not None
-        (scratch / "half").write_bytes(b"1")
-        raise ValueError("a bad table")
-
-    with pytest.raises(ValueError, match="a bad table"):
-        SharedArrays("table", fails, "the table", on_disk=True, kept=KeptIn(tmp_path / "kept", "the log"))
-    assert files(tmp_path) == {}
-
-
-def test_who_comes_second_does_not_read_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one has compared the checksums, and the file is its own since then."""
-    kept = KeptIn(tmp_path / "kept", "the log")
-    first = SharedArrays("table", lambda _: {"a": np.arange(9)}, "the table", on_disk=True, kept=kept)
-    monkeypatch.setattr(shared_arrays, "_checksums", lambda _: [])
-    second = SharedArrays("table", never, "the table", on_disk=True, kept=kept)
-    assert np.array_equal(second["a"], first["a"])
-
-
 @pytest.mark.parametrize(
     ("mode", "message"),
     [(0o777, "can be written by others"), (None, "is a link or a file in place of a folder")],
@@ -296,18 +211,3 @@ def test_a_full_folder_is_named(tmp_path: Path, log: Log, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match=message):
         read(tmp_path)
     assert files(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"kept_in": ""}, "names one folder of this host, got ''"),
-        ({"kept_in": 3}, "names one folder of this host, got 3"),
-        ({"kept_in": "s3://bucket/kept"}, "names one folder of this host"),
-        ({"bucketed": None}, r"kept_in=...\) keeps what is on disk: give bucketed="),
-    ],
-    ids=str,
-)
-def test_options_that_do_not_go_together(tmp_path: Path, log: Log, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
-        read(tmp_path, given=given)

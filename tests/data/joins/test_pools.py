@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import column, load, loader_on, rows_of, write
+from data_kit import read as read_samples
 from event_log import OVERLAPPING, POOLS, UIH, Log, as_of, histories_of, lookup
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence
+from fsdata import AsOf, Balance, DataError, Lookup, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.decode.block import Column, run
-from fsdata.errors import DataError, SchemaError
 from fsdata.kernels import histories
 from fsdata.kernels.columns import INT8
 from fsdata.kernels.pages import runs
@@ -37,19 +36,17 @@ def write_requests(log: Log, folder: Path, *, seed: int) -> list[tuple[int, int]
     columns = {"row": range(len(rows)), "uid": [uid for uid, _ in rows], "position": [place for _, place in rows]}
     times = [[*log.events.get(uid, {"ts": []})["ts"], 10**6] for uid in columns["uid"]]
     columns["at"] = [of[min(place, len(of) - 1)] for of, place in zip(times, columns["position"], strict=True)]
-    pq.write_table(
-        pa.table({name: list(of) for name, of in columns.items()}), folder / "rows.parquet", row_group_size=9
-    )
+    write(folder / "rows.parquet", {name: list(of) for name, of in columns.items()}, group=9)
     return rows
 
 
 def read(folder: Path, join: AsOf, schema: Schema | None = None) -> dict[int, list[dict[str, Any]]]:
     source = ParquetSource(folder / "rows.parquet", join=[join, lookup(folder)])
-    found: dict[int, list[dict[str, Any]]] = {}
-    with FreeScaleDataLoader(source, schema or every_row(), batch_size=7, num_threads=1) as loader:
-        for batch in loader:
-            found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
-    return found
+    return by_row(load(source, schema or every_row(), batch_size=7)[0])
+
+
+def by_row(batches: list[Any]) -> dict[int, list[dict[str, Any]]]:
+    return {row: of for batch in batches for row, of in zip(rows_of(batch), histories_of(batch), strict=True)}
 
 
 @given(
@@ -88,7 +85,7 @@ def test_a_pool_that_is_rare_reaches_far_back(tmp_path: Path) -> None:
     log.write(tmp_path)
     for cap in (1, 3, 4, None):
         for most in (1, 4, 9, None):
-            pq.write_table(pa.table({"row": [0], "uid": [0], "position": [size]}), tmp_path / "rows.parquet")
+            write(tmp_path / "rows.parquet", {"row": [0], "uid": [0], "position": [size]})
             uih = Sequence("uih", fields=UIH.fields, floats=UIH.floats, max_length=most)
             found = read(tmp_path, as_of(tmp_path, cap=cap), Schema(sequences=(uih,), context=("row",)))
             assert found[0] == log.history(0, size, cap=cap, most=most)
@@ -134,7 +131,7 @@ def test_the_event_of_the_row_counts_where_it_is_included(tmp_path: Path, pools:
     log = Log.drawn(8)
     log.write(tmp_path)
     size = len(log.events[0]["item"])
-    pq.write_table(pa.table({"row": [0, 1], "uid": [0, 0], "position": [size - 1, size]}), tmp_path / "rows.parquet")
+    write(tmp_path / "rows.parquet", {"row": [0, 1], "uid": [0, 0], "position": [size - 1, size]})
     found = read(tmp_path, as_of(tmp_path, pools=pools, inclusive=True))
     assert found[0] == found[1] == log.history(0, size, pools=bool(pools))
 
@@ -142,29 +139,9 @@ def test_the_event_of_the_row_counts_where_it_is_included(tmp_path: Path, pools:
 def test_a_position_behind_the_history_is_an_error(tmp_path: Path) -> None:
     log = Log.drawn(8)
     log.write(tmp_path)
-    pq.write_table(pa.table({"row": [0], "uid": [0], "position": [10**6]}), tmp_path / "rows.parquet")
+    write(tmp_path / "rows.parquet", {"row": [0], "uid": [0], "position": [10**6]})
     with pytest.raises(DataError, match=r"row 0: the row stands behind 1000000 events, .* has \d+ of uid 0"):
         read(tmp_path, as_of(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"cap": 3}, "say something of pools"),
-        ({"mask": "pools"}, "say something of pools"),
-        ({"pools": {"a": "type"}}, "takes a column name or a polars expression"),
-        ({"pools": {str(n): pl.col("type") == n for n in range(9)}}, "at most 8"),
-        ({"pools": POOLS, "cap": 0}, "integer of at least 1"),
-        ({"pools": POOLS, "cap": {"other": 1}}, "names other: pools are listen_plus, like, skip"),
-        ({"pools": POOLS, "known_at": "ts"}, "do not go together"),
-        ({"at": "position", "where": pl.col("type") == 0}, "would move the places"),
-        ({"scan": 0}, "integer of at least 1"),
-        ({"time": None}, "only at='position' does without"),
-    ],
-)
-def test_options_that_contradict_each_other(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
-        AsOf(ParquetSource("x"), **{"on": "uid", "at": "at", "time": "ts", "fields": ("item",), **given})
 
 
 @pytest.mark.parametrize(
@@ -187,19 +164,18 @@ def test_two_tables_of_one_id(tmp_path: Path, sparse: bool) -> None:
     rows = write_requests(log, tmp_path, seed=5)
     albums = {item: 2**40 + 3 * number for number, item in enumerate(sorted(log.items)[4:])}
     columns = {"item": list(albums), "album": list(albums.values()), "year": [n % 7 for n in range(len(albums))]}
-    pq.write_table(pa.table(columns), tmp_path / "albums.parquet")
+    write(tmp_path / "albums.parquet", columns)
     default = {"album": -(2**50), "year": -1}
     other = Lookup(ParquetSource(tmp_path / "albums.parquet"), on="item", fields=("album", "year"), default=default)
     uih = Sequence("uih", fields=("album", "artist", "year", "item", "ts", "pools"), floats=UIH.floats, max_length=9)
     source = ParquetSource(tmp_path / "rows.parquet", join=[as_of(tmp_path, cap=3), lookup(tmp_path), other])
-    with FreeScaleDataLoader(source, Schema(sequences=(uih,)), batch_size=len(rows), num_threads=1) as loader:
-        (batch,) = loader
-    expected = [event for place in rows for event in log.history(*place, cap=3)]
-    assert batch.features["item"].values().tolist() == [event["item"] for event in expected]
-    assert batch.features["artist"].values().tolist() == [event["artist"] for event in expected]
-    assert batch.features["album"].values().tolist() == [albums.get(event["item"], -(2**50)) for event in expected]
-    years = [(albums[event["item"]] - 2**40) // 3 % 7 if event["item"] in albums else -1 for event in expected]
-    assert batch.features["year"].values().tolist() == years
+    samples = read_samples(source, Schema(sequences=(uih,)))
+    expected = [log.history(*place, cap=3) for place in rows]
+    assert column(samples, "item") == [[event["item"] for event in of] for of in expected]
+    assert column(samples, "artist") == [[event["artist"] for event in of] for of in expected]
+    assert column(samples, "album") == [[albums.get(event["item"], -(2**50)) for event in of] for of in expected]
+    years = {item: (album - 2**40) // 3 % 7 for item, album in albums.items()}
+    assert column(samples, "year") == [[years.get(event["item"], -1) for event in of] for of in expected]
 
 
 def _sparse(file: Path, size: int) -> np.ndarray:
@@ -239,12 +215,8 @@ def mixed_samples(rank: int, size: int, folder: Path) -> dict[int, list[dict[str
     """Row -> history, of a source with pools and one whose lists stand in its rows."""
     with_pools = ParquetSource(folder / "rows.parquet", join=[as_of(folder, cap=3), lookup(folder)], weight=1)
     with_lists = ParquetSource(folder / "lists.parquet", join=[lookup(folder)], defaults={"pools": 0}, weight=1)
-    options: dict[str, Any] = {"balance": Balance(), "shuffle": True, "num_threads": 1, "timeout_s": PATIENCE_S}
-    found: dict[int, list[dict[str, Any]]] = {}
-    with FreeScaleDataLoader([with_pools, with_lists], every_row(), batch_size=5, mix="weighted", **options) as loader:
-        for batch in loader:
-            found |= dict(zip(batch.features["row"].values().tolist(), histories_of(batch), strict=True))
-    return found
+    options: dict[str, Any] = {"batch_size": 5, "mix": "weighted", "balance": Balance(), "shuffle": True}
+    return by_row(load([with_pools, with_lists], every_row(), **options)[0])
 
 
 def test_pools_beside_a_source_without_histories(tmp_path: Path) -> None:
@@ -260,7 +232,7 @@ def test_pools_beside_a_source_without_histories(tmp_path: Path) -> None:
         "item": lists,
         "ts": [[5] * len(of) for of in lists],
     }
-    pq.write_table(pa.table(columns), tmp_path / "lists.parquet", row_group_size=10)
+    write(tmp_path / "lists.parquet", columns, group=10)
     for row, of in zip(columns["row"], lists, strict=True):
         artists = [log.items.get(item, (-1, 0.5)) for item in of]
         expected[row] = [
@@ -279,23 +251,17 @@ def test_what_a_lookup_finds_is_not_looked_up(tmp_path: Path) -> None:
     for join in ([artists, labels], [labels, artists]):
         schema = Schema(sequences=(Sequence("uih", fields=("item", "artist", "ts")),))
         with pytest.raises(SchemaError, match=r"Lookup\(on='artist'\) looks up what another Lookup finds"):
-            FreeScaleDataLoader(ParquetSource("rows", join=join), schema, batch_size=1)
+            loader_on(ParquetSource("rows", join=join), schema)
 
 
 def test_rows_that_a_dimension_table_leaves_out_are_no_rows_of_the_loader(tmp_path: Path) -> None:
     """So ranks need not agree on every step."""
-    pq.write_table(pa.table({"item": [1, 2], "artist": [7, None]}), tmp_path / "items.parquet")
-    pq.write_table(pa.table({"item": [1, 2]}), tmp_path / "rows.parquet")
+    write(tmp_path / "items.parquet", {"item": [1, 2], "artist": [7, None]})
+    write(tmp_path / "rows.parquet", {"item": [1, 2]})
     join = Lookup(ParquetSource(tmp_path / "items.parquet", nulls={"artist": "drop"}), on="item", fields=("artist",))
     source, schema = ParquetSource(tmp_path / "rows.parquet", join=join), Schema(context=("item", "artist"))
-    with FreeScaleDataLoader(
-        source, schema or every_row(), batch_size=2, num_threads=1, rank=0, world_size=2
-    ) as loader:
-        (batch,) = loader
-    with FreeScaleDataLoader(source, schema or every_row(), batch_size=2, num_threads=1) as loader:
-        (whole,) = loader
-    assert batch.features["artist"].values().tolist() == [7]
-    assert whole.features["artist"].values().tolist() == [7, 0]
+    assert column(read_samples(source, schema, rank=0, world_size=2), "artist") == [7]
+    assert column(read_samples(source, schema), "artist") == [7, 0]
 
 
 @pytest.mark.parametrize(
@@ -313,4 +279,4 @@ def test_a_default_that_its_field_cannot_have(tmp_path: Path, default: dict[str,
     items = ParquetSource(tmp_path / "items.parquet", columns={"item": "item_id", "artist": "artist_id"})
     join = [as_of(tmp_path), Lookup(items, on="item", fields=("artist", "price"), default=default)]
     with pytest.raises(SchemaError, match=message):
-        FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=join), every_row(), batch_size=1)
+        loader_on(ParquetSource(tmp_path / "rows.parquet", join=join), every_row())

@@ -6,11 +6,12 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from data_kit import read as read_samples
+from data_kit import write
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from parquet import write
 
-from fsdata import AsOf, FreeScaleDataLoader, Join, ParquetSource, Schema, Sequence, expand
+from fsdata import AsOf, Join, ParquetSource, Schema, Sequence
 
 ROWS, USERS = 16, 4
 TIMES = range(0, 3 * ROWS, 5)  # of the events of every key
@@ -104,25 +105,7 @@ def read(folder: Path, decoder: str, field: str | None, reads: set[str], null: i
         roles[field] = (*roles.get(field, ()), "x")
     schema = Schema(sequences=(uih,), time=key("time", "stamp"), **roles)  # type: ignore[arg-type]
     mix = "time" if "time" in reads else "sequential"
-    with FreeScaleDataLoader(sources, schema, batch_size=ROWS, num_threads=1, mix=mix) as loader:
-        return [sample for batch in loader for sample in samples(batch, field, columns)]
-
-
-def samples(batch: Any, field: str | None, columns: dict[str, Any]) -> list[dict[str, Any]]:
-    features = batch.features.to_dict()
-    found = {name: features[name].values() for name in ("row", "side", *columns)}
-    if field == "context":
-        found["x"] = features["x"].values()
-    elif field == "dense":
-        found["x"] = batch.dense[:, 0]
-    elif field:
-        found["x"] = (batch.labels if field == "labels" else batch.passthrough)["x"]
-    events, lengths = features["event"].values(), features["event"].lengths()
-    if batch.shared:
-        events, lengths = expand(events, batch.shared["uih"]), batch.shared["uih"].length
-    lists = [part.tolist() for part in events.split(lengths.tolist())]
-    values = {name: each.tolist() for name, each in found.items()} | {"event": lists}
-    return [{name: each[number] for name, each in values.items()} for number in range(len(batch))]
+    return read_samples(sources, schema, batch_size=ROWS, mix=mix)
 
 
 @given(of=st.sampled_from(FIELDS), reads=st.sets(st.sampled_from(READERS)), null=st.none() | st.just(5))

@@ -4,17 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from as_of_data import POOL, UIH, Data, source
+from data_kit import column, load, loader_on, read, write
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from worlds import shared_world
 
-from fsdata import AsOf, Balance, FreeScaleDataLoader, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
+from fsdata import AsOf, Balance, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
 from fsdata.batch.windows import merge_windows
 
 
@@ -25,18 +23,6 @@ def shared(group: Sequence, **options: Any) -> Sequence:
 
 SHARED = Schema(sequences=(shared(UIH), shared(POOL)), context=("row", "user"))
 FIELDS = {"item": "uih", "price": "uih", "bought": "pool", "stars": "pool", "next": "pool"}
-
-
-def expanded(batch: Any) -> dict[int, dict[str, list[float]]]:
-    """The samples of a batch of `SHARED`."""
-    rows = batch.features["row"].values().tolist()
-    found: dict[int, dict[str, list[float]]] = {row: {} for row in rows}
-    for field, group in FIELDS.items():
-        values = batch.features[field].values() if field in ("item", "bought") else along(batch, field).values
-        each = expand(values, batch.shared[group]).split(batch.shared[group].length.tolist())
-        for row, part in zip(rows, each, strict=True):
-            found[row][field] = part.tolist()
-    return found
 
 
 def along(batch: Any, field: str) -> Jagged:
@@ -59,13 +45,9 @@ def check_rows(batch: Any) -> None:
 
 def count_events(rank: int, size: int, folder: Path, method: str) -> tuple[int, list[float]]:
     """Events that the batches of this rank hold, and the straggler share of each step."""
-    events, stragglers = 0, []
-    options = {"batch_size": 60, "num_threads": 1, "balance": Balance(method), "timeout_s": PATIENCE_S}
-    with FreeScaleDataLoader(source(folder), SHARED, **options) as loader:
-        for batch in loader:
-            events += len(batch.features["item"].values())
-            stragglers.append(batch.stats.straggler_after)
-    return events, stragglers
+    batches, _ = load(source(folder), SHARED, batch_size=60, balance=Balance(method))
+    events = sum(len(batch.features["item"].values()) for batch in batches)
+    return events, [batch.stats.straggler_after for batch in batches]
 
 
 def set_of_sequences(rank: int, size: int) -> list[str]:
@@ -107,8 +89,7 @@ def test_windows_are_merged_where_they_overlap(spans: list[tuple[int, int, int]]
 
 def batch_of(tmp_path: Path) -> Any:
     Data.drawn(4, requests=60, users=3).write(tmp_path)
-    with FreeScaleDataLoader(source(tmp_path), SHARED, batch_size=60, num_threads=1) as loader:
-        return next(iter(loader))
+    return load(source(tmp_path), SHARED, batch_size=60)[0][0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -142,7 +123,7 @@ def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
     other = Schema(sequences=(shared(UIH), Sequence("seen", ("seen",), share="user")), context=("row", "user"))
     join = AsOf(ParquetSource(str(tmp_path / "histories")), on="user", at="at", time="time", fields=("item", "price"))
     with pytest.raises(SchemaError, match=r"Sequence\('seen', share='user'\) needs histories that are stored once"):
-        FreeScaleDataLoader(ParquetSource(str(tmp_path / "requests"), join=join), other, batch_size=4)
+        loader_on(ParquetSource(str(tmp_path / "requests"), join=join), other)
     with pytest.raises(SchemaError, match="share names one key"):
         Sequence("uih", ("item",), share=("user",))  # type: ignore[arg-type]
 
@@ -150,7 +131,7 @@ def test_only_histories_that_are_stored_once_are_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decoder", ["pyarrow", "pages"])
 def test_rows_with_the_same_default_in_one_field_do_not_share_the_others(tmp_path: Path, decoder: str) -> None:
     columns = {"item": [None, None, [7, 8]], "cat": [[1], [2], [3, 4]], "cand": [[10, 11], [12], [13]], "r": [0, 1, 2]}
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    write(tmp_path / "rows.parquet", columns)
     schema = Schema(
         sequences=[Sequence("uih", fields=("item", "cat"), share="r")],
         candidates=Sequence("candidates", fields=("cand",)),
@@ -158,8 +139,6 @@ def test_rows_with_the_same_default_in_one_field_do_not_share_the_others(tmp_pat
         context=("r",),
     )
     source = ParquetSource(tmp_path, defaults={"item": 99}, decoder=decoder)
-    with FreeScaleDataLoader(source, schema, batch_size=4) as loader:
-        (batch,) = loader
-    features = batch.features.to_dict()
-    seen = {name: expand(features[name].values(), batch.shared["uih"]).tolist() for name in ("item", "cat")}
-    assert seen == {"item": [99, 99, 99, 7, 8], "cat": [1, 1, 2, 3, 4]}
+    samples = read(source, schema, batch_size=4)
+    assert column(samples, "item") == [[99], [99], [99], [7, 8]]
+    assert column(samples, "cat") == [[1], [1], [2], [3, 4]]

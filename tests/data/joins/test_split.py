@@ -6,25 +6,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from as_of_data import Data, source
+from data_kit import lists as column_of
+from data_kit import load, write
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fsdata import (
-    FreeScaleDataLoader,
-    ParquetSource,
-    Polynomial,
-    Schema,
-    SchemaError,
-    Segmented,
-    Sequence,
-    Split,
-    expand,
-    segment_mask,
-)
+from fsdata import Polynomial, Schema, SchemaError, Segmented, Sequence, Split, expand, segment_mask
 from fsdata.batch.jagged import SplitSequence
 
 SPLITS = st.builds(Split, recent=st.integers(0, 6), segment=st.integers(1, 5), tokens=st.integers(1, 3))
@@ -126,11 +116,10 @@ def test_parts_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_loader_gives_them(tmp_path: Path) -> None:
     lists = [list(range(n)) for n in (0, 9, 1, 4)]
-    pq.write_table(pa.table({"item": pa.array(lists, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
+    path = write(tmp_path / "a.parquet", {"item": column_of(pa.int64(), *lists)})
     split = Split(recent=2, segment=3, tokens=1)
     schema = Schema(sequences=(Sequence("uih", ("item",), split=split),))
-    with FreeScaleDataLoader(ParquetSource(tmp_path / "a.parquet"), schema, batch_size=4) as loader:
-        (batch,) = loader
+    (batch,), _ = load(path, schema)
     assert batch.features.values().tolist() == [item for items in lists for item in items]
     for each in (batch, batch.to("cpu")):
         assert each.split["uih"].lengths.tolist() == [len(parts(len(items), split)) for items in lists]
@@ -142,8 +131,7 @@ def test_parts_of_shared_histories_are_those_of_samples(tmp_path: Path) -> None:
     uih = Sequence("uih", ("item",), floats=("price",), share="user", split=split)
     pool = Sequence("pool", ("bought",), labels=("stars",), id_labels=("next",))
     schema = Schema(sequences=(uih, pool), context=("user",))
-    with FreeScaleDataLoader(source(tmp_path), schema, batch_size=50, num_threads=1) as loader:
-        batch = next(iter(loader))
+    (batch,), _ = load(source(tmp_path), schema, batch_size=50)
     made, where = batch.split["uih"], batch.shared["uih"]
     assert torch.equal(made.events, where.length)
     values = expand(batch.features["item"].values(), where)

@@ -5,12 +5,10 @@ import itertools
 import numpy as np
 import polars as pl
 import pytest
-import torch
-from patience import PATIENCE_S
-from sets import same
+from data_kit import load, loader_on, rows_of, same
 from worlds import shared_world
 
-from fsdata import Balance, DataError, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import Balance, DataError, Join, ParquetSource, Schema, SchemaError, Sequence
 
 SCHEMA = Schema(
     candidates=Sequence("candidates", ("item",), floats=("weight",), nested=("kinds",)),
@@ -52,34 +50,26 @@ def folder(tmp_path_factory):
     return made
 
 
-def loader_of(folder, bucketed, **options):
+def batches_of(folder, bucketed, **options):
     defaults = {"each": -1, "weight": -2, "kinds": -3, "score": -4, "age": -5, "height": -6, "segment": -7}
     side = ParquetSource(folder / "side", defaults=defaults)
     join = Join(side, on="user", fields=FIELDS, missing="mask", bucketed=bucketed)
     source = ParquetSource(folder / "rows", join=[join])
-    return FreeScaleDataLoader(
-        source, SCHEMA, **{"batch_size": 32, "num_threads": 2, "timeout_s": PATIENCE_S, **options}
-    )
+    return load(source, SCHEMA, **{"batch_size": 32, "num_threads": 2, **options})[0]
 
 
-def read(loader):
-    with loader:
-        return list(loader)
-
-
-def alike(found, wanted):
-    pairs = list(zip(found, wanted, strict=True))
-    return all(same(one, other) and torch.equal(one.mask["each"], other.mask["each"]) for one, other in pairs)
+def alike(folder, **options):
+    pairs = zip(batches_of(folder, 4, **options), batches_of(folder, None, **options), strict=True)
+    return all(same(one, other) for one, other in pairs)
 
 
 def test_rows_are_those_of_a_table_in_memory(folder):
-    assert alike(read(loader_of(folder, 4)), read(loader_of(folder, None)))
+    assert alike(folder)
 
 
 def test_a_shuffled_window_goes_through_the_table_once(folder):
-    found = read(loader_of(folder, 4, shuffle=True, shuffle_window=8, batch_size=400))[0]
-    plain = read(loader_of(folder, None, shuffle=True, shuffle_window=8, batch_size=400))[0]
-    users, expected = (batch.features["user"].values().tolist() for batch in (found, plain))
+    shuffled = {"shuffle": True, "shuffle_window": 8, "batch_size": 400}
+    users, expected = (rows_of(batches_of(folder, bucketed, **shuffled), "user") for bucketed in (4, None))
     assert sorted(users) == sorted(expected)
     assert users != expected
     segments = [user for user in users if user < USERS]
@@ -90,8 +80,7 @@ def test_a_shuffled_window_goes_through_the_table_once(folder):
 
 
 def balanced(rank, world_size, folder):
-    found, plain = (read(loader_of(folder, bucketed, balance=Balance())) for bucketed in (4, None))
-    return alike(found, plain)
+    return alike(folder, balance=Balance())
 
 
 def test_ranks_of_a_host_have_it_together(folder):
@@ -103,7 +92,7 @@ def test_two_rows_with_one_key_are_named(folder, tmp_path):
     schema = Schema(context=("user",), labels=("score",))
     join = Join(ParquetSource(tmp_path / "a.parquet"), on="user", fields=("score",), bucketed=2)
     with pytest.raises(DataError, match="stand in more than one row"):
-        FreeScaleDataLoader(ParquetSource(folder / "rows", join=[join]), schema, batch_size=4)
+        loader_on(ParquetSource(folder / "rows", join=[join]), schema)
 
 
 @pytest.mark.parametrize("options", [{"bucketed": 0}, {"bucketed": True}, {"bucketed": "4"}])

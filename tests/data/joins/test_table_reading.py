@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from data_kit import assert_same, loader_on
+from data_kit import write as write_file
 from event_log import SCHEMA, Log, anchors
 from patience import PATIENCE_S
-from sets import same
 
 from fsdata import DataError, FreeScaleDataLoader
 from fsdata.decode.joins import history_table
@@ -31,8 +32,7 @@ def write(folder: Path, log: Log) -> Path:
     """Every history in a row group of its own, without compression, so that a damaged page cannot be read."""
     log.write(folder)
     path = folder / "histories.parquet"
-    pq.write_table(pq.read_table(path), path, row_group_size=1, compression="zstd", write_page_checksum=True)
-    return path
+    return write_file(path, pq.read_table(path), group=1, compression="zstd")
 
 
 def by_threads(monkeypatch: pytest.MonkeyPatch, threads: int, ahead: int = history_table._AHEAD) -> None:
@@ -41,8 +41,7 @@ def by_threads(monkeypatch: pytest.MonkeyPatch, threads: int, ahead: int = histo
 
 
 def loader_of(folder: Path, **given: Any) -> FreeScaleDataLoader:
-    source = anchors(folder, as_of_given=given)
-    return FreeScaleDataLoader(source, SCHEMA, batch_size=7, num_threads=1, timeout_s=PATIENCE_S)
+    return loader_on(anchors(folder, as_of_given=given), SCHEMA, batch_size=7)
 
 
 @pytest.mark.parametrize("bucketed", [None, 1], ids=["memory", "disk"])
@@ -55,7 +54,7 @@ def test_several_threads_give_what_one_gives(
         by_threads(monkeypatch, threads, ahead)
         with loader_of(tmp_path, bucketed=bucketed) as loader:
             found.append(list(loader))
-    assert all(same(one, other) for one, other in zip(*found, strict=True))
+    assert_same(*found)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, before: Any, after: Any) -> None:

@@ -5,13 +5,10 @@ import math
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import lists, opened, read_all, write
-from user_files import found, users
+from data_kit import found, lists, read, users, write
 
-from fsdata import Schema, Sequence
-from fsdata.decode.opened_source import open_source
-from fsdata.errors import DataError, SchemaError
-from fsdata.sources import ParquetSource, expressions
+from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence
+from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
 
 
@@ -39,13 +36,9 @@ def test_renames_expressions_and_filters(tmp_path):
         defaults={"city_id": 99},
         filter=(pl.col("uid") != 2) & pl.col("score").is_not_nan(),
     )
-    handle, layout = opened(source, schema)
-    assert handle.may_drop
-    rows = handle.read(handle.groups[0], layout, 0, 3)
-    assert rows.kept.tolist() == [0, 2]
-    assert read_all(handle, layout) == [
-        {"user": [1], "city_id": [1], "tag": [10], "dense": [1.0]},
-        {"user": [3], "city_id": [99], "tag": [], "dense": [5.0]},
+    assert read(source, schema) == [
+        {"user": 1, "city_id": 1, "tag": [10], "double": 1.0},
+        {"user": 3, "city_id": 99, "tag": [], "double": 5.0},
     ]
 
 
@@ -71,7 +64,7 @@ def test_expressions_fail_before_training(tmp_path):
     schema = Schema(context=("a", "b", "c"))
     columns = {"a": pl.col("name").dt.year(), "b": pl.col("gone") + 1, "c": pl.col("n") / 2}
     with pytest.raises(SchemaError) as caught:
-        open_source(ParquetSource(path, columns=columns, filter=pl.col("n") + 1), schema)
+        read(ParquetSource(path, columns=columns, filter=pl.col("n") + 1), schema)
     message = str(caught.value)
     assert "a: expression failed" in message
     assert "b: the expression's column 'gone' is missing" in message
@@ -119,5 +112,4 @@ def test_dictionaries_are_hashed_by_what_they_stand_for(tmp_path):
     columns = {"city": pl.col("city").hash() % 1000, "tag": pl.col("tags").list.eval(pl.element().hash() % 1000)}
     one = write(tmp_path / "one.parquet", {"city": plain, "tags": nested})
     other = write(tmp_path / "other.parquet", {"city": codes, "tags": of_lists})
-    read = [read_all(*opened(ParquetSource(path, columns=columns), schema)) for path in (one, other)]
-    assert read[0] == read[1]
+    assert read(ParquetSource(one, columns=columns), schema) == read(ParquetSource(other, columns=columns), schema)

@@ -6,19 +6,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet import column, read, write
+from data_kit import as_python, column, load, read, write
 
-from fsdata import (
-    AsOf,
-    CorruptFileError,
-    DataError,
-    FreeScaleDataLoader,
-    ParquetSource,
-    Schema,
-    SchemaError,
-    Sequence,
-    sources_from_toml,
-)
+from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
 
 EVENT = pa.struct(
     [
@@ -54,8 +44,9 @@ EXPECTED = {
     "item_id": [[1, 2], [], [3], [4, 5, 6]],
     "city": [[7, 8], [], [9], [6, 6, 6]],
     "price": [[0.5, 1.5], [], [2.5], [3.5] * 3],
-    "user": [[10], [11], [-1], [13]],
-    "age": [[30], [31], [-2], [-2]],
+    "user": [10, 11, -1, 13],
+    "age": [30, 31, -2, -2],
+    "tags": [[[1, 2], []], [], [[3]], [[4]] * 3],
 }
 DEFAULTS = {"user": -1, "age": -2}
 
@@ -73,14 +64,11 @@ def path(tmp_path):
 @pytest.mark.parametrize("kind", [pa.list_(EVENT), pa.large_list(EVENT)])
 def test_fields_of_a_session_are_aligned_lists(tmp_path, kind, decoder):
     path = write(tmp_path / "a.parquet", table(kind), group=3)
-    samples = read(ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS, decoder=decoder), SCHEMA)
+    source = ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS, decoder=decoder)
+    samples = read(source, SCHEMA)
     for name, expected in EXPECTED.items():
         assert column(samples, name) == expected
-    with FreeScaleDataLoader(
-        ParquetSource(path, columns=COLUMNS, defaults=DEFAULTS, decoder=decoder), SCHEMA, batch_size=2, shuffle=True
-    ) as loader:
-        items = [batch.features["item_id"].values().tolist() for batch in loader]
-    assert sorted(item for each in items for item in each) == [1, 2, 3, 4, 5, 6]
+    assert sorted(column(read(source, SCHEMA, batch_size=2, shuffle=True), "item_id")) == sorted(EXPECTED["item_id"])
 
 
 def test_sessions_of_one_size(tmp_path):
@@ -151,15 +139,15 @@ def test_histories_of_structs(tmp_path):
         fields=("item_id", "price"),
     )
     schema = Schema(sequences=(Sequence("uih", ("item_id",), floats=("price",)),), context=("user",))
-    with FreeScaleDataLoader(ParquetSource(tmp_path / "rows.parquet", join=as_of), schema, batch_size=2) as loader:
-        (batch,) = loader
-    assert batch.features["item_id"].values().tolist() == [4, 5, 1]
-    assert batch.jagged["price"].values.tolist() == [3.5, 3.5, 0.5]
+    assert read(ParquetSource(tmp_path / "rows.parquet", join=as_of), schema) == [
+        {"user": 4, "item_id": [4, 5], "price": [3.5, 3.5]},
+        {"user": 1, "item_id": [1], "price": [0.5]},
+    ]
 
 
 def test_a_column_called_like_a_path_comes_first(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": USERS[:2], "user.id": [1, 2]})
-    assert column(read(ParquetSource(path), Schema(context=("user.id",))), "user.id") == [[1], [2]]
+    assert column(read(ParquetSource(path), Schema(context=("user.id",))), "user.id") == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -195,21 +183,15 @@ def test_sessions_are_decoded_from_their_pages(tmp_path, required):
     defaults = {"item_id": 0, "price": 0}
     samples = Schema(sequences=(Sequence("session", ("item_id",), floats=("price",)),))
     for condition in (None, pl.col("row") % 97 < 9):
-        found = {}
-        for decoder in ("pages", "pyarrow"):
-            source = ParquetSource(path, columns=columns, defaults=defaults, decoder=decoder, filter=condition)
-            with FreeScaleDataLoader(source, samples, batch_size=64, seed=1, shuffle=True) as loader:
-                found[decoder] = [
-                    (batch.features["item_id"].values().tolist(), batch.jagged["price"].values.tolist())
-                    for batch in loader
-                ]
-                chunks = loader.describe()[0]["decoder"].get("chunks")
-        assert found["pages"] == found["pyarrow"]
-        assert chunks is None
-        source = ParquetSource(path, columns=columns, defaults=defaults, decoder="pages")
-        with FreeScaleDataLoader(source, samples, batch_size=64) as loader:
-            assert sum(map(len, loader)) == 400
-            assert loader.describe()[0]["decoder"]["chunks"] == 8
+        ours, theirs = (
+            ParquetSource(path, columns=columns, defaults=defaults, decoder=decoder, filter=condition)
+            for decoder in ("pages", "pyarrow")
+        )
+        shuffled = {"batch_size": 64, "seed": 1, "shuffle": True}
+        assert read(ours, samples, **shuffled) == read(theirs, samples, **shuffled)
+    batches, loader = load(ParquetSource(path, columns=columns, defaults=defaults, decoder="pages"), samples)
+    assert sum(map(len, batches)) == 400
+    assert loader.describe()[0]["decoder"]["chunks"] == 8
 
 
 def damage_all_but(path, *kept):
@@ -248,12 +230,10 @@ def test_of_a_remote_file_only_leaves_that_are_needed_are_read(tmp_path, decoder
     columns = {"item_id": "session.item_id", "price": "session.price"}
     source = ParquetSource("memory://leaves/a.parquet", columns=columns, decoder=decoder)
     schema = Schema(sequences=(Sequence("session", ("item_id",), floats=("price",)),))
-    with FreeScaleDataLoader(source, schema, batch_size=3) as loader:
-        (batch,) = loader
-        remote = loader.stats()["remote"]
+    (batch,), loader = load(source, schema)
+    remote = loader.stats()["remote"]
     memory.rm("/leaves", recursive=True)
-    assert batch.features["item_id"].values().tolist() == [0, 0, 1, 1, 2, 2]
-    assert batch.jagged["price"].values.tolist() == [0, 0, 0.5, 0.5, 1, 1]
+    assert as_python(batch) == [{"item_id": [n, n], "price": [n / 2, n / 2]} for n in range(3)]
     chunks = [pq.read_metadata(path).row_group(0).column(leaf) for leaf in (0, 2)]
     assert remote["bytes"] == sum(chunk.total_compressed_size for chunk in chunks)
     assert remote["unplanned_reads"] == 0
@@ -268,7 +248,7 @@ def test_sessions_that_are_null_in_a_whole_file(tmp_path, decoder, nothing, firs
     write(tmp_path / "b.parquet", table())
     defaults = dict.fromkeys(COLUMNS, 0) | DEFAULTS
     samples = read(ParquetSource(tmp_path, columns=COLUMNS, defaults=defaults, decoder=decoder), SCHEMA)
-    none = {"item_id": [[], []], "city": [[], []], "price": [[], []], "user": [[10], [11]], "age": [[30], [31]]}
+    none = {name: [[], []] for name in EXPECTED} | {"user": [10, 11], "age": [30, 31]}
     for name, expected in EXPECTED.items():
         assert column(samples, name) == (none[name] + expected if first == "a" else expected + none[name])
 
@@ -301,4 +281,4 @@ def test_extension_types_around_structs_are_read_whole(tmp_path, decoder, listed
         samples = read(ParquetSource(path, columns={"item_id": "of.seen.item_id"}, decoder=decoder), schema)
     finally:
         pa.unregister_extension_type("seen")
-    assert column(samples, "item_id") == ([[0], [], [1, 2, 3], []] if listed else [[0], [1], [2], [3]])
+    assert column(samples, "item_id") == ([[0], [], [1, 2, 3], []] if listed else [0, 1, 2, 3])

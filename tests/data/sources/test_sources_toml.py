@@ -2,12 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from parquet import column, lists, write
-from parquet import read as read_rows
+from data_kit import column, lists, read, write
 
-from fsdata import Schema, Sequence
-from fsdata.errors import SchemaError
-from fsdata.sources import sources_from_toml
+from fsdata import Schema, SchemaError, Sequence, sources_from_toml
 
 DOCUMENT = """
 [schema]
@@ -56,12 +53,12 @@ def test_a_source_with_everything(tmp_path):
     assert schema.sequences == (Sequence("uih", ("item", "word")),)
     (source,) = sources_from_toml(tmp_path / "job.toml")
     assert (source.weight, source.on_error) == (2.0, "skip")
-    samples = read_rows(source, schema)
-    assert column(samples, "user") == [[1], [2], [3]]
-    assert column(samples, "dense") == [[33.0], [-1.0], [-1.0]]
+    samples = read(source, schema)
+    assert column(samples, "user") == [1, 2, 3]
+    assert column(samples, "age") == [33.0, -1.0, -1.0]
     countries = column(samples, "country")
     assert countries[0] == countries[2] != countries[1]
-    assert 0 <= countries[0][0] < 10
+    assert 0 <= countries[0] < 10
     words = column(samples, "word")
     assert words[0][0] == words[2][0]
     assert all(0 <= word < 5 for row in words for word in row)
@@ -123,6 +120,7 @@ def test_a_folder_is_relative_to_the_file(tmp_path, given):
             "[[sources]]\npaths = 'a'\nretry = { tries = 0 }",
             r"sources\[0\]\.retry: Retry\(tries=...\) must be an integer",
         ),
+        ("[[sources]]\npaths = 'a'\nretry = 3", r"sources\[0\]\.retry"),
         ("[[sources]]\npaths = 'a'\nevents = 'b'", r"sources\[0\]: events is written in Python"),
         ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
         ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
@@ -170,6 +168,6 @@ def test_schemas_that_make_no_sense(tmp_path, text, message):
 
 def test_files_that_are_no_text(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe[schema]")
-    for read in (Schema.from_toml, sources_from_toml):
+    for parse in (Schema.from_toml, sources_from_toml):
         with pytest.raises(SchemaError, match=r"job\.toml: not valid TOML"):
-            read(tmp_path / "job.toml")
+            parse(tmp_path / "job.toml")

@@ -5,15 +5,17 @@ import datetime as dt
 import polars as pl
 import pyarrow as pa
 import pytest
-from parquet import column, lists, opened, read, read_all, write
-from user_files import USERS, found
+from data_kit import USERS, column, fingerprint, found, lists, load, read, rows_of, write
 
-from fsdata import AsOf, DataError, FreeScaleDataLoader, Join, ParquetSource, Schema, SchemaError, Sequence, cross
+from fsdata import AsOf, DataError, Follow, Join, ParquetSource, Schema, SchemaError, Sequence, cross
 from fsdata import sources_from_toml as from_toml
 
 HASHED = {"user": pl.col("user").hash(seed=0) % 1000}
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
 IDS = [-7, 5]
+
+
+ONE_BY_ONE = Follow(idle="0.1s", every="0.01s", at_most=1)
 
 
 def files(folder, *kinds, values=IDS):
@@ -94,13 +96,9 @@ def test_integers_of_all_widths_are_one_type_for_split(tmp_path):
 
 
 def test_files_that_come_later_have_the_type_of_those_before(tmp_path):
-    write(tmp_path / "now" / "0.parquet", {"user": pa.array(IDS, pa.int32())})
-    write(tmp_path / "later" / "1.parquet", {"user": pa.array(IDS, pa.int64())})
-    later, _ = opened(ParquetSource(tmp_path / "later", columns=HASHED), USERS)
-    handle, _ = opened(ParquetSource(tmp_path / "now", columns=HASHED), USERS)
+    files(tmp_path, pa.int32(), pa.int64())
     with pytest.raises(SchemaError, match="'user' is int64 in some files and int32 in the first"):
-        handle.extend(["../later/1.parquet"], [later.opened.catalog.digest(0)])
-    handle.close()
+        read(ParquetSource(tmp_path, columns=HASHED, follow=ONE_BY_ONE), USERS, batch_size=1)
 
 
 @pytest.mark.parametrize("columns", [{}, {"user": pl.col("shop").hash() % 1000}])
@@ -140,9 +138,8 @@ def test_sources_of_one_loader_hash_one_type(tmp_path):
     texts = write(tmp_path / "texts.parquet", {"name": [str(each) for each in IDS]})
     other = {"user": pl.col("name").hash(seed=0) % 1000}
 
-    def users(*sources, **options):
-        with FreeScaleDataLoader(list(sources), USERS, batch_size=9, **options) as loader:
-            return [user for batch in loader for user in batch.features["user"].values().tolist()]
+    def users(*sources):
+        return rows_of(load(list(sources), USERS)[0], "user")
 
     message = "user is a hash, and its column 'name' is text in source 1 .* and 'user' is int64 in source 0 .*types="
     with pytest.raises(SchemaError, match=message):
@@ -171,15 +168,14 @@ def test_keys_of_joined_tables_are_hashes_of_one_type(tmp_path, join):
             with_side = Join(side, on="user", fields=("age",))
         schema = Schema(sequences=(Sequence("ages", ("age",)),), context=("now",))
         source = ParquetSource(rows, columns=key, join=with_side)
-        with FreeScaleDataLoader(source, schema, batch_size=9) as loader:
-            return [batch.features["age"].values().tolist() for batch in loader]
+        return column(read(source, schema), "age")
 
     with pytest.raises(
         SchemaError, match=r"key 'user' is a hash, and its column 'user' is text in the rows and .*int64"
     ):
         ages({})
     if join is AsOf:
-        assert ages({"user": "string"}) == [[70, 50]]  # the null key has no history
+        assert ages({"user": "string"}) == [[70], [], [50]]  # the null key has no history
 
 
 def test_row_groups_are_not_left_out_by_the_order_of_another_type(tmp_path):
@@ -194,17 +190,9 @@ def test_row_groups_are_not_left_out_by_the_order_of_another_type(tmp_path):
 
 def test_states_know_declared_types_and_keys_of_folders_that_became_text(tmp_path):
     write(tmp_path / "shop=1" / "a.parquet", {"user": [1]})
-    arguments = set()
-    for options in ({}, {"types": {"user": "int64"}}, {"types": {"user": "int32"}}, {"split": "shop"}):
-        with FreeScaleDataLoader(ParquetSource(tmp_path, **options), USERS, batch_size=1) as loader:
-            arguments.add(loader.state_dict()["fingerprint"]["source 0 arguments"])
+    some = ({}, {"types": {"user": "int64"}}, {"types": {"user": "int32"}}, {"split": "shop"})
+    arguments = {fingerprint(ParquetSource(tmp_path, **each), USERS)["source 0 arguments"] for each in some}
     assert len(arguments) == 4
-
-
-@pytest.mark.parametrize("kind", ["text", "list", "large_list<int64>", 3, "binary", ""])
-def test_types_that_no_key_has(kind):
-    with pytest.raises(SchemaError, match=r"types={'user': ...} is the Arrow name of one type"):
-        ParquetSource("a.parquet", types={"user": kind})
 
 
 def test_values_that_the_declared_type_does_not_have(tmp_path):
@@ -224,20 +212,14 @@ def test_in_a_toml_file(tmp_path):
     text += 'columns = { user = { hash = "user", buckets = 1000 } }\n'
     (tmp_path / "job.toml").write_text(text)
     samples = read(*from_toml(tmp_path / "job.toml"), USERS)
-    assert column(samples, "user") == [
-        [user] for user in found(files(tmp_path / "one", pa.int64()), columns=HASHED) * 2
-    ]
+    assert column(samples, "user") == found(files(tmp_path / "one", pa.int64()), columns=HASHED) * 2
 
 
 def test_later_files_may_lack_a_column_whose_type_is_declared(tmp_path):
-    write(tmp_path / "now" / "0.parquet", {"user": IDS, "shop": ["a", "b"]})
-    write(tmp_path / "later" / "1.parquet", {"user": IDS})
+    write(tmp_path / "0.parquet", {"user": IDS, "shop": ["a", "b"]})
+    write(tmp_path / "1.parquet", {"user": IDS})
     options = {"types": {"shop": "string"}, "columns": {"user": pl.col("user") + 1}}
-    later, _ = opened(ParquetSource(tmp_path / "later"), USERS)
-    handle, layout = opened(ParquetSource(tmp_path / "now", **options), USERS)
-    handle.extend(["../later/1.parquet"], [later.opened.catalog.digest(0)])
-    assert column(read_all(handle, layout), "user") == [[-6], [6]] * 2
-    handle.close()
+    assert found(tmp_path, follow=ONE_BY_ONE, **options) == [-6, 6] * 2
 
 
 def test_a_type_of_a_column_that_is_not_there(tmp_path):
