@@ -391,7 +391,7 @@ def last(files: list[int], sizes: dict[int, int], room: int, least: int = 0, mos
     keep=st.integers(1, 3), more=st.integers(0, 3), footers=st.integers(0, 4),
 )  # fmt: skip
 @example(uses=[(n, True) for n in (0, 1, 0, 2, 0, 3, 1)], keep=1, more=3, footers=2)
-@example(uses=[(n, False) for n in (0, 1, 0, 2, 0, 3, 1)], keep=1, more=0, footers=4)
+@example(uses=[(n, False) for n in (0, 1, 0, 2, 0)], keep=1, more=0, footers=2)
 def test_files_and_footers_that_were_used_last_are_kept(
     tmp_path_factory: pytest.TempPathFactory, uses: list[tuple[int, bool]], keep: int, more: int, footers: int
 ) -> None:
@@ -399,7 +399,7 @@ def test_files_and_footers_that_were_used_last_are_kept(
     room stay parsed."""
     folder = tmp_path_factory.mktemp("lake")
     for number in range(5):
-        write(folder / f"{number}.parquet", range(3 * number + 1))
+        write(folder / f"{number}.parquet", range(number % 3 + 1))
     catalog = opened(folder)
     known = [open_files.Known(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(5)]
     sizes: dict[int, int] = {}
@@ -419,7 +419,7 @@ def test_files_and_footers_that_were_used_last_are_kept(
     ):
         for number, given_back in uses:
             handle = pool.take(known[number])
-            assert handle.parquet.metadata.num_rows == 3 * number + 1
+            assert handle.parquet.metadata.num_rows == number % 3 + 1
             if number not in idle:
                 times_opened += 1
                 times_parsed += number not in parsed_before
