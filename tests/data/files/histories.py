@@ -6,11 +6,8 @@ from typing import Any
 import data_kit as kit
 import numpy as np
 import pyarrow as pa
-from data_kit import as_python
 
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
-
-samples_of = as_python
 
 UIH = Sequence(
     "uih",

@@ -6,12 +6,8 @@ import data_kit as kit
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_kit import as_python, parts_of, same
 
 from fsdata import ParquetSource, Schema, Sequence
-
-__all__ = ["parts_of", "same"]  # for tests that do not take them from the kit yet
-samples_of = as_python
 
 SCHEMA = Schema(
     sequences=(Sequence("uih", ("item", "action"), floats=("price",), max_length=9),),
