@@ -6,6 +6,7 @@ makes the whole documents of these sections by the commit that made their files,
 where they differ.
 """
 
+import argparse
 import json
 import math
 import os
@@ -62,8 +63,10 @@ def document(name: str, root: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def main(names: list[str]) -> None:
-    for name in names:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="of a golden file: tools, comm, ...")
+    for name in parser.parse_args().names:
         commit = json.loads((HERE / f"{name}.json").read_text())["made_with"]
         with tempfile.TemporaryDirectory() as folder:
             at = Path(folder) / "before"
@@ -77,4 +80,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

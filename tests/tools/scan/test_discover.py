@@ -30,12 +30,12 @@ def test_the_longest_lists_are_the_history_and_the_item_comes_first(tmp_path):
     )
     assert seen.sequences == ("item_ids", "when", "price")
     assert (seen.time, seen.key) == ("ts", "user_id")
-    history, aligned, others, time, key = seen.notes
+    history, aligned, others, of_time, of_key = seen.notes
     assert history == "history: item_ids, the longest lists"
     assert aligned == "aligned with item_ids: when, price, lists of equal length in all 20 rows, 0 to 6 long, mean 2.9"
     assert others == "other lists, not as long as those of item_ids: bought"
-    assert (time[:5], time.rpartition("; ")[2]) == ("time:", "others that could be it: updated_time")
-    assert (key[:4], key.rpartition("; ")[2]) == ("key:", "others that could be it: user_country")
+    assert (of_time[:5], of_time.rpartition("; ")[2]) == ("time:", "others that could be it: updated_time")
+    assert (of_key[:4], of_key.rpartition("; ")[2]) == ("key:", "others that could be it: user_country")
 
 
 def test_fields_of_structs_have_paths(tmp_path):
