@@ -57,8 +57,8 @@ class Connector:
         failure = next(iter(failures.values()))
         tries = "1 try" if number == 0 else f"{number + 1} tries"
         in_vain = any(outcome["late"] for outcome in outcomes.values())  # names would blame those that waited
-        where = f"{len(failures)} of {self.world_size} ranks" if in_vain else name_ranks(list(failures))
-        raise self._over(outcomes, f"{tries} failed, the last one on {where}: {failure}")
+        who = f"{len(failures)} of {self.world_size} ranks" if in_vain else name_ranks(list(failures))
+        raise self._over(outcomes, f"{tries} failed, the last one on {who}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
         """What every rank says about try `number`; `failure` is empty if it worked here."""

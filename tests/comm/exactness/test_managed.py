@@ -119,6 +119,27 @@ def test_chosen_programs(program: str, chance: int) -> None:
     check_program(1, config, program, chance, play_managed)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "train_on:3 train_on:3 train_next:4 foreign:4 forward:8",
+        "train_on:3 train_on:3 hour:11 change_maps:1 train_next:4 train_next train_next",
+    ],
+)
+def test_a_batch_that_is_mapped_to_other_rows_than_those_ahead(program: str) -> None:
+    """Rows that were fetched ahead for the next one wait for its update."""
+    tables = {
+        "b": Table(name="b0", rows=24, sharding="row", features=("b0_0", "b0_1"), ids=IDS),
+        "c": Table(name="c0", rows=48, sharding="row", features=("c0_0",), ids=IDS),
+    }
+    maps = {"b0": partial(hash_zch, policy="SINGLE_TTL", hours=1, probes=2), "c0": partial(hash_zch, policy="LRU")}
+    config = Config(
+        modules={"a": (SERVED,), **{module: (table,) for module, table in tables.items()}}, static_graph=False,
+        max_batch=8, spread=0.05, seed=734, hides=True, dedup=True, host=2, builder=managed(maps, tells=False),
+    )  # fmt: skip
+    check_program(2, config, program, by=play_managed)
+
+
 def test_an_id_that_is_mapped_to_two_rows() -> None:
     """A feature that only reads asks for it before another feature brings it in. Such steps run plainly."""
     table = Table(name="h", rows=24, sharding="row", features=("h0_readonly", "h1"), ids=IDS)
