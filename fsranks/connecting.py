@@ -34,7 +34,8 @@ class Connector:
         """Gloo's group, once every rank has one. If one rank's connections break, all ranks connect again.
 
         Raises:
-            PeerError: names the ranks that did not come, have ended, or could not connect.
+            PeerError: names the ranks that did not come, have ended, stopped for a while, or could not connect; none
+                where the time limit was over on some rank and nothing tells which rank was the reason.
         """
         self._begin = self.network.clock.now()
         self._end = self._begin + self.timeout_s
@@ -51,13 +52,14 @@ class Connector:
             if not failures:
                 return gloo, self.network.neighbours(outcomes, self.rank)
             del gloo  # its connections end before the next ones are made
-            if any(outcome["late"] for outcome in outcomes.values()):
+            late = any(outcome["late"] for outcome in outcomes.values())
+            if late:
                 self._check_stopped(outcomes)
                 break  # all ranks know: none tries again, and waits for the others in vain
         failure = next(iter(failures.values()))
         tries = "1 try" if number == 0 else f"{number + 1} tries"
-        in_vain = any(outcome["late"] for outcome in outcomes.values())  # names would blame those that waited
-        who = f"{len(failures)} of {self.world_size} ranks" if in_vain else name_ranks(list(failures))
+        # After the time limit the ranks without a connection are those that waited: their names would blame them.
+        who = f"{len(failures)} of {self.world_size} ranks" if late else name_ranks(list(failures))
         raise self._over(outcomes, f"{tries} failed, the last one on {who}: {failure}")
 
     def _tell(self, number: int, failure: str) -> dict[int, dict[str, Any]]:
