@@ -64,6 +64,28 @@ def contention() -> None:
     say(f"The clock of the GPU varies: the same compute, repeated, may take {-least:.0f} % more or less.")
 
 
+def torchrec() -> None:
+    """How many loops with TorchRec's tables were equal to the bit."""
+    found = read_record("gpu_torchrec")
+    kernels = [case for case in found["cases"] if case["asked"] == "kernels of fbgemm"]
+    loops = [case for case in found["cases"] if case not in kernels]
+    by = {
+        each["transport"]: [p for p in found["programs"] if p["transport"] == each["transport"]]
+        for each in found["programs"]
+    }
+    equal = sum(case["equal"] for case in loops)
+    programs = ", ".join(f"{sum(not p['differ'] for p in of)} of {len(of)} over `{name}`" for name, of in by.items())
+    means = found["means"]["rows"].values()
+    versions = found["measured_with"]
+    say(
+        f"TorchRec {versions['torchrec']} with fbgemm {versions['fbgemm_gpu']}, 1 and 2 processes on one H200: "
+        f"{equal} of {len(loops)} loops were equal to the bit in every table, state and output, and so were these "
+        f"training programs: {programs}. Updates in parts, by threads and streams of their own, were those of fbgemm's "
+        f"kernel in {sum(case['equal'] for case in kernels)} of {len(kernels)} cases; those of means, scaled before, "
+        f"in {sum(row['scaled, parts'] for row in means)} of {len(means)}."
+    )
+
+
 def probes() -> None:
     steps = read_record("gpu/probes")["steps"]
     checks = [check for step in steps for found in step["found"].values() for check in found["checks"]]

@@ -43,10 +43,10 @@ def recipe(batch: Any, kjt: KJT) -> tuple[Recipe | None, list[str]]:
 
 def parts_of(batch: Any, kjt: KJT) -> list[tuple[Part, ...]]:
     """[F] for each key the parts of the batch that are equal to it, the likeliest first."""
-    search = _Search(kjt.keys(), list(by_key(kjt)))
+    search, where = _Search(kjt.keys(), list(by_key(kjt))), kjt.values().device
     samples = len(kjt.lengths()) // max(len(kjt.keys()), 1)
-    held = list(islice(_slices(batch, samples), _MOST_SLICES))
-    for part, jagged in islice(_views(batch, held, samples), _MOST_CANDIDATES):
+    held = list(islice(_slices(batch, samples, where), _MOST_SLICES))
+    for part, jagged in islice(_views(batch, held, samples, where), _MOST_CANDIDATES):
         search.compare(part, jagged)
     for source, values, by, lengths in islice(_padded(held, samples, search), _MOST_CANDIDATES):
         search.compare_padded(source, values, by, lengths)
@@ -98,9 +98,11 @@ def _marks(tensor: Tensor) -> Any:
     return (len(tensor), int(tensor.sum()), int(tensor[0]), int(tensor[-1])) if len(tensor) else 0
 
 
-def _slices(batch: Any, samples: int) -> Iterator[tuple[Slice, Tensor]]:
-    """Every tensor of a batch that may be one of ids, lengths or a mask, and its columns; narrow ones first."""
-    held = [(path, as_plain(tensor)) for path, tensor in leaves(batch) if is_countable(tensor)]
+def _slices(batch: Any, samples: int, where: torch.device) -> Iterator[tuple[Slice, Tensor]]:
+    """Every tensor of a batch that lies there and may be one of ids, lengths or a mask, and its columns; narrow ones
+    first."""
+    plain = ((path, as_plain(tensor)) for path, tensor in leaves(batch) if is_countable(tensor))
+    held = [(path, tensor) for path, tensor in plain if tensor.device == where]
     yield from ((Slice(path=path), tensor) for path, tensor in held)
     with_dims = [(tensor.shape[dim], path, tensor, dim) for path, tensor in held for dim in range(tensor.dim())]
     for size, path, tensor, dim in sorted(with_dims, key=lambda each: each[0]):
@@ -108,10 +110,10 @@ def _slices(batch: Any, samples: int) -> Iterator[tuple[Slice, Tensor]]:
             yield from ((Slice(path=path, dim=dim, index=i), tensor.select(dim, i)) for i in range(size))
 
 
-def _views(batch: Any, held: Held, samples: int) -> Iterator[tuple[Part, Jagged]]:
+def _views(batch: Any, held: Held, samples: int, device: torch.device) -> Iterator[tuple[Part, Jagged]]:
     """Every part that can be read without a copy and has `samples` samples, keys of KJTs first."""
     for path, kjt in walk(batch):
-        if kjt.keys() and len(kjt.lengths()) == samples * len(kjt.keys()):
+        if kjt.keys() and kjt.values().device == device and len(kjt.lengths()) == samples * len(kjt.keys()):
             source: Whole | Tensors = Whole(path=path)
             yield from ((Part(source=source, key=key), of) for key, of in zip(kjt.keys(), by_key(kjt), strict=True))
     ids = [(at, values) for at, values in held if values.dtype != torch.bool]

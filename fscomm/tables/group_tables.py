@@ -126,14 +126,18 @@ class Tables(GroupTables):
 class PooledTables(GroupTables):
     """Of tables that give every bag a vector: bags are read whole, and updated row by row.
 
-    A kernel that averages is updated by one that adds, with 1 / the length of the whole bag as the weight of each id:
-    the bits are the same, and rows of a bag can be left out.
+    A kernel that averages is updated by one that adds, so that rows of a bag can be left out. On the CPU it multiplies
+    by 1 / the length of the whole bag for each id, as a weight; on CUDA once for each bag, before it adds up. The bits
+    are the same: measured on an H200 (`means` in `benchmarks/results/gpu_torchrec.json`).
     """
 
-    def __init__(self, kernels: list[Any], **options: Any) -> None:
+    def __init__(self, kernels: list[Any], *, scales_bags: bool | None = None, **options: Any) -> None:
         super().__init__(kernels, **options)
         self._means = [kernel.pooling_mode.name == "MEAN" for kernel in kernels]
-        self._columns = [sum(kernel.dims[table] for table in kernel.feature_table_map) for kernel in kernels]
+        widths = [[kernel.dims[table] for table in kernel.feature_table_map] for kernel in kernels]
+        self._columns = [sum(of_kernel) for of_kernel in widths]
+        self._widths = [torch.tensor(of_kernel, device=self.where) for of_kernel in widths]
+        self._scales_bags = self.where.type == "cuda" if scales_bags is None else scales_bags
 
     def _read(self, lookup: Lookup) -> torch.Tensor:
         if not len(lookup.ids):
@@ -149,7 +153,17 @@ class PooledTables(GroupTables):
         for gradient, (number, ids, offsets) in zip(by_kernel, _by_kernel(apply.bags), strict=True):
             averages = self._means[number] and apply.weights is None
             weights = _some(apply.shares if averages else apply.weights, ids)
+            if averages and self._scales_bags and weights is not None and len(weights):
+                gradient = self._scaled(number, gradient, weights, offsets)
+                weights = None
             yield TableUpdate(number, apply.ids[ids], offsets, gradient.contiguous(), weights, averages)
+
+    def _scaled(self, number: int, gradient: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """gradient: [B, columns] times the share that all ids of a bag have, float32[n] in the order of the bags."""
+        widths = self._widths[number]
+        first = offsets[:-1].clamp(max=len(shares) - 1)  # bags without an id may have any share
+        of_bags = shares[first].view(len(widths), -1).T
+        return gradient * of_bags.repeat_interleave(widths, dim=1, output_size=self._columns[number])
 
 
 def _some(weights: torch.Tensor | None, which: slice) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.tables.shadow_kernels import Shadow, own_forward, read_hyper
+from fscomm.tables.shadow_kernels import STATES, Shadow, memory, own_forward, read_hyper
 
 Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
 
@@ -108,11 +108,16 @@ class LookupProxy:
         given = {
             name: i for name, option in options.items() for i, tensor in enumerate(saved) if _is_same(tensor, option)
         }
+        own = memory(self._target, ("weights", *STATES)) if saved else {}
+        tables = {name: i for name, part in own.items() for i, tensor in enumerate(saved) if _is_same(tensor, part)}
 
         def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Update:
             taken = replace(hyper, learning_rate=float(came[rates[0]])) if rates else hyper
             again = options | {name: came[i] for name, i in given.items()}
-            return lambda shadow: shadow().update(taken, gradient, *args, **again)
+            # Hooks may give back copies: `save_on_cpu` does, of what is on a GPU. The kernel's own backward writes to
+            # what they give, and so loses its updates.
+            copies = {name: came[i] for name, i in tables.items() if not _is_same(came[i], own[name])}
+            return lambda shadow: shadow().over(copies).update(taken, gradient, *args, **again)
 
         return make_update
 

@@ -7,7 +7,7 @@ bitwise the fused update, and so are calls on disjoint rows instead of one.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -114,6 +114,17 @@ class Shadow:
     def adding(self) -> "Shadow":
         """The same tables; ids of a bag are added up, in place of their mean."""
         return Shadow(self._kernel, type(self._kernel.pooling_mode).SUM)
+
+    def over(self, copies: Mapping[str, torch.Tensor]) -> "Shadow":
+        """The same kernel, with these in the place of some of its memory, by name."""
+        if not copies:
+            return self
+        kernel = _copy(self._kernel, self._pooling)
+        for name, copied in copies.items():
+            kernel._parameters.pop(name, None)
+            kernel._buffers.pop(name, None)
+            vars(kernel)[name] = copied
+        return Shadow(kernel, self._pooling)
 
     def lookup(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         with torch.no_grad():

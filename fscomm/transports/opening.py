@@ -68,7 +68,8 @@ NOT_YET = (
     "auto takes no transport for tables on CUDA, since none has been shown to be exact with TorchRec's tables between "
     f"GPUs of two hosts. Name one ({', '.join(NAMES[1:])}) after the comparison with the plain loop passed on yours: "
     "in a clone of FreeScale, on both hosts, CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=. torchrun --nnodes 2 "
-    "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tests/gpu/fscomm_on_cuda.py nccl"
+    "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tests/gpu/programs_on_cuda.py --transport nccl "
+    "--usual 1"
 )
 
 

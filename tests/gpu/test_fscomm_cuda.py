@@ -23,27 +23,26 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="needs torchrec")
 @pytest.mark.parametrize(
-    ("transport", "kind"),
+    ("transport", "programs"),
     [
-        ("host-staged", "rows"),
-        ("host-staged", "bags"),
-        ("host-staged", "hot"),
-        ("nccl", "rows"),
-        ("nccl", "bags"),
-        pytest.param("copy-engine", "rows", marks=two_gpus),
-        pytest.param("nccl-ce", "rows", marks=two_gpus),
+        ("host-staged", "--usual 1"),
+        ("host-staged", "--hot"),
+        ("nccl", "--random 6"),
+        pytest.param("copy-engine", "--usual 1", marks=two_gpus),
+        pytest.param("nccl-ce", "--usual 1", marks=two_gpus),
     ],
 )
-def test_bitwise_the_plain_loop(transport: str, kind: str) -> None:
+def test_bitwise_the_plain_loop(transport: str, programs: str) -> None:
     """Two ranks, which share a GPU where there is one."""
-    script = str(Path(__file__).with_name("fscomm_on_cuda.py"))
+    script = str(Path(__file__).with_name("programs_on_cuda.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     environment = {
         **os.environ,
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # which every transport asks for
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # and deterministic algorithms for this
     }
-    done = subprocess.run([*command, transport, kind], capture_output=True, text=True, timeout=170, env=environment)
+    command += ["--transport", transport, *programs.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

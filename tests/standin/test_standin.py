@@ -19,6 +19,7 @@ from worlds import World, shared_world
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.exchange.rows import RowExchange
 from fscomm.loop.kjt_paths import Snapshot
+from fscomm.loop.kjt_search import recipe
 
 
 @pytest.mark.parametrize(("loop", "least_served"), [("base", 0.85), ("everything", 0.3)])
@@ -97,6 +98,20 @@ def waits_to_recognise(rank: int, size: int) -> list[str]:
 def test_features_are_recognised_by_one_wait_for_the_device(far_world: World) -> None:
     """And by none, if they are the very tensors that were announced."""
     assert far_world.run(waits_to_recognise) == [["aten::_local_scalar_dense"]] * 2
+
+
+def looks_for_features(rank: int, size: int) -> tuple[list[str], list[str]]:
+    """The keys that are nowhere in a batch on the device, and in one that was left in host memory."""
+    from far_device import FAR, served_there
+
+    with served_there():
+        here, there = batch(rank, 0, torch.device("cpu")), batch(rank, 0, torch.device(str(FAR)))
+        return recipe([there, here], there.a)[1], recipe(here, there.a)[1]
+
+
+def test_features_are_looked_for_where_they_are(far_world: World) -> None:
+    for found in far_world.run(looks_for_features):
+        assert found == ([], batch(0, 0, torch.device("cpu")).a.keys())
 
 
 def collision_beside_exclusive(rank: int, size: int, transport: str) -> list[str]:

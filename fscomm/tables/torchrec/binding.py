@@ -74,9 +74,10 @@ class TorchRecBinding(Binding):
     def meet(self, features: KeyedJaggedTensor) -> None:
         if not self.met:  # TorchRec makes the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
-            # Only the keys matter. Kernels such as that of index dedup cannot take a batch without samples.
-            some = features if features.stride() else _one_sample_without_ids(features)
-            dist_input(self._asks, nothing_sent, self.module.create_context(), some)
+            # Only the keys matter, and the batch may still be on its way to the device: nothing of it is read here.
+            # Kernels such as that of index dedup cannot take a batch without samples.
+            one = _one_sample_without_ids(features)
+            dist_input(self._asks, nothing_sent, self.module.create_context(), one)
             self.met = True
 
     def prepare(
@@ -200,9 +201,9 @@ def _one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     keys, weights = features.keys(), features.weights_or_none()
     return KeyedJaggedTensor(
         keys=keys,
-        values=torch.empty_like(features.values()),
+        values=features.values().new_empty(0),
         lengths=torch.zeros(len(keys), dtype=torch.int32, device=features.device()),
-        weights=None if weights is None else torch.empty_like(weights),
+        weights=None if weights is None else weights.new_empty(0),
         stride=1,
     )
 

@@ -242,6 +242,11 @@ def _problem_of_lookup(module: Any, kind: str, sharding: Any, lookup: Any) -> st
         return "a tracker or a cache follows its lookups"
     if "forward" in vars(lookup):
         return "the forward of its look-up was replaced"
+    if on_cuda and any(kernel.pooling_mode == PoolingMode.MEAN for kernel in structure.kernels(lookup)):
+        if any(config.is_weighted for config in structure.configs(sharding)):
+            return "how kernels on CUDA round a weighted mean whose rows are updated in parts was never measured"
+        if structure.output_dtype(sharding) != torch.float32:
+            return "how kernels on CUDA round a mean that is given out as fp16 or bf16 was never measured"
     return next(filter(None, (_problem_of_kernel(kernel, on_cuda) for kernel in structure.kernels(lookup))), None)
 
 
@@ -250,8 +255,6 @@ def _problem_of_kernel(kernel: Any, on_cuda: bool) -> str | None:
         return f"the state of optimizer {kernel.optimizer.name} cannot be held for a pending update"
     if on_cuda and kernel.stochastic_rounding and kernel.weights_precision != SparseType.FP32:
         return "updates are rounded stochastically: they do not repeat"
-    if on_cuda and kernel.pooling_mode == PoolingMode.MEAN:
-        return "how kernels on CUDA round a mean whose rows are updated in parts was never measured"
     if on_cuda and kernel.is_experimental:
         return "experimental kernels of fbgemm (TBE v2) add up in an order that depends on the other bags of a call"
     if kernel._used_rowwise_adagrad_with_global_weight_decay:

@@ -3,7 +3,8 @@
 The plain side is the kernel as TorchRec makes it: one forward and one backward over all rows of a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.plan.ways import Apply, KernelBags, Lookup, equal_bags
-from fscomm.tables.group_tables import Tables, as_they_are
+from fscomm.tables.group_tables import PooledTables, Tables, as_they_are
 from fscomm.tables.shadow_kernels import Hyper, take_hyper
 
 DIM = 8
@@ -24,21 +25,33 @@ ROWS = (11, 6)  # of the two tables of a kernel
 FEATURES = (0, 0, 1)  # the table of each
 OPTIMIZERS = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
 Ids = list[Tensor]  # by feature
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def kernel(optimizer: EmbOptimType = EmbOptimType.EXACT_ADAGRAD, precision: SparseType = SparseType.FP32) -> Any:
+def kernel(
+    optimizer: EmbOptimType = EmbOptimType.EXACT_ADAGRAD,
+    precision: SparseType = SparseType.FP32,
+    pooling: PoolingMode = PoolingMode.NONE,
+    where: str = "cpu",
+) -> Any:
+    place = (
+        (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        if where == "cpu"
+        else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    )
     made = SplitTableBatchedEmbeddingBagsCodegen(
-        embedding_specs=[(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS],
+        embedding_specs=[(rows, DIM, *place) for rows in ROWS],
         feature_table_map=list(FEATURES),
-        pooling_mode=PoolingMode.NONE,
+        pooling_mode=pooling,
         weights_precision=precision,
-        device=torch.device("cpu"),
+        device=torch.device(where),
         optimizer=optimizer,
         learning_rate=0.1,
         eps=1e-3,
     )
-    weights = torch.empty(len(made.weights_host)).uniform_(-1, 1, generator=torch.Generator().manual_seed(3))
-    made.weights_host.detach().copy_(weights)
+    random = torch.Generator().manual_seed(3)
+    for table in made.split_embedding_weights():
+        table.copy_(torch.empty(table.shape).uniform_(-1, 1, generator=random))
     return made
 
 
@@ -103,9 +116,11 @@ def looking_up(ids: Ids) -> Lookup:
     return Lookup(ids=torch.cat(ids), bags=bags_of(ids), index=index, splits=[])
 
 
-def tables_of(*kernels: Any, divide_by: Sequence[int] = ()) -> Tables:
+def tables_of(
+    *kernels: Any, divide_by: Sequence[int] = (), kind: Callable[..., Any] = Tables, where: str = "cpu"
+) -> Any:
     codecs = as_they_are(torch.float32, DIM)
-    return Tables(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
+    return kind(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device(where))
 
 
 def state(target: Any) -> dict[str, Tensor]:
@@ -118,7 +133,8 @@ def state(target: Any) -> dict[str, Tensor]:
 def assert_same(a: Any, b: Any) -> None:
     one, other = state(a), state(b)
     assert one.keys() == other.keys()
-    assert {"weights_host", "learning rate", "iterations"} <= one.keys()
+    assert {"learning rate", "iterations"} <= one.keys()
+    assert {"weights_host", "weights_dev"} & one.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
 
@@ -183,6 +199,38 @@ def test_replaced_memory_is_noticed(name: str) -> None:
     plain_update(plain, ids, gradients_of(ids, 3))
     assert_same(plain, served)
     assert torch.equal(old, kept)
+
+
+CUDA = pytest.param("cuda", True, marks=[pytest.mark.gpu, NO_GPU])
+
+
+@pytest.mark.parametrize(("where", "any_length"), [("cpu", False), CUDA])
+def test_means_are_scaled_by_bag_as_kernels_for_cuda_do(where: str, any_length: bool) -> None:
+    """On the CPU, whose kernels scale by id, the bits are the same where 1 / the length is exact: of 1, 2 or 4 ids."""
+    plain, served = (kernel(pooling=PoolingMode.MEAN, where=where) for _ in range(2))
+    random = torch.Generator().manual_seed(5)
+    lengths = torch.tensor([4, 0, 2, 1, 1, 0, 4, 2, 0, 4, 2, 2])
+    lengths = torch.randint(12, lengths.shape, generator=random) if any_length else lengths
+    counts = lengths.view(len(FEATURES), -1).sum(1).tolist()
+    ids = torch.cat([torch.randint(ROWS[t], (n,), generator=random) for t, n in zip(FEATURES, counts, strict=True)])
+    gradient = torch.randn(4, len(FEATURES) * DIM, generator=random).to(where)
+    plain(ids.to(where), torch.tensor([0, *lengths]).cumsum(0).to(where)).backward(gradient)
+    tables = tables_of(served, kind=partial(PooledTables, scales_bags=True), where=where)
+    hypers, bag = [take_hyper(served)], torch.arange(len(lengths)).repeat_interleave(lengths)
+    for rest in (0, 1):
+        which = ids % 2 == rest
+        of_bags = torch.bincount(bag[which], minlength=len(lengths))
+        offsets = torch.tensor([0, *of_bags]).cumsum(0).to(where)
+        apply = Apply(
+            index=torch.arange(gradient.numel() // DIM, device=where),
+            ids=ids[which].to(where),
+            bags=[KernelBags(first=0, last=int(which.sum()), offsets=offsets)],
+            shares=(1 / lengths[bag[which]].float()).to(where),
+        )
+        (update,) = tables.updates(apply, gradient.view(-1, DIM))
+        assert update.weights is None
+        tables.apply(apply, gradient.view(-1, DIM), hypers)
+    assert_same(plain, served)
 
 
 def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from exact_model import RATE, Batch, Config, batches, build
+from exact_model import DEVICE, ON_CPU, RATE, Batch, Config, batches, build
 from patience import PATIENCE_S
 from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
@@ -31,8 +31,8 @@ class PlainComm:
 
     unconsumed = None
 
-    def lookahead(self, loader: Iterable[Batch], **options: Any) -> Iterator[Batch]:
-        return iter(loader)
+    def lookahead(self, loader: Iterable[Batch], device: torch.device | None = None, **options: Any) -> Iterator[Batch]:
+        return iter(loader) if device is None else (batch.to(device) for batch in loader)
 
     def flush(self) -> None:
         pass
@@ -89,6 +89,11 @@ class Run:
 
     def loader(self, start: int = 0, stop: int | None = None) -> list[Batch]:
         return batches(self.config, self.rank, self.size, start, self.config.steps if stop is None else stop)
+
+    def batch(self, step: int) -> Batch:
+        """One of the loader's, where the model is."""
+        (batch,) = self.loader(step, step + 1)
+        return batch if ON_CPU else batch.to(DEVICE)
 
     def train(self, step: int, batch: Batch) -> None:
         self.set_rate(step)

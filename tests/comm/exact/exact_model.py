@@ -1,4 +1,4 @@
-"""What an exactness test trains: an ordinary `DistributedModelParallel` on CPU, by a plan given by hand.
+"""What an exactness test trains: an ordinary `DistributedModelParallel` on CPU or GPU, by a plan given by hand.
 
 Its batches are seeded; they have collisions, duplicates, empty features, empty ranks and uneven sizes.
 """
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import cpu_kernels  # noqa: F401  what TorchRec and fbgemm have for CUDA only
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -47,6 +46,11 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 META = torch.device("meta")
+DEVICE = torch.device(os.environ.get("FREESCALE_TEST_DEVICE", "cpu"))  # tests/gpu/programs_on_cuda.py sets it
+ON_CPU = DEVICE.type == "cpu"
+if ON_CPU:
+    import cpu_kernels  # noqa: F401  what TorchRec and fbgemm have for CUDA only
+
 WIDTH = 8
 AGAIN = " again"  # added to the name of a module: what it gets in its second call
 DENSE = 3
@@ -148,7 +152,19 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """With other KJTs."""
-        return replace(self, ids={name: kjt.to(device) for name, kjt in self.ids.items()})
+        ids = {name: kjt.to(device, non_blocking) for name, kjt in self.ids.items()}
+        if device.type == "cpu":
+            return replace(self, ids=ids)
+        dense, target, weight = (
+            each.to(device, non_blocking=non_blocking) for each in (self.dense, self.target, self.weight)
+        )
+        moved = {name: kjt.to(device) for name, kjt in self.moved.items()}
+        hidden = {name: _hidden_at(device, show) for name, show in self.hidden.items()}
+        return replace(self, ids=ids, dense=dense, target=target, weight=weight, moved=moved, hidden=hidden)
+
+
+def _hidden_at(device: torch.device, show: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: show().to(device)
 
 
 def batches(config: Config, rank: int, size: int, start: int, stop: int) -> list[Batch]:
@@ -222,6 +238,8 @@ class Net(nn.Module):
         self.beside = nn.Linear(DENSE, 1)
         self.hidden = nn.Linear(WIDTH * len(config.features), WIDTH)
         self.after = nn.Linear(WIDTH, 1)
+        for dense in (self.before, self.beside, self.hidden, self.after):
+            dense.to(DEVICE)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """-> one number per sample, [B]."""
@@ -271,8 +289,8 @@ def _pool_one(jagged: Any, gate: torch.Tensor) -> torch.Tensor:
         return folded * (1 + gate) * 0.3
     values = jagged.values().float()
     values = values if values.shape[1] == WIDTH else values.unflatten(1, (-1, WIDTH)).sum(1)
-    sample = torch.repeat_interleave(torch.arange(len(gate)), jagged.lengths().long())
-    weight = 1 + 0.1 * torch.sin(torch.arange(len(values), dtype=torch.float32) + 1)
+    sample = torch.repeat_interleave(torch.arange(len(gate), device=gate.device), jagged.lengths().long())
+    weight = 1 + 0.1 * torch.sin(torch.arange(len(values), dtype=torch.float32, device=gate.device) + 1)
     return torch.zeros_like(gate).index_add(0, sample, values * weight[:, None] * (1 + gate[sample]) * 0.3)
 
 
@@ -364,9 +382,9 @@ def build_net(
             collection,
             {table.name: sharding_of(table, size, host, kernels.get(table.name)) for table in tables},
             sharder=found[name],
-            local_size=host,
+            local_size=host if ON_CPU else torch.cuda.device_count(),  # a shard is on device `rank % local_size`
             world_size=size,
-            device_type="cpu",
+            device_type=DEVICE.type,
         )
     with on_hosts(host):
         return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
@@ -392,7 +410,7 @@ def _sharder(config: Config, tables: tuple[Table, ...]) -> Any:
         rows, gradients = (CommType(each) for each in config.quantised)
         scale = {"forward_loss_scale": config.loss_scale, "backward_loss_scale": config.loss_scale}
         quantised = QCommsConfig(forward_precision=rows, backward_precision=gradients, **scale)
-        codecs = get_qcomm_codecs_registry(quantised, device=torch.device("cpu"))
+        codecs = get_qcomm_codecs_registry(quantised, device=DEVICE)
     if tables[0].pooling:
         return EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
     return EmbeddingCollectionSharder(fused, qcomm_codecs_registry=codecs, use_index_dedup=config.dedup)
@@ -406,7 +424,7 @@ def wrap(
     model = DistributedModelParallel(
         net,
         env=ShardingEnv.from_process_group(world),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=plan,
         sharders=sharders,
         init_data_parallel=config.data_parallel,

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from exact import Loop, Run, parts_of
-from exact_model import AGAIN, WIDTH, Batch, Config, given_out, ids_of
+from exact_model import AGAIN, DEVICE, ON_CPU, WIDTH, Batch, Config, given_out, ids_of
 from hypothesis import assume
 from hypothesis import strategies as st
 from layouts import LAYOUTS, as_plain_ids, lists_of, of_lists
@@ -61,7 +61,7 @@ TERMS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda table: table.pow(2).sum() / 100,
     lambda table: (_query(table) @ table.T).softmax(1).pow(2).sum(),  # tied weights
     lambda table: (_query(table) @ table.detach().T).pow(2).sum() / 100,
-    lambda table: torch.nn.functional.embedding(torch.tensor([0, 0]), table).pow(3).sum() / 100,
+    lambda table: torch.nn.functional.embedding(torch.tensor([0, 0], device=DEVICE), table).pow(3).sum() / 100,
     lambda table: table.data.requires_grad_().exp().sum() / 100,
     lambda table: Cubed.apply(table).sum() / 100,
 ]
@@ -78,14 +78,14 @@ WRITES: list[Callable[[torch.Tensor, Run], Any]] = [
     lambda part, run: halve(part),
 ]
 ALIASES: list[Callable[[torch.Tensor], Any]] = [
-    lambda table: _put_data(torch.empty(0, dtype=table.dtype), table),
-    lambda table: torch.empty(0, dtype=table.dtype).set_(table.data),
+    lambda table: _put_data(_nothing(table), table),
+    lambda table: _nothing(table).set_(table.data),
     lambda table: copy.copy(table.data),
     lambda table: table.data.as_subclass(torch.nn.Parameter),
     lambda table: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(table.data)),
-    lambda table: torch.empty(0, dtype=table.dtype).set_(table.data.untyped_storage(), 0, (WIDTH,)),  # type: ignore[call-overload]
+    lambda table: _nothing(table).set_(table.data.untyped_storage(), 0, (WIDTH,)),  # type: ignore[call-overload]
     lambda table: table.data.untyped_storage() and 0.0,
-    lambda table: torch.from_numpy(table.detach().numpy()[:1]),
+    lambda table: torch.from_numpy(table.detach().cpu().numpy()[:1]),
     lambda table: table.data.T,
 ]
 
@@ -93,7 +93,7 @@ ALIASES: list[Callable[[torch.Tensor], Any]] = [
 COPIES: list[Callable[[torch.Tensor], Any]] = [
     lambda table: [table[0], table.data.norm(), torch.stack([*table])],
     lambda table: [copy.deepcopy(table), pickle.loads(pickle.dumps(table.data)), table.tolist()],
-    lambda table: torch.from_numpy(table.detach().numpy().copy()),
+    lambda table: torch.from_numpy(table.detach().cpu().numpy().copy()),
     lambda table: torch.zeros_like(table.data).lerp_(table.detach(), 0.25),
 ]
 
@@ -111,7 +111,7 @@ class Cubed(torch.autograd.Function):
 
 
 def _query(table: torch.Tensor) -> torch.Tensor:
-    return torch.ones(2, table.shape[1], dtype=table.dtype, requires_grad=True)
+    return torch.ones(2, table.shape[1], dtype=table.dtype, device=DEVICE, requires_grad=True)
 
 
 def _with_gradient(part: torch.Tensor) -> torch.Tensor:
@@ -119,12 +119,16 @@ def _with_gradient(part: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def _nothing(table: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=table.dtype, device=DEVICE)
+
+
 def _put_data(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     tensor.data = table.detach()
     return tensor
 
 
-@torch.library.custom_op("programs::halve", mutates_args=["part"], device_types="cpu", schema="(Tensor(a!) part) -> ()")
+@torch.library.custom_op("programs::halve", mutates_args=["part"], schema="(Tensor(a!) part) -> ()")
 def _(part: torch.Tensor) -> None:
     part.mul_(0.5)
 
@@ -202,13 +206,15 @@ class Player:
                 loader = [batch for batch in loader for _ in range(2)]
             elif n == FAILS:
                 loader = failing(itertools.islice(loader, FAILS_AFTER))
-            batches = iter(self.comm.lookahead(loader, early=n != IN_TURN))
+            device = None if ON_CPU else DEVICE
+            batches = iter(self.comm.lookahead(loader, device, early=n != IN_TURN))
             in_hand = max(n - VARIANTS + 4, 0)
             self._batches, self.batch = lightning(batches, in_hand) if in_hand else batches, None
 
     def next(self, n: int = 0) -> None:
         if self.comm is None:
-            self.batch = self._loader(1)[0]
+            (batch,) = self._loader(1)
+            self.batch = batch if ON_CPU else batch.to(DEVICE)
             self._consumed += 1
             return
         if self._generator is not None:
@@ -246,7 +252,7 @@ class Player:
         config = self.run.config
         batch.beside = [make() for make, _ in odd_tensors(config.seed + i)]
         layout = [*LAYOUTS, *[None] * len(LAYOUTS)][config.seed % (2 * len(LAYOUTS))]
-        if layout is not None and not config.weighted:
+        if layout is not None and not config.weighted and ON_CPU:
             ids, batch.ids = batch.ids, {}
             for name, kjt in ids.items():
                 if config.seed % 3 == 0:
@@ -276,16 +282,19 @@ class Player:
         """One sharded module under activation checkpointing, of either kind."""
 
         def forward(batch: Batch) -> torch.Tensor:
-            name, scale = self._module_name(n // 2), torch.ones(1, requires_grad=True)
+            name, scale = self._module_name(n // 2), torch.ones(1, device=DEVICE, requires_grad=True)
             values = checkpoint(lambda scale: self._values(name, batch) * scale, scale, use_reentrant=bool(n % 2))
             return (values**2 / 100).sum()
 
         self._hold(forward)
 
     def saved_elsewhere(self, n: int) -> None:
-        """With hooks on saved tensors, on all ranks or on one."""
+        """With hooks on saved tensors, on all ranks or on one. Some give back a copy, and updates of a copied table are
+        lost: so does `save_on_cpu` with what is on a GPU."""
         here = n % 2 == 0 or n // 2 % self.run.size == self.run.rank
-        with torch.autograd.graph.save_on_cpu() if here else contextlib.nullcontext():
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        elsewhere = hooks(torch.clone, lambda tensor: tensor) if n % 5 == 4 else torch.autograd.graph.save_on_cpu()
+        with elsewhere if here else contextlib.nullcontext():
             self._hold(self._loss)
 
     def _hold(self, forward: Callable[[Batch], torch.Tensor]) -> None:
@@ -294,13 +303,13 @@ class Player:
                 self.held.append(forward(self.batch))
 
     def evaluate(self, n: int) -> None:
-        batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
+        batch = self.batch if n % 2 and self.batch is not None else self.run.batch(80 + n)
         with torch.no_grad():
             self.run.record(f"{self._count} evaluated", self.run.model(batch))
 
     def inspect(self, n: int) -> None:
         """An evaluation as it should be."""
-        batch = self.batch if n % 2 and self.batch is not None else self.run.loader(80 + n, 81 + n)[0]
+        batch = self.batch if n % 2 and self.batch is not None else self.run.batch(80 + n)
         self.run.model.eval()
         with torch.set_grad_enabled(n % 3 == 0):
             self.run.record(f"{self._count} inspected", self.run.model(batch))
@@ -495,7 +504,7 @@ class Player:
     def write(self, n: int) -> None:
         """By functions to which torch gives tensors without asking their class, on all ranks."""
         tables = [table for table in self._tables() if table.dtype == torch.float32]
-        part = tables[n % len(tables)].data.view(-1)[:WIDTH] if tables else torch.zeros(WIDTH)
+        part = tables[n % len(tables)].data.view(-1)[:WIDTH] if tables else torch.zeros(WIDTH, device=DEVICE)
         with torch.no_grad():
             WRITES[n % len(WRITES)](part, self.run)
 
@@ -525,7 +534,7 @@ class Player:
     def _strange(self, n: int) -> Batch:
         """Another batch than the one held, on all ranks or on one."""
         elsewhere = self.batch is not None and n // 2 % 2 and n % self.run.size != self.run.rank
-        return self.batch if elsewhere else self.run.loader(60 + n, 61 + n)[0]  # type: ignore[return-value]
+        return self.batch if elsewhere else self.run.batch(60 + n)  # type: ignore[return-value]
 
     def _values(self, module: str, batch: Batch) -> torch.Tensor:
         return given_out(self.run.model.module.embeddings[module](ids_of(batch, module)))

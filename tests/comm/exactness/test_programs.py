@@ -142,7 +142,7 @@ CHANCES = pytest.mark.parametrize("chance", [1, 4], ids=["threads", "streams"])
 RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block, and those of which nothing is ahead
     "passes out of turn": 2,
     "gradients of several batches": 1,
-    "parts of the model, other batches": 9,
+    "parts of the model, other batches": 11,
     "states, loops and blocks": 2,
     "evaluation": 3,
     "tables are read": 2,

@@ -18,7 +18,7 @@ USUAL = {
         train_next:4 train_next train_next:2 train_next:3 module backward module:1 backward train_next
         foreign backward train_next:1 foreign:3 backward train_next
         next_forward recomputed:1 backward_of_sum next_forward recomputed backward_of_sum saved_elsewhere backward
-        train_next""",
+        train_next saved_elsewhere:4 backward train_next saved_elsewhere:9 backward train_next""",
     "states, loops and blocks": """
         train_next state train_next state:1 next_forward state:2 backward state:5 optimizer_step
         train_next evaluate evaluate:1 train_next flush:1 train_next flush train_next load train_next load:1 train_next

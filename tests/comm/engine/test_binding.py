@@ -1,0 +1,52 @@
+"""What a served module of TorchRec reads of batches on their way to a device, and of its own tensors there."""
+
+from typing import Any
+
+import torch
+from exact_configs import CONFIGS
+from exact_model import batches, build, ids_of
+from torchrec import KeyedJaggedTensor
+from worlds import shared_world
+
+from fscomm.tables.torchrec import torchrec_library
+from fscomm.tables.torchrec.own_forward import InputDist, dist_input
+
+ON_DEVICE = "_features_order_tensor", "_dim_per_key", "_kt_key_ordering", "_kjt_inverse_order"
+
+
+def bound(size: int, name: str = "a") -> tuple[Any, Any]:
+    """A module with means, and what it gets."""
+    config = CONFIGS["pooled mixed"]
+    model, _ = build(config, size)
+    ids = ids_of(batches(config, 0, size, 0, 1)[0], name)
+    return torchrec_library.bind(name, model.module.embeddings[name], size, {}), ids
+
+
+def asks_in_host_memory(rank: int, size: int) -> bool:
+    """As where the module is on a device: ids come from the batch as it was before it was moved. Its own tensors are
+    floats here, so that whatever uses one as an index fails."""
+    binding, features = bound(size)
+    binding.meet(features)
+    module = binding.module
+    own = {each: tensor for each in ON_DEVICE if isinstance(tensor := getattr(module, each, None), torch.Tensor)}
+    dists = [InputDist(dist) for dist in binding.input_dists]
+    for each, tensor in own.items():
+        module._buffers.pop(each, None)
+        vars(module)[each] = tensor.float()
+    dist_input(module, dists, module.create_context(), features, on_host=True)
+    return {"_dim_per_key"} <= own.keys() and all(dist.sent is not None for dist in dists)
+
+
+def test_plans_of_means_need_nothing_of_the_device() -> None:
+    assert shared_world(1).run(asks_in_host_memory) == [True]
+
+
+def meets_what_is_on_its_way(rank: int, size: int) -> bool:
+    binding, features = bound(size)
+    garbage = torch.full_like(features.lengths(), -80)
+    binding.meet(KeyedJaggedTensor(features.keys(), features.values(), lengths=garbage, stride=features.stride()))
+    return bool(binding.met)
+
+
+def test_nothing_is_read_of_a_batch_that_may_not_have_arrived() -> None:
+    assert shared_world(1).run(meets_what_is_on_its_way) == [True]
