@@ -17,7 +17,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ def tests(*arguments: str, limit_s: float) -> Step:
     return Step(command=(sys.executable, "-m", "pytest", *options, *arguments), limit_s=limit_s)
 
 
-MEANS = ("tests/comm/engine/test_tables.py",) if find_spec("fbgemm_gpu") else ()  # it imports fbgemm
 PARTS = (
     Part(
         name="environment",
@@ -87,7 +85,7 @@ PARTS = (
     Part(
         name="exactness",
         asked="two processes: equal to the bit",
-        steps=(tests("tests/gpu", "--ignore=tests/gpu/kernels", "--ignore=tests/gpu/transports", *MEANS, limit_s=480),),
+        steps=(tests("tests/gpu", "--ignore=tests/gpu/kernels", "--ignore=tests/gpu/transports", limit_s=480),),
     ),
 )
 

@@ -219,10 +219,12 @@ def of_tables_on(device: str, module: Any) -> str | None:
 
 
 def on_cuda(rank: int, size: int) -> None:
-    model, _ = build(CONFIGS["pooled table mean"], size)
-    module = model.module.embeddings["a"]
-    assert of_tables_on("cpu", module) is None
-    assert "never measured" in (of_tables_on("cuda", module) or "")
+    config = CONFIGS["pooled table mean"]
+    for changes, refused in ({}, False), ({"weighted": True}, True), ({"half_output": True}, True):
+        model, _ = build(config.but(**changes), size)
+        module = model.module.embeddings["a"]
+        assert of_tables_on("cpu", module) is None
+        assert ("never measured" in (of_tables_on("cuda", module) or "")) == refused
     model, _ = build(CONFIG, size)
     module = model.module.embeddings["b"]
     assert of_tables_on("cuda", module) is None
@@ -238,7 +240,7 @@ def on_cuda(rank: int, size: int) -> None:
         assert "stochastically" in (of_tables_on("cuda", module) or "")
 
 
-def test_rounding_by_chance_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
+def test_rounding_by_chance_some_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
     shared_world(1).run(on_cuda)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from itertools import cycle
 from typing import Any
 from unittest import mock
 
@@ -163,8 +164,7 @@ def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport:
         assert ids >= 0.9 * (ids + sum(forwards[name]["plain_ids"] for name in plainly))
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["threads", "streams"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "ahead"), zip(LOOPS, cycle([True, False]), strict=False))
 def test_loops(loop: str, ahead: bool) -> None:
     """Nothing runs plainly that could be served."""
     for said in check(shared_world(2), CONFIGS["small"], loop, ahead=ahead, streams=ahead):

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ ONCE_WRONG = {
 }  # fmt: skip
 
 
-CHANCES = pytest.mark.parametrize("chance", [1, 4], ids=["threads", "streams"])
+THREADS, STREAMS = 1, 4  # chances: who issues
 RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block, and those of which nothing is ahead
     "passes out of turn": 2,
     "gradients of several batches": 1,
@@ -155,8 +156,7 @@ RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block
 }
 
 
-@CHANCES
-@pytest.mark.parametrize("program", USUAL)
+@pytest.mark.parametrize(("program", "chance"), zip(USUAL, cycle([THREADS, STREAMS]), strict=False))
 def test_usual_programs(program: str, chance: int) -> None:
     for counts, why in check_program(2, CONFIGS["several"], USUAL[program], chance):
         assert max(counts.plain.values()) == RUN_PLAINLY[program], counts
@@ -173,7 +173,7 @@ def test_the_last_backward_of_pooled_tables_after_the_block() -> None:
     check_program(2, CONFIGS["pooled mixed"], "train_next train_next next_forward leave backward optimizer_step")
 
 
-@CHANCES
+@pytest.mark.parametrize("chance", [THREADS, STREAMS], ids=["threads", "streams"])
 @pytest.mark.parametrize("program", ONCE_WRONG.values(), ids=ONCE_WRONG)
 def test_smallest_programs_that_went_wrong_once(program: str, chance: int) -> None:
     check_program(2, CONFIGS["several"].but(data_parallel=False, hides=True), program, chance)
