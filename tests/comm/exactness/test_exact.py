@@ -164,7 +164,7 @@ def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport:
         assert ids >= 0.9 * (ids + sum(forwards[name]["plain_ids"] for name in plainly))
 
 
-@pytest.mark.parametrize(("loop", "ahead"), zip(LOOPS, cycle([True, False]), strict=False))
+@pytest.mark.parametrize(("loop", "ahead"), list(zip(LOOPS, cycle([True, False]), strict=False)))
 def test_loops(loop: str, ahead: bool) -> None:
     """Nothing runs plainly that could be served."""
     for said in check(shared_world(2), CONFIGS["small"], loop, ahead=ahead, streams=ahead):

@@ -156,7 +156,7 @@ RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block
 }
 
 
-@pytest.mark.parametrize(("program", "chance"), zip(USUAL, cycle([THREADS, STREAMS]), strict=False))
+@pytest.mark.parametrize(("program", "chance"), list(zip(USUAL, cycle([THREADS, STREAMS]), strict=False)))
 def test_usual_programs(program: str, chance: int) -> None:
     for counts, why in check_program(2, CONFIGS["several"], USUAL[program], chance):
         assert max(counts.plain.values()) == RUN_PLAINLY[program], counts
