@@ -114,8 +114,8 @@ class LookupProxy:
         def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Update:
             taken = replace(hyper, learning_rate=float(came[rates[0]])) if rates else hyper
             again = options | {name: came[i] for name, i in given.items()}
-            # Hooks may give back copies: `save_on_cpu` does, of what is on a GPU. The kernel's own backward writes to
-            # what they give, and so loses its updates.
+            # Hooks may return copies, as `save_on_cpu` does for GPU tensors. The kernel's own backward would update the
+            # copies and not the tables, so the same is done here.
             copies = {name: came[i] for name, i in tables.items() if not _is_same(came[i], own[name])}
             return lambda shadow: shadow().over(copies).update(taken, gradient, *args, **again)
 

@@ -116,7 +116,7 @@ class Shadow:
         return Shadow(self._kernel, type(self._kernel.pooling_mode).SUM)
 
     def over(self, copies: Mapping[str, torch.Tensor]) -> "Shadow":
-        """The same kernel, with these in the place of some of its memory, by name."""
+        """A shadow of the same kernel that reads and writes `copies` instead of the kernel's memory of these names."""
         if not copies:
             return self
         kernel = _copy(self._kernel, self._pooling)

@@ -74,8 +74,8 @@ class TorchRecBinding(Binding):
     def meet(self, features: KeyedJaggedTensor) -> None:
         if not self.met:  # TorchRec makes the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
-            # Only the keys matter, and the batch may still be on its way to the device: nothing of it is read here.
-            # Kernels such as that of index dedup cannot take a batch without samples.
+            # Only the keys matter, and the copy of the batch to the device may be incomplete, so its values and lengths
+            # must not be read. Kernels such as that of index dedup need at least one sample.
             one = _one_sample_without_ids(features)
             dist_input(self._asks, nothing_sent, self.module.create_context(), one)
             self.met = True

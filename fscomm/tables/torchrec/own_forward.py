@@ -34,7 +34,7 @@ def dist_input(
     if as_they_are:
         changed["_use_index_dedup"] = False
     if on_host:
-        changed["_has_mean_pooling_callback"] = False  # which divides by lengths on the device, in the forward itself
+        changed["_has_mean_pooling_callback"] = False  # the divisor is a device tensor that only the forward needs
         if getattr(module, "_features_order", None):
             changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
     return type(module).input_dist(With(module, **changed), context, features).wait().wait()

@@ -1,4 +1,4 @@
-"""What a served module of TorchRec reads of batches on their way to a device, and of its own tensors there."""
+"""Plans for modules on a device read neither batches whose copy to it is incomplete, nor tensors that are there."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def bound(size: int, name: str = "a") -> tuple[Any, Any]:
 
 
 def asks_in_host_memory(rank: int, size: int) -> bool:
-    """As where the module is on a device: ids come from the batch as it was before it was moved. Its own tensors are
-    floats here, so that whatever uses one as an index fails."""
+    """The input dist runs on the host copy of the features. The tensors of the module are replaced by floats: using one
+    as an index raises."""
     binding, features = bound(size)
     binding.meet(features)
     module = binding.module
@@ -37,7 +37,7 @@ def asks_in_host_memory(rank: int, size: int) -> bool:
     return {"_dim_per_key"} <= own.keys() and all(dist.sent is not None for dist in dists)
 
 
-def test_plans_of_means_need_nothing_of_the_device() -> None:
+def test_plans_of_means_use_no_tensor_of_the_device() -> None:
     assert shared_world(1).run(asks_in_host_memory) == [True]
 
 
@@ -48,5 +48,5 @@ def meets_what_is_on_its_way(rank: int, size: int) -> bool:
     return bool(binding.met)
 
 
-def test_nothing_is_read_of_a_batch_that_may_not_have_arrived() -> None:
+def test_the_first_features_are_not_read_before_their_copy_is_complete() -> None:
     assert shared_world(1).run(meets_what_is_on_its_way) == [True]
