@@ -289,8 +289,8 @@ class Player:
         self._hold(forward)
 
     def saved_elsewhere(self, n: int) -> None:
-        """With hooks on saved tensors, on all ranks or on one. Some return copies, as `save_on_cpu` does for tensors of a
-        GPU: updates of a copied table are lost."""
+        """With hooks on saved tensors, on all ranks or on one. Some return copies, as `save_on_cpu` does on a GPU:
+        updates of a copied table are lost."""
         here = n % 2 == 0 or n // 2 % self.run.size == self.run.rank
         hooks = torch.autograd.graph.saved_tensors_hooks
         elsewhere = hooks(torch.clone, lambda tensor: tensor) if n % 5 == 4 else torch.autograd.graph.save_on_cpu()
