@@ -170,29 +170,6 @@ def test_a_list_label_named_like_what_else_is_counted_is_refused(tmp_path, name,
         kit.load(listed, schema)
 
 
-def test_schema_files(tmp_path):
-    (tmp_path / "job.toml").write_text(
-        """
-        [schema]
-        context = ["row"]
-        [[schema.sequences]]
-        name = "uih"
-        fields = ["item"]
-        max_length = 5
-        labels = ["watched"]
-        id_labels = ["next_item"]
-        nested = ["categories"]
-        [schema.candidates]
-        fields = ["candidate"]
-        nested = ["shops"]
-        """
-    )
-    schema = Schema.from_toml(tmp_path / "job.toml")
-    labels = {"labels": ("watched",), "id_labels": ("next_item",)}
-    assert schema.sequences == (Sequence("uih", ("item",), max_length=5, **labels, nested=("categories",)),)
-    assert schema.candidates == Sequence("candidates", ("candidate",), nested=("shops",))
-
-
 def test_nested_ids_of_a_batch_without_events(tmp_path):
     (batch,), _ = kit.load(write(tmp_path / "a.parquet", histories.table_of(range(0, 8, 4))), SCHEMA)
     assert batch.nested["uih"].stride() == 0

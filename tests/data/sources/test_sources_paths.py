@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_kit import as_python, column, load, read, write
 
-from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
+from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence
 
 EVENT = pa.struct(
     [
@@ -114,16 +114,6 @@ def test_expressions_filters_splits_and_types_take_paths(path):
     hashed = {"item_id": pl.col("session.item_id").list.eval(pl.element().hash() % 1000)}
     as_text = {"item_id": pl.col("session.item_id").list.eval(pl.element().cast(pl.String).hash() % 1000)}
     assert items(columns=hashed, types={"session.item_id": "string"}) == items(columns=as_text)
-
-
-def test_in_a_toml_file(path, tmp_path):
-    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { shop = 99 }\n[sources.columns]\n'
-    text += 'item_id = "session.item_id"\nshop = { hash = "session.shop", buckets = 50, list = true }\n'
-    (tmp_path / "job.toml").write_text(text)
-    schema = Schema(sequences=(Sequence("session", ("item_id", "shop")),))
-    samples = read(*sources_from_toml(tmp_path / "job.toml"), schema)
-    a, b = (pl.select(pl.lit(shop).hash(seed=0) % 50).item() for shop in "ab")
-    assert column(samples, "shop") == [[a, 99], [], [b], [a] * 3]
 
 
 def test_histories_of_structs(tmp_path):
