@@ -1,6 +1,5 @@
 """The plan of an epoch: every row once, even quotas, the same on every machine, resumable on other ranks."""
 
-from collections import Counter
 from dataclasses import fields, replace
 
 import deal_reference
@@ -25,24 +24,6 @@ def rows_of(stream, *, shuffle, seed, epoch):
         order = deal.window_order(window, seed=seed, epoch=epoch) if shuffle else range(len(rows))
         out += [rows[i] for i in order][window.start : window.stop]
     return out
-
-
-@given(units, ranks, ranks, st.booleans(), st.data())
-def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, after, shuffle, data):
-    streams = deal.epoch_streams(unit_rows, world_size=before, shuffle=shuffle, shuffle_window=2, seed=0, epoch=1)
-    assert [stream.rows for stream in streams] == deal.quotas(sum(unit_rows), before).tolist()
-    positions = [data.draw(st.integers(0, stream.rows)) for stream in streams]
-    again = deal.deal_again(streams, positions, after)
-    seen = Counter()
-    for stream, position in zip(streams, positions, strict=True):
-        rows = rows_of(stream, shuffle=shuffle, seed=0, epoch=1)
-        assert rows_of(stream.after(position), shuffle=shuffle, seed=0, epoch=1) == rows[position:]
-        seen.update(rows[:position])
-    for stream in again:
-        seen.update(rows_of(stream, shuffle=shuffle, seed=0, epoch=1))
-    assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
-    left = sum(unit_rows) - sum(positions)
-    assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
 
 
 @given(units, ranks, st.data())
@@ -87,13 +68,6 @@ def test_a_share_of_the_epoch_is_shuffled_together_in_the_order_of_the_units(sha
         units = [[piece.unit for piece in window.pieces] for window in stream]
         assert [unit for of in units for unit in of] == [100 + rank + 2 * n for n in range(10)]
         assert {len(of) for of in units[:-1]} <= {size}
-
-
-def test_equal_units_are_dealt_round_robin():
-    streams = deal.epoch_streams([10] * 12, world_size=3, shuffle=False, shuffle_window=4, seed=0, epoch=0)
-    assert [[window.pieces[0].unit for window in stream] for stream in streams] == [
-        list(range(r, 12, 3)) for r in (0, 1, 2)
-    ]
 
 
 def test_ranks_stay_at_the_same_place_when_units_differ():
