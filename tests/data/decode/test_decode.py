@@ -11,7 +11,9 @@ from data_kit import column, lists, read, write
 from fsdata import ParquetSource, Schema, Sequence
 
 ID_TYPES = [pa.int64(), pa.int32(), pa.int16(), pa.uint8(), pa.uint64(), pa.bool_(), pa.timestamp("ms"), pa.date32()]
-VALUE_TYPES = [pa.float32(), pa.float64(), pa.float16(), pa.int32(), pa.int64(), pa.bool_()]
+VALUE_TYPES = [
+    pa.float32(), pa.float64(), pa.float16(), pa.int8(), pa.uint16(), pa.int32(), pa.int64(), pa.uint64(), pa.bool_(),
+]  # fmt: skip
 NESTED_TYPES = [pa.int64(), pa.int32(), pa.uint8(), pa.uint64(), pa.bool_()]
 KEY_TYPES = [pa.int8(), pa.int64(), pa.uint32(), pa.uint64()]
 TEXT_TYPES = [
@@ -21,7 +23,10 @@ TEXT_TYPES = [
 WORDS = ["a", "", "größer 𝕏", "b" * 300, "0"]
 SCHEMA = Schema(
     sequences=(
-        Sequence("uih", ("item", "action"), floats=("price",), nested=("tags", "shops"), max_length=4),
+        Sequence(
+            "uih", ("item", "action"), floats=("price",), nested=("tags", "shops"), max_length=4, labels=("watched",),
+            id_labels=("next",),
+        ),
         Sequence("searches", ("query",), nested=("words",), max_length=3, keep="first"),
     ),
     candidates=Sequence("candidates", ("candidate",)),
@@ -29,15 +34,15 @@ SCHEMA = Schema(
     dense=("age", "hour"),
     labels=("click", "bought"),
     passthrough=("key", "text"),
-)
+)  # fmt: skip
 GROUPS = {
-    ("uih", 4, "last"): ("item", "action", "price", "tags", "shops"),
+    ("uih", 4, "last"): ("item", "action", "price", "tags", "shops", "watched", "next"),
     ("searches", 3, "first"): ("query", "words"),
     ("candidates", None, "last"): ("candidate", "click"),
 }
 SCALARS = ("user", "country", "bought", "age", "hour", "key", "text")
 NESTED = {"tags", "shops", "words"}
-VALUES = {"price", "age", "hour", "click", "bought"}
+VALUES = {"price", "age", "hour", "click", "bought", "watched"}
 NAMES = [name for name in SCHEMA.field_names if name != "row"]
 
 
@@ -186,11 +191,13 @@ def test_dictionaries_and_columns_of_type_null(tmp_path):
 
 
 def test_missing_lists_have_the_length_of_their_group(tmp_path):
-    uih = Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",))
+    uih = Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",), labels=("watched",))
     schema = Schema(sequences=(uih, Sequence("seen", ("other",))))
     path = write(tmp_path / "a.parquet", {"item": lists(pa.int64(), [1, 2], [], [3])})
-    (one, two, three) = read(ParquetSource(path, defaults={"action": 9, "price": 0.5, "other": 0, "tags": 1}), schema)
-    assert one == {"item": [1, 2], "action": [9, 9], "price": [0.5, 0.5], "tags": [[], []], "other": []}
+    defaults = {"action": 9, "price": 0.5, "other": 0, "tags": 1, "watched": 7}
+    (one, two, three) = read(ParquetSource(path, defaults=defaults), schema)
+    floats = {"price": [0.5, 0.5], "watched": [7.0, 7.0]}
+    assert one == {"item": [1, 2], "action": [9, 9], "tags": [[], []], "other": [], **floats}
     assert (two["action"], three["action"]) == ([], [9])
 
 
