@@ -144,17 +144,6 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
             assert read(part, SCHEMA, batch_size=64) == inside
 
 
-def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 16)
-    table = pa.table(random_columns(np.random.default_rng(5), 240, dict.fromkeys(NAMES, 0.01))[1])
-    for file in range(3):
-        write(tmp_path / f"{file}.parquet", table.slice(80 * file, 80), group=40)
-    source = ParquetSource(tmp_path, defaults=dict.fromkeys(NAMES, 1) | {"text": ""})
-    alone = read(source, SCHEMA)
-    for _ in range(3):
-        assert read(source, SCHEMA, num_threads=4) == alone
-
-
 @pytest.mark.parametrize(
     ("array", "expected"),
     [

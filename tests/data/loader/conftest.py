@@ -1,11 +1,13 @@
 """The files that the tests of the loader read."""
 
+from functools import partial
+
 import histories
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rank_loaders import MARK, loader_on, request_id
-from sets import SCHEMA, two_sources
+from sets import two_sources
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +41,5 @@ def history_folder(tmp_path_factory):
 
 @pytest.fixture
 def loader_of(folder):
-    """Makes loaders, of the two sources if it is given no others, and closes them."""
-    made = []
-
-    def make(sources=None, schema=SCHEMA, **options):
-        made.append(loader_on(folder, sources, schema, **{"prefetch": 0, **options}))
-        return made[-1]
-
-    yield make
-    for loader in made:
-        loader.close()
+    """Makes loaders, of the two sources if it is given no others."""
+    return partial(loader_on, folder, prefetch=0)

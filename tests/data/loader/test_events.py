@@ -129,23 +129,17 @@ def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) ->
         assert sorted(train.get(window, []) + held_out.get(window, [])) == sorted(expected)
 
 
-def test_all_in_order_of_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sorted_at_once", [None, 16])
+def test_all_in_order_of_time(tmp_path: Path, sorted_at_once: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times need no order where positions count."""
     log = logged(tmp_path, 5)
-    with opened(anchors(tmp_path, order="time")) as loader:
-        assert places_of(loader) == in_time(log, log.anchors(0))
-    for of in log.events.values():
-        of["ts"].reverse()
-    log.write(tmp_path)
-    with opened(anchors(tmp_path, order="time")) as loader:
-        assert places_of(loader) == in_time(log, log.anchors(0))
-
-
-def test_order_of_time_of_more_than_is_sorted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = logged(tmp_path, 5)
-    monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", 16)
-    monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 32)
+    if sorted_at_once:
+        monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", sorted_at_once)
+        monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 2 * sorted_at_once)
     for bucketed in (None, 2):
+        for of in log.events.values():
+            of["ts"].reverse()
+        log.write(tmp_path)
         with opened(anchors(tmp_path, order="time", as_of_given={"bucketed": bucketed})) as loader:
             assert places_of(loader) == in_time(log, log.anchors(0))
 
