@@ -1,6 +1,7 @@
 """Rows that are events of the histories: every sample against plain Python. Windows of time, held-out users, states."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,26 +222,6 @@ def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"min_history": -1}, "at least 0"),
-        ({"order": "random"}, "must be one of 'user', 'time'"),
-        ({"time_window": 0}, "at least 1 or None, got 0"),
-        ({"time_window": 2**63}, r"at most 2\*\*63 - 1"),
-        ({"split": "item"}, "split by their key, 'uid'"),
-        ({"salt": "x"}, "belong to split"),
-        ({"keep": 5}, "belong to split"),
-        ({"where": cross("uid", buckets=2)}, "takes a condition"),
-        ({"filter": LISTEN}, "no option filter"),
-        ({"limit": 5}, "no option limit"),
-    ],
-)
-def test_options_of_anchors_that_cannot_be(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
-        as_of(tmp_path).anchors(**given)
-
-
 def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
     Log.drawn(3).write(tmp_path)
     with pytest.raises(SchemaError, match="the only source"):
@@ -352,6 +333,7 @@ def splitmix64(number: int) -> float:
 
 
 HISTORIES = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item",))
+anchors_of = replace(HISTORIES, at="position").anchors
 
 
 @pytest.mark.parametrize(
@@ -364,6 +346,16 @@ HISTORIES = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item
         (lambda: cross(np.array([1]), buckets=3), "polars expression"),
         (lambda: ParquetSource("x", filter=cross("uid", buckets=2)), r"filter=... takes a condition, .* gives ids"),
         (lambda: HISTORIES.anchors(), "at='position'"),
+        (lambda: anchors_of(min_history=-1), "at least 0"),
+        (lambda: anchors_of(order="random"), "must be one of 'user', 'time'"),
+        (lambda: anchors_of(time_window=0), "at least 1 or None, got 0"),
+        (lambda: anchors_of(time_window=2**63), r"at most 2\*\*63 - 1"),
+        (lambda: anchors_of(split="item"), "split by their key, 'uid'"),
+        (lambda: anchors_of(salt="x"), "belong to split"),
+        (lambda: anchors_of(keep=5), "belong to split"),
+        (lambda: anchors_of(where=cross("uid", buckets=2)), "takes a condition"),
+        (lambda: anchors_of(filter=LISTEN), "no option filter"),
+        (lambda: anchors_of(limit=5), "no option limit"),
     ],
 )
 def test_ids_and_anchors_that_cannot_be(make: Callable[[], Any], message: str) -> None:

@@ -135,11 +135,6 @@ def test_histories_of_structs(tmp_path):
     ]
 
 
-def test_a_column_called_like_a_path_comes_first(tmp_path):
-    path = write(tmp_path / "a.parquet", {"user": USERS[:2], "user.id": [1, 2]})
-    assert column(read(ParquetSource(path), Schema(context=("user.id",))), "user.id") == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
