@@ -24,7 +24,7 @@ SIZES = [[0, 0, 0], [5, 0, 9], [9, 64, 1], [65, 64, 0], [128, 3, 128], [0, 0, 0]
 
 
 def gather(rank: int, world_size: int) -> list[int]:
-    """The bytes of every exchange. At last rank 1 is in another call, and its number is none where others have sizes."""
+    """The bytes of every exchange. At last rank 1 is in another call: where others have sizes, its number is none."""
     group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     with mock.patch.object(group, "all_gather", wraps=group.all_gather) as asked:
         fitted = FittedGather(group)
