@@ -29,7 +29,7 @@ SCHEMA = Schema(
         ),
         Sequence("searches", ("query",), nested=("words",), max_length=3, keep="first"),
     ),
-    candidates=Sequence("candidates", ("candidate",)),
+    candidates=Sequence("candidates", ("candidate",), nested=("cats",)),
     context=("row", "user", "country"),
     dense=("age", "hour"),
     labels=("click", "bought"),
@@ -38,10 +38,10 @@ SCHEMA = Schema(
 GROUPS = {
     ("uih", 4, "last"): ("item", "action", "price", "tags", "shops", "watched", "next"),
     ("searches", 3, "first"): ("query", "words"),
-    ("candidates", None, "last"): ("candidate", "click"),
+    ("candidates", None, "last"): ("candidate", "click", "cats"),
 }
 SCALARS = ("user", "country", "bought", "age", "hour", "key", "text")
-NESTED = {"tags", "shops", "words"}
+NESTED = {"tags", "shops", "words", "cats"}
 VALUES = {"price", "age", "hour", "click", "bought", "watched"}
 NAMES = [name for name in SCHEMA.field_names if name != "row"]
 

@@ -161,15 +161,6 @@ def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):
     assert str(find(batch, batch.nested["recent"])[0]) == "batch.nested['recent']"
 
 
-def test_nested_ids_of_candidates(tmp_path):
-    made = {"candidate": [[1, 2], [], [3]], "shops": [[[5, 6], []], [], [[7]]]}
-    schema = Schema(candidates=Sequence("candidates", ("candidate",), nested=("shops",)))
-    (batch,), _ = kit.load(write(tmp_path / "a.parquet", made), schema)
-    assert batch.nested["candidates"].values().tolist() == [5, 6, 7]
-    assert batch.nested["candidates"].lengths().tolist() == [2, 0, 1]
-    assert batch.features.lengths().tolist() == [2, 0, 1]
-
-
 def test_keyed_jagged_tensors_are_those_that_torchrec_makes(history_folder):
     """The sizes and offsets by key with which they are made, and what follows from them."""
     batch, *_ = kit.load(history_folder, SCHEMA, batch_size=9)[0]
