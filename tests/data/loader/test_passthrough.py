@@ -4,6 +4,7 @@ loaders of all kinds, `test_decode.py` of all types."""
 from dataclasses import replace
 
 import pytest
+import torch
 from data_kit import load, same
 from rank_loaders import loader_on
 from sets import SCHEMA
@@ -20,6 +21,7 @@ def test_a_batch_moves_and_texts_stay(id_folder):
         batch = next(iter(loader))
         assert {str(path) for path, _ in walk(batch)} == {"batch.features"}
     assert same(batch.to("cpu"), batch)
+    assert batch.passthrough["number"].dtype == torch.int64
     moved = batch.to("meta")
     assert moved.passthrough["number"].device.type == "meta"
     assert moved.passthrough["request_id"] == batch.passthrough["request_id"]
