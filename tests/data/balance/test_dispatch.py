@@ -135,23 +135,15 @@ class Launches(TorchDispatchMode):
         return names
 
 
-class Kernel:
-    """In the place of a kernel of Triton."""
-
-    def __init__(self, name, launches):
-        self.name, self.launches = name, launches
-
-    def __getitem__(self, grid):
-        return lambda *args, **options: self.launches.names.append(self.name)
-
-
 @contextlib.contextmanager
 def launches_on_a_gpu(host=None):
     pytest.importorskip("triton", reason="needs triton")
     from fsdata.kernels.jagged import ranges_triton
 
     launches = Launches(host)
-    doubles = {name: Kernel(name, launches) for name in ("_by_rank", "_copy")}
+    doubles = {name: mock.MagicMock() for name in ("_by_rank", "_copy")}
+    for name, kernel in doubles.items():
+        kernel.__getitem__.return_value = lambda *args, name=name, **options: launches.names.append(name)
     with (
         mock.patch.multiple(ranges_triton, **doubles),
         mock.patch.object(torch.cuda, "device_of", contextlib.nullcontext),

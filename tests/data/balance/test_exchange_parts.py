@@ -1,13 +1,12 @@
 """What ranks say to each other: numbers and bytes in one exchange, lengths, status words, and records of samples."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from samples import SPEC, columns_of, lengths_of
+from worlds import shared_world
 
 from fsdata.balance.exchange import RecordSpec, StatusWord
 from fsdata.balance.exchange.messages import PROTOCOL, FittedGather, check, decode, encode
@@ -18,68 +17,38 @@ from fsdata.decode.block import Block, RowRefs
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, MismatchError
 from fsdata.schema import Schema, Sequence
-
-
-class Ranks:
-    """A control group whose ranks are threads, and the bytes of every gather."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = Barrier(size)
-        self.said: dict[int, np.ndarray] = {}
-        self.asked: list[int] = []
-
-    def run(self, case: Callable[..., Any]) -> list[Any]:
-        size = self.barrier.parties
-        with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(lambda rank: case(rank, _Group(self, rank)), range(size)))
-
-
-class _Group:
-    def __init__(self, ranks: Ranks, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
-
-    def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        self.ranks.said[self.rank] = mine
-        if self.rank == 0:
-            self.ranks.asked.append(mine.nbytes)
-        self.ranks.barrier.wait()
-        found = np.stack([self.ranks.said[rank] for rank in sorted(self.ranks.said)])
-        self.ranks.barrier.wait()
-        return found
-
+from fsranks.control_group import ControlGroup
+from fsranks.rank_context import resolve
 
 SIZES = [[0, 0, 0], [5, 0, 9], [9, 64, 1], [65, 64, 0], [128, 3, 128], [0, 0, 0], [3000, 0, 1], *[[0] * 3] * 17]
 
 
-def test_what_does_not_fit_takes_a_second_exchange_and_room_is_given_back() -> None:
-    ranks = Ranks(3)
-
-    def gather(rank: int, group: Any) -> None:
+def gather(rank: int, world_size: int) -> list[int]:
+    """The bytes of every exchange. At last rank 1 is in another call: where others have sizes, its number is none."""
+    group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
+    with mock.patch.object(group, "all_gather", wraps=group.all_gather) as asked:
         fitted = FittedGather(group)
         for number, sizes in enumerate(SIZES):
             words, texts = fitted.gather(np.array([10 * rank, number]), bytes([rank + 1]) * sizes[rank])
             assert words.tolist() == [[10 * other, number] for other in range(3)]
             assert texts == [bytes([other + 1]) * size for other, size in enumerate(sizes)]
+    if rank == 1:
+        group.all_gather(np.array([-5, 3], np.int64).view(np.uint8))
+    else:
+        with pytest.raises(MismatchError, match=r"ranks say that they have \[0, -5, 0\] bytes"):
+            FittedGather(group).gather(np.array([3]))
+    group.close("has ended")
+    return [call.args[0].nbytes for call in asked.call_args_list]
 
-    ranks.run(gather)
+
+def test_what_does_not_fit_takes_a_second_exchange_and_room_is_given_back() -> None:
+    """Sizes that cannot be are refused before memory is taken."""
+    asked, *others = shared_world(3).run(gather)
     head = 24
     seconds = {1: 9, 3: 65, 6: 3000}  # call -> bytes of the second exchange
     first = [0, 0, 64, 64, 128, 128, 128] + [3008] * 16 + [0]
     wanted = [[head + room, *([seconds[call]] if call in seconds else [])] for call, room in enumerate(first)]
-    assert ranks.asked == [size for of_call in wanted for size in of_call]
-
-
-def test_sizes_that_cannot_be_are_refused_before_memory_is_taken() -> None:
-    """Rank 1 is in another call: the number where others have their size is none."""
-
-    def impossible(rank: int, group: Any) -> None:
-        if rank == 1:
-            group.all_gather(np.array([-5, 3], np.int64).view(np.uint8))
-        else:
-            with pytest.raises(MismatchError, match=r"ranks say that they have \[0, -5, 0\] bytes"):
-                FittedGather(group).gather(np.array([3]))
-
-    Ranks(3).run(impossible)
+    assert asked == others[0] == others[1] == [size for of_call in wanted for size in of_call]
 
 
 @pytest.mark.parametrize("longest", [9, 300, 70_000, 2**33])

@@ -124,15 +124,6 @@ def test_times_of_two_kinds_are_refused(tmp_path, where, one, other):
     assert all(str(KINDS[kind].type) in str(caught.value) for kind in (one, other))
 
 
-def test_times_of_all_units_are_merged(tmp_path):
-    for number, unit in enumerate(("ms", "us", "ns")):
-        write(tmp_path / f"{unit}.parquet", {"id": [number, number + 10], "t": times(unit)})
-    write(tmp_path / "dates.parquet", {"id": [3, 13], "t": DATES})
-    sources = [ParquetSource(tmp_path / f"{name}.parquet") for name in ("ms", "us", "ns", "dates")]
-    samples = read(sources, Schema(context=("id",), time="t"), mix="time")
-    assert column(samples, "id") == [0, 1, 2, 3, 10, 11, 12, 13]
-
-
 def test_a_new_file_of_another_unit_is_refused(tmp_path):
     for name, unit in (("a", "ms"), ("b", "us")):
         write(tmp_path / f"{name}.parquet", {"x": times(unit)})

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_kit import USERS, found, load, loader_on, rows_of, users, write
 
-from fsdata import CorruptFileError, Join, ParquetSource, Retry, Schema, sources_from_toml
+from fsdata import CorruptFileError, Join, ParquetSource, Retry, Schema
 from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
@@ -224,10 +224,3 @@ def test_which_errors_are_repeated(error, waits):
     with pytest.raises(as_it_is, match=r"too slow$"):
         Retrying(sleep=slept.append, jitter=lambda: 1.0).call(failing(99, error), REMOTE)
     assert slept == pytest.approx(waits)
-
-
-def test_a_source_has_a_policy(tmp_path):
-    settings = tmp_path / "data.toml"
-    settings.write_text('[[sources]]\npaths = "a.parquet"\nretry = { tries = 2, max_s = 1.5 }\n')
-    (source,) = sources_from_toml(settings)
-    assert source.retry == Retry(tries=2, max_s=1.5)

@@ -323,14 +323,6 @@ def test_is_in_of_nanoseconds(tmp_path, many):
     assert read(ParquetSource(tmp_path, filter=t.is_in(values)))[0] == [1]
 
 
-@pytest.mark.parametrize("first", ["column", "struct"])
-def test_bounds_of_a_field_of_a_struct_are_not_those_of_a_column_that_is_called_like_it(tmp_path, first):
-    columns = {"a.b": [1, 2, 3], "a": [{"b": 100}, {"b": 101}, {"b": 102}]}
-    names = list(columns) if first == "column" else list(columns)[::-1]
-    write(tmp_path / "0.parquet", {name: columns[name] for name in names} | {"row": [0, 1, 2]})
-    assert read(ParquetSource(tmp_path, filter=pl.col("a.b") == 2))[0] == [1]
-
-
 def test_files_without_statistics_are_read(tmp_path):
     write(tmp_path / "0.parquet", {"row": np.arange(9), "a": np.arange(9)}, write_statistics=False)
     rows, found = read(ParquetSource(tmp_path, filter=a > 100))

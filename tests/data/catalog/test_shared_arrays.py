@@ -294,21 +294,7 @@ def test_what_is_not_whole_is_not_used(name: str, tmp_path: Path, monkeypatch: p
 def test_where_memory_is_full_the_folder_for_temporary_files_serves(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda folder: namedtuple("Usage", "free")(0 if MEMORY in folder.parents else 1 << 40)
-    )
-    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
-    assert len(list((tmp_path / OWN).glob(f"arrays-{name}-*.data"))) == 1
-    assert np.array_equal(shared["a"], ARRAYS["a"])
-    shared.close()
-    assert files(name) == []
-
-
-def test_where_memory_turns_out_to_be_full_the_folder_for_temporary_files_serves(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even the number of a process could be written there."""
+    """As the system says before, or when it turns out: not even the number of a process could be written there."""
 
     class Full(FileIO):
         def write(self, _: object) -> int:
@@ -318,12 +304,18 @@ def test_where_memory_turns_out_to_be_full_the_folder_for_temporary_files_serves
         raise OSError(errno.ENOMEM, "full")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(shared_arrays, "FileIO", Full)
-    monkeypatch.setattr(shared_arrays, "reserve", full)
-    shared = SharedArrays(name, lambda _: ARRAYS, "the table")
-    assert len(list((tmp_path / OWN).iterdir())) == len(files(name)) == 1
-    assert np.array_equal(shared["a"], ARRAYS["a"])
-    shared.close()
+    free = namedtuple("Usage", "free")
+    for patches in (
+        [(shutil, "disk_usage", lambda folder: free(0 if MEMORY in folder.parents else 1 << 40))],
+        [(shared_arrays, "FileIO", Full), (shared_arrays, "reserve", full)],
+    ):
+        with monkeypatch.context() as patch:
+            for place, of, double in patches:
+                patch.setattr(place, of, double)
+            shared = SharedArrays(name, lambda _: ARRAYS, "the table")
+            assert len(list((tmp_path / OWN).iterdir())) == len(files(name)) == 1
+            assert np.array_equal(shared["a"], ARRAYS["a"])
+            shared.close()
     monkeypatch.setattr(shared_arrays, "_write", full)
     with pytest.raises(OSError, match=rf"the table: .*, {tmp_path / OWN}: set TMPDIR to a folder with more room"):
         SharedArrays(name, lambda _: ARRAYS, "the table")

@@ -11,7 +11,9 @@ from data_kit import column, lists, read, write
 from fsdata import ParquetSource, Schema, Sequence
 
 ID_TYPES = [pa.int64(), pa.int32(), pa.int16(), pa.uint8(), pa.uint64(), pa.bool_(), pa.timestamp("ms"), pa.date32()]
-VALUE_TYPES = [pa.float32(), pa.float64(), pa.float16(), pa.int32(), pa.int64(), pa.bool_()]
+VALUE_TYPES = [
+    pa.float32(), pa.float64(), pa.float16(), pa.int8(), pa.uint16(), pa.int32(), pa.int64(), pa.uint64(), pa.bool_(),
+]  # fmt: skip
 NESTED_TYPES = [pa.int64(), pa.int32(), pa.uint8(), pa.uint64(), pa.bool_()]
 KEY_TYPES = [pa.int8(), pa.int64(), pa.uint32(), pa.uint64()]
 TEXT_TYPES = [
@@ -21,23 +23,26 @@ TEXT_TYPES = [
 WORDS = ["a", "", "größer 𝕏", "b" * 300, "0"]
 SCHEMA = Schema(
     sequences=(
-        Sequence("uih", ("item", "action"), floats=("price",), nested=("tags", "shops"), max_length=4),
+        Sequence(
+            "uih", ("item", "action"), floats=("price",), nested=("tags", "shops"), max_length=4, labels=("watched",),
+            id_labels=("next",),
+        ),
         Sequence("searches", ("query",), nested=("words",), max_length=3, keep="first"),
     ),
-    candidates=Sequence("candidates", ("candidate",)),
+    candidates=Sequence("candidates", ("candidate",), nested=("cats",)),
     context=("row", "user", "country"),
     dense=("age", "hour"),
     labels=("click", "bought"),
     passthrough=("key", "text"),
-)
+)  # fmt: skip
 GROUPS = {
-    ("uih", 4, "last"): ("item", "action", "price", "tags", "shops"),
+    ("uih", 4, "last"): ("item", "action", "price", "tags", "shops", "watched", "next"),
     ("searches", 3, "first"): ("query", "words"),
-    ("candidates", None, "last"): ("candidate", "click"),
+    ("candidates", None, "last"): ("candidate", "click", "cats"),
 }
 SCALARS = ("user", "country", "bought", "age", "hour", "key", "text")
-NESTED = {"tags", "shops", "words"}
-VALUES = {"price", "age", "hour", "click", "bought"}
+NESTED = {"tags", "shops", "words", "cats"}
+VALUES = {"price", "age", "hour", "click", "bought", "watched"}
 NAMES = [name for name in SCHEMA.field_names if name != "row"]
 
 
@@ -139,17 +144,6 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
             assert read(part, SCHEMA, batch_size=64) == inside
 
 
-def test_threads_do_not_disturb_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 16)
-    table = pa.table(random_columns(np.random.default_rng(5), 240, dict.fromkeys(NAMES, 0.01))[1])
-    for file in range(3):
-        write(tmp_path / f"{file}.parquet", table.slice(80 * file, 80), group=40)
-    source = ParquetSource(tmp_path, defaults=dict.fromkeys(NAMES, 1) | {"text": ""})
-    alone = read(source, SCHEMA)
-    for _ in range(3):
-        assert read(source, SCHEMA, num_threads=4) == alone
-
-
 @pytest.mark.parametrize(
     ("array", "expected"),
     [
@@ -186,11 +180,13 @@ def test_dictionaries_and_columns_of_type_null(tmp_path):
 
 
 def test_missing_lists_have_the_length_of_their_group(tmp_path):
-    uih = Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",))
+    uih = Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",), labels=("watched",))
     schema = Schema(sequences=(uih, Sequence("seen", ("other",))))
     path = write(tmp_path / "a.parquet", {"item": lists(pa.int64(), [1, 2], [], [3])})
-    (one, two, three) = read(ParquetSource(path, defaults={"action": 9, "price": 0.5, "other": 0, "tags": 1}), schema)
-    assert one == {"item": [1, 2], "action": [9, 9], "price": [0.5, 0.5], "tags": [[], []], "other": []}
+    defaults = {"action": 9, "price": 0.5, "other": 0, "tags": 1, "watched": 7}
+    (one, two, three) = read(ParquetSource(path, defaults=defaults), schema)
+    floats = {"price": [0.5, 0.5], "watched": [7.0, 7.0]}
+    assert one == {"item": [1, 2], "action": [9, 9], "tags": [[], []], "other": [], **floats}
     assert (two["action"], three["action"]) == ([], [9])
 
 

@@ -10,7 +10,9 @@ from data_kit import column, lists, read, write
 from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence, text_key
 
 SCHEMA = Schema(
-    sequences=(Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",), max_length=1),),
+    sequences=(
+        Sequence("uih", ("item", "action"), floats=("price",), nested=("tags",), max_length=1, labels=("watched",)),
+    ),
     candidates=Sequence("candidates", ("candidate",)),
     context=("user",),
     dense=("age",),
@@ -30,6 +32,7 @@ def sample(folder, **columns):
         "action": lists(pa.int64(), [1], [2, 3], [4]),
         "price": lists(pa.float32(), [1.0], [2.0, 2.0], [3.0]),
         "tags": pa.array(RIGHT, TAGS),
+        "watched": lists(pa.float64(), [1.0], [2.0, 2.0], [3.0]),
         "candidate": lists(pa.int64(), [1], [2], [3]),
         "click": lists(pa.float32(), [1.0], [0.0], [1.0]),
         "bought": pa.array([1.0, 2.0, 3.0], pa.float32()),
@@ -66,6 +69,12 @@ def tags(*rows):
             {"item": lists(pa.uint64(), [1], [2, 2**63], [4])},
             rf"row 1: item: {2**63} is .*\('item'\).list.eval\(pl.element\(\).rein",
         ),
+        (
+            {"watched": lists(pa.float64(), [1.0], [None, 0.0], [3.0])},
+            r"row 1: watched is null at position 0 of the list",
+        ),
+        ({"watched": lists(pa.float64(), [1.0], None, [3.0])}, r"row 1: watched is null\. Give"),
+        ({"watched": lists(pa.float64(), [1.0], [2.0], [3.0])}, r"row 1: the lists of 'uih' .* item 2, .*watched 1"),
         # Truncation would hide what is ragged.
         ({"action": lists(pa.int64(), [1], [2, 3], [4, 5])}, r"row group 1, row 0: .*'uih'.* item 1, action 2"),
         ({"click": lists(pa.float32(), [1.0], [0.0, 1.0], [1.0])}, r"row 1: .*'candidates'.* candidate 1, click 2"),

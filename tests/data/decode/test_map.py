@@ -50,11 +50,6 @@ def changed(batch, **arrays):
     return batch
 
 
-def doubled(batch):
-    items = pa.array([[2 * item for item in each] for each in batch["item"].to_pylist()], pa.list_(pa.int64()))
-    return changed(batch, item=items, user=pc.multiply(batch["user"], 2))
-
-
 def test_it_gets_the_fields_by_their_names(path, tmp_path):
     seen = []
 
@@ -72,14 +67,6 @@ def test_it_gets_the_fields_by_their_names(path, tmp_path):
     write(tmp_path / "day=3" / "a.parquet", table(4))
     assert column(read(source(tmp_path / "day=3", map=note), SCHEMA), "day") == [3] * 4
     assert "day" not in seen[-1].schema.names
-
-
-def test_it_gives_what_files_with_these_values_give(path, tmp_path):
-    items = pa.array([[2 * item for item in each] for each in table()["items"].to_pylist()])
-    twice = table().set_column(0, "user", pc.multiply(table()["user"], 2)).set_column(1, "items", items)
-    other = write(tmp_path / "b.parquet", twice, group=4)
-    for options in ({}, {"filter": pl.col("age") > 1}, {"columns": {"age": pl.col("age") + 1}}):
-        assert read(source(path, map=doubled, **options), SCHEMA) == read(source(other, **options), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ class Answer:
         memory[: len(self.came)] = self.came
         return self.said
 
+    def cat_file(self, path, start, end):
+        """As fsspec reads, which says truly what came."""
+        self.asked += 2
+        return self.came
+
 
 @pytest.mark.parametrize(
     ("came", "said", "fault"),
@@ -113,12 +118,15 @@ class Answer:
         (b"." * 9, 10, "not all of 10 bytes arrived"),
         (b"", 10, "not all of 10 bytes arrived"),
         (b".........\xa5", 10, None),
+        (b"." * 9, None, "only 9 of 10 bytes arrived"),
+        (b"." * 10, None, None),
     ],
-    ids=["short", "stale by a byte", "stale", "ends like the mark"],
+    ids=["short", "stale by a byte", "stale", "ends like the mark", "short by fsspec", "by fsspec"],
 )
 def test_a_short_answer_of_a_remote_file_is_an_error_of_the_connection(came, said, fault):
     answer = Answer(came, said)
-    file = RemoteFile(FileRef("bucket/a.parquet", "a.parquet", None, local=False), answer)
+    system = None if said else pafs.PyFileSystem(pafs.FSSpecHandler(answer))
+    file = RemoteFile(FileRef("bucket/a.parquet", "a.parquet", system, local=False), answer)
     if fault is None:
         assert file.read_at(10, 4) == came
         assert answer.asked == 2

@@ -14,7 +14,7 @@ from data_kit import USERS, as_python, fingerprint, load, users, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata import AsOf, Join, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
+from fsdata import AsOf, Join, ParquetSource, Schema, SchemaError, Sequence
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,3 @@ def test_parts_are_mixed_by_time(folder, tmp_path):
     pl.DataFrame({"row": [1, 2, 3], "ts": [1, 2, None], "item": [[1], [1], [1]]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="row group 0, row 2: ts is null"):  # its row in the file
         read([ParquetSource(tmp_path, skip=1), ParquetSource(folder)], mix="time")
-
-
-def test_files_of_settings_have_parts(folder, tmp_path):
-    (tmp_path / "data.toml").write_text(f'[[sources]]\npaths = "{folder}"\nskip = 2\nlimit = 5\n')
-    assert read(sources_from_toml(tmp_path / "data.toml")) == list(range(2, 7))

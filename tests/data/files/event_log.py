@@ -157,7 +157,8 @@ def anchors(folder: Path, *, as_of_given: Mapping[str, Any] | None = None, **giv
         "hour": pl.col("ts") // 100 % 24,
         "user_x_artist": cross("uid", "artist", pl.col("ts") // 100 % 24, buckets=BUCKETS, seed=SEED),
     }
-    return as_of(folder, **(as_of_given or {})).anchors(where=LISTEN, join=lookup(folder), columns=columns, **given)
+    given = {"where": LISTEN, "join": lookup(folder), "columns": columns, **given}
+    return as_of(folder, **(as_of_given or {})).anchors(**given)
 
 
 def histories_of(batch: Any) -> list[list[dict[str, Any]]]:

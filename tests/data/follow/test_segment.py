@@ -1,14 +1,17 @@
 """How a stretch is dealt, and what is left of it goes into the next: pure planning."""
 
 import json
+from functools import partial
 
 import numpy as np
+import test_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.order.deal import window_order
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
+
+rows_of = partial(test_plan.rows_of, seed=3, epoch=0)
 
 
 def segment(number, first_unit, rest, rows):
@@ -17,16 +20,6 @@ def segment(number, first_unit, rest, rows):
     return Segment(
         number=number, first_unit=first_unit, files=files, rows=(tuple(rows),), rest=rest, rest_units=units, seen=seen
     )
-
-
-def rows_of(stream, shuffle):
-    """(unit, row) of a stream, in order."""
-    found = []
-    for window in stream:
-        rows = [(piece.unit, row) for piece in window.pieces for row in range(piece.start, piece.stop)]
-        order = window_order(window, seed=3, epoch=0) if shuffle else range(len(rows))
-        found += [rows[n] for n in list(order)[window.start : window.stop]]
-    return found
 
 
 def streams_of(progress, shuffle):
@@ -50,15 +43,15 @@ def test_every_row_comes_once(extensions, worlds, batch, shuffle):
         progress = progress.on(size).extended(segment(number, first, rest_of(left), units), size)
         found = streams_of(progress, shuffle)
         again = streams_of(from_state(json.loads(json.dumps(to_state(progress, {}))), {}), shuffle)
-        assert [rows_of(each, shuffle) for each in found] == [rows_of(each, shuffle) for each in again]
+        assert [rows_of(each, shuffle=shuffle) for each in found] == [rows_of(each, shuffle=shuffle) for each in again]
         sizes = [stream.rows for stream in found]
         assert max(sizes) - min(sizes) <= 1
         taken = min(sizes) // batch * batch
-        came += [row for stream in found for row in rows_of(stream, shuffle)[:taken]]
+        came += [row for stream in found for row in rows_of(stream, shuffle=shuffle)[:taken]]
         left = [stream.after(taken) for stream in found]
         wanted += [(first + unit, row) for unit, count in enumerate(units) for row in range(count)]
         first += len(units)
-    came += [row for stream in left for row in rows_of(stream, shuffle)]
+    came += [row for stream in left for row in rows_of(stream, shuffle=shuffle)]
     assert sorted(came) == sorted(wanted)
 
 
@@ -66,7 +59,7 @@ def test_a_window_that_is_carried_keeps_its_order():
     one = segment(0, 0, rest_of([]), [5, 0, 6, 7])
     assert one.new_units == [(UnitAt(0, 1, 0), 5), (UnitAt(1, 1, 2), 6), (UnitAt(2, 1, 3), 7)]
     (stream,) = one.streams(1, shuffle=True, shuffle_window=3, seed=3)
-    whole = rows_of(stream, True)
+    whole = rows_of(stream, shuffle=True)
     two = segment(1, 3, rest_of([stream.after(4)]), [2, 2])
     (stream,) = two.streams(1, shuffle=True, shuffle_window=3, seed=3)
-    assert rows_of(stream, True)[: len(whole) - 4] == whole[4:]
+    assert rows_of(stream, shuffle=True)[: len(whole) - 4] == whole[4:]

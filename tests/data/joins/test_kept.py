@@ -9,10 +9,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from data_kit import load, loader_on, same, write
+from data_kit import loader_on, same, write
 from event_log import LISTEN, OVERLAPPING, POOLS, SCHEMA, Log, anchors
 
-from fsdata import AsOf, ParquetSource, Schema, Sequence
 from fsdata.catalog import shared_arrays
 from fsdata.decode.joins import event_rows, history_table
 
@@ -94,9 +93,10 @@ OTHER_POOLS = {**POOLS, "like": pl.col("type") == 2}
         ({}, {"time_window": 340}, 1),
         ({}, {"order": "time"}, 1),
         ({}, {"split": "uid", "keep": (0.5, 1)}, 1),
+        ({}, {"where": ~LISTEN}, 1),
         ({"scan": 5, "cap": 1, "bucketed": 3}, {}, 0),  # found when rows are read
     ],
-    ids=["pools", "min_history", "window", "order", "split", "what rows see"],
+    ids=["pools", "min_history", "window", "order", "split", "where", "what rows see"],
 )
 def test_another_description_has_files_of_its_own(
     tmp_path: Path, log: Log, given: dict[str, Any], rows: dict[str, Any], more: int
@@ -106,26 +106,6 @@ def test_another_description_has_files_of_its_own(
     assert equal(read(tmp_path, given=given, **rows), read(tmp_path, kept=False, given=given, **rows))
     assert files(tmp_path).items() >= made.items()
     assert len(files(tmp_path)) == 2 + more
-
-
-def test_the_condition_of_rows_is_part_of_their_description(tmp_path: Path, log: Log) -> None:
-    histories = AsOf(
-        ParquetSource(tmp_path / "log" / "histories.parquet"), on="uid", at="position", time="ts",
-        fields=("item", "ts", "pools"), pools=POOLS, mask="pools", bucketed=1, kept_in=tmp_path / "kept",
-    )  # fmt: skip
-    counts = []
-    for where in (LISTEN, ~LISTEN, LISTEN):
-        columns = {"label": pl.col("ratio") >= 50}
-        loader = load(histories.anchors(where=where, columns=columns), PLAIN)[1]
-        counts.append(loader.describe()[0]["rows"])
-    listened = sum(of["type"].count(0) for of in log.events.values())
-    assert counts == [listened, sum(len(of["type"]) for of in log.events.values()) - listened, listened]
-    assert len(files(tmp_path)) == 3
-
-
-PLAIN = Schema(
-    sequences=(Sequence("uih", fields=("item", "ts", "pools"), max_length=9),), context=("uid",), labels=("label",)
-)
 
 
 def flipped(raw: bytes, at: int) -> bytes:

@@ -54,23 +54,24 @@ def by_row(batches: list[Any]) -> dict[int, list[dict[str, Any]]]:
     scan=st.sampled_from([None, 1, 5, 20]),
     cap=st.sampled_from([None, 1, 3, 20, 4086]),
     most=st.sampled_from([9, 90]),
-    overlapping=st.booleans(),
+    pools=st.sampled_from([POOLS, OVERLAPPING, {}]),
     sparse=st.booleans(),
     longest=st.sampled_from([40, 400]),
     bucketed=st.sampled_from([None, 3]),
 )
 def test_rows_see_the_last_events_of_every_pool(
     tmp_path_factory: pytest.TempPathFactory, seed: int, scan: int | None, cap: int | None, most: int,
-    overlapping: bool, sparse: bool, longest: int, bucketed: int | None,
+    pools: dict[str, pl.Expr], sparse: bool, longest: int, bucketed: int | None,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("pools")
     log = Log.drawn(seed, longest=longest, sparse=sparse)
     log.write(folder)
     rows = write_requests(log, folder, seed=seed)
-    pools = OVERLAPPING if overlapping else POOLS
+    cap = cap if pools else None
     found = read(folder, as_of(folder, scan=scan, cap=cap, pools=pools, bucketed=bucketed), every_row(most))
+    of = {"scan": scan, "cap": cap, "most": most, "pools": bool(pools), "overlapping": pools is OVERLAPPING}
     for row, place in enumerate(rows):
-        assert found[row] == log.history(*place, scan=scan, cap=cap, overlapping=overlapping, most=most), place
+        assert found[row] == log.history(*place, **of), place
 
 
 def test_a_pool_that_is_rare_reaches_far_back(tmp_path: Path) -> None:
@@ -109,20 +110,6 @@ def test_pools_as_of_a_time_and_caps_by_name(tmp_path: Path, longest: int, caps:
             seen |= set([place for place in range(position) if masks[place][pool]][-cap:])
         expected = [log.events[uid]["item"][place] for place in sorted(seen)][-most:]
         assert [event["item"] for event in found[row]] == expected
-
-
-@pytest.mark.parametrize("scan", [None, 4])
-def test_positions_without_pools(tmp_path: Path, scan: int | None) -> None:
-    log = Log.drawn(8)
-    log.write(tmp_path)
-    rows = write_requests(log, tmp_path, seed=8)
-    uih = Sequence("uih", fields=("item", "artist", "ts"), floats=("price",), max_length=9)
-    source = ParquetSource(tmp_path / "histories.parquet")
-    join = AsOf(source, on="uid", at="position", time="ts", fields=("item", "ts"), scan=scan)
-    found = read(tmp_path, join, Schema(sequences=(uih,), context=("row",)))
-    for row, place in enumerate(rows):
-        expected = log.history(*place, scan=scan, pools=False)
-        assert found[row] == [{name: of for name, of in event.items() if name != "pools"} for event in expected]
 
 
 @pytest.mark.parametrize("pools", [POOLS, {}])

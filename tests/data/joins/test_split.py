@@ -137,13 +137,3 @@ def test_parts_of_shared_histories_are_those_of_samples(tmp_path: Path) -> None:
     values = expand(batch.features["item"].values(), where)
     assert len(values) == made.total_events
     assert len(made.spread(values, torch.tensor([-1]))) == made.total
-
-
-def test_a_schema_file(tmp_path: Path) -> None:
-    text = '[schema]\n[[schema.sequences]]\nname = "uih"\nfields = ["item"]\nshare = "user"\n'
-    (tmp_path / "a.toml").write_text(text + "split = { recent = 3, segment = 4, tokens = 2 }\n")
-    (group,) = Schema.from_toml(tmp_path / "a.toml").sequences
-    assert (group.share, group.split) == ("user", Split(recent=3, segment=4, tokens=2))
-    (tmp_path / "a.toml").write_text(text + "split = { recent = 3 }\n")
-    with pytest.raises(SchemaError, match=r"split needs recent, segment and tokens"):
-        Schema.from_toml(tmp_path / "a.toml")

@@ -1,11 +1,13 @@
 """The files that the tests of the loader read."""
 
+from functools import partial
+
 import histories
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rank_loaders import MARK, loader_on, request_id
-from sets import SCHEMA, two_sources
+from rank_loaders import loader_on
+from sets import two_sources
 
 
 @pytest.fixture(scope="module")
@@ -17,14 +19,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def id_folder(tmp_path_factory):
-    """The files of `sets`, with ids of every row that follow from its number."""
+    """The files of `sets`, with ids of every row: texts of many lengths, of which every fourth is empty, and others."""
     folder = tmp_path_factory.mktemp("ids")
     two_sources(folder)
     for path in sorted(folder.glob("*/*.parquet")):
         table, group = pq.read_table(path), pq.ParquetFile(path).metadata.row_group(0).num_rows
         rows = table["row"].to_pylist()
-        table = table.append_column("request_id", pa.array(map(request_id, rows)).dictionary_encode())
-        table = table.append_column("number", pa.array([MARK + row for row in rows]))
+        ids = [f"row é{row} {'x' * 40}"[: (row % 4) * (row % 11) * 7] for row in rows]
+        table = table.append_column("request_id", pa.array(ids).dictionary_encode())
+        table = table.append_column("number", pa.array([10**15 + row for row in rows]))
         table = table.append_column("other", pa.array([str(row) for row in rows], pa.large_string()))
         pq.write_table(table, path, row_group_size=group)
     return folder
@@ -39,13 +42,5 @@ def history_folder(tmp_path_factory):
 
 @pytest.fixture
 def loader_of(folder):
-    """Makes loaders, of the two sources if it is given no others, and closes them."""
-    made = []
-
-    def make(sources=None, schema=SCHEMA, **options):
-        made.append(loader_on(folder, sources, schema, **{"prefetch": 0, **options}))
-        return made[-1]
-
-    yield make
-    for loader in made:
-        loader.close()
+    """Makes loaders, of the two sources if it is given no others."""
+    return partial(loader_on, folder, prefetch=0)

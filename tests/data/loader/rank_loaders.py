@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import data_kit as kit
 import pytest
-import torch
 from data_kit import assert_same, rows_of
 from patience import until
 from sets import SCHEMA
@@ -18,7 +17,6 @@ from fsdata.batch import torchrec_binding
 
 COST = Polynomial(linear=1, quadratic=1, candidate=1)
 ALL = [*range(40), *range(100, 123)]
-MARK = 10**15
 
 
 def loader_on(folder, sources=None, schema=SCHEMA, **options):
@@ -29,24 +27,6 @@ def loader_on(folder, sources=None, schema=SCHEMA, **options):
 def sources_of(folder, **options):
     partner = {"columns": {"item": "items"}, "defaults": {"country": 77}}
     return [ParquetSource(folder / "own", **options), ParquetSource(folder / "partner", **options, **partner)]
-
-
-def request_id(row):
-    """Texts of many lengths; every fourth is empty."""
-    return f"row é{row} {'x' * 40}"[: (row % 4) * (row % 11) * 7]
-
-
-def check_ids(batch):
-    """Every id stands beside its row; the rows."""
-    rows = batch.features["row"].values()
-    passed = batch.passthrough
-    assert list(passed) == ["number", "request_id", "other"]
-    assert passed["request_id"] == [request_id(row) for row in rows.tolist()]
-    assert passed["other"] == [str(row) for row in rows.tolist()]
-    assert passed["number"].dtype == torch.int64
-    assert torch.equal(passed["number"], MARK + rows)
-    assert len(batch) == len(rows)
-    return rows.tolist()
 
 
 def orders_of(loader, places):

@@ -1,6 +1,7 @@
 """Rows that are events of the histories: every sample against plain Python. Windows of time, held-out users, states."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,23 +130,17 @@ def test_windows_begin_with_the_first_row_whoever_is_held_out(tmp_path: Path) ->
         assert sorted(train.get(window, []) + held_out.get(window, [])) == sorted(expected)
 
 
-def test_all_in_order_of_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sorted_at_once", [None, 16])
+def test_all_in_order_of_time(tmp_path: Path, sorted_at_once: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times need no order where positions count."""
     log = logged(tmp_path, 5)
-    with opened(anchors(tmp_path, order="time")) as loader:
-        assert places_of(loader) == in_time(log, log.anchors(0))
-    for of in log.events.values():
-        of["ts"].reverse()
-    log.write(tmp_path)
-    with opened(anchors(tmp_path, order="time")) as loader:
-        assert places_of(loader) == in_time(log, log.anchors(0))
-
-
-def test_order_of_time_of_more_than_is_sorted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = logged(tmp_path, 5)
-    monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", 16)
-    monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 32)
+    if sorted_at_once:
+        monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", sorted_at_once)
+        monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 2 * sorted_at_once)
     for bucketed in (None, 2):
+        for of in log.events.values():
+            of["ts"].reverse()
+        log.write(tmp_path)
         with opened(anchors(tmp_path, order="time", as_of_given={"bucketed": bucketed})) as loader:
             assert places_of(loader) == in_time(log, log.anchors(0))
 
@@ -225,26 +220,6 @@ def test_which_events_are_rows_is_part_of_what_a_state_belongs_to(tmp_path: Path
         state = loader.state_dict()
     with opened(anchors(tmp_path, **other)) as loader, pytest.raises(StateError, match="arguments"):
         loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"min_history": -1}, "at least 0"),
-        ({"order": "random"}, "must be one of 'user', 'time'"),
-        ({"time_window": 0}, "at least 1 or None, got 0"),
-        ({"time_window": 2**63}, r"at most 2\*\*63 - 1"),
-        ({"split": "item"}, "split by their key, 'uid'"),
-        ({"salt": "x"}, "belong to split"),
-        ({"keep": 5}, "belong to split"),
-        ({"where": cross("uid", buckets=2)}, "takes a condition"),
-        ({"filter": LISTEN}, "no option filter"),
-        ({"limit": 5}, "no option limit"),
-    ],
-)
-def test_options_of_anchors_that_cannot_be(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
-        as_of(tmp_path).anchors(**given)
 
 
 def test_two_sources_cannot_have_windows_of_time(tmp_path: Path) -> None:
@@ -358,6 +333,7 @@ def splitmix64(number: int) -> float:
 
 
 HISTORIES = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item",))
+anchors_of = replace(HISTORIES, at="position").anchors
 
 
 @pytest.mark.parametrize(
@@ -370,6 +346,16 @@ HISTORIES = AsOf(ParquetSource("x"), on="uid", at="at", time="ts", fields=("item
         (lambda: cross(np.array([1]), buckets=3), "polars expression"),
         (lambda: ParquetSource("x", filter=cross("uid", buckets=2)), r"filter=... takes a condition, .* gives ids"),
         (lambda: HISTORIES.anchors(), "at='position'"),
+        (lambda: anchors_of(min_history=-1), "at least 0"),
+        (lambda: anchors_of(order="random"), "must be one of 'user', 'time'"),
+        (lambda: anchors_of(time_window=0), "at least 1 or None, got 0"),
+        (lambda: anchors_of(time_window=2**63), r"at most 2\*\*63 - 1"),
+        (lambda: anchors_of(split="item"), "split by their key, 'uid'"),
+        (lambda: anchors_of(salt="x"), "belong to split"),
+        (lambda: anchors_of(keep=5), "belong to split"),
+        (lambda: anchors_of(where=cross("uid", buckets=2)), "takes a condition"),
+        (lambda: anchors_of(filter=LISTEN), "no option filter"),
+        (lambda: anchors_of(limit=5), "no option limit"),
     ],
 )
 def test_ids_and_anchors_that_cannot_be(make: Callable[[], Any], message: str) -> None:

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from data_kit import assert_same, rows_of, same
 from patience import until
@@ -23,7 +21,6 @@ from fsdata import (
     ParquetSource,
     Polynomial,
     Schema,
-    SchemaError,
     Sequence,
     StateError,
 )
@@ -180,6 +177,7 @@ def test_state_of_other_data_is_refused(loader_of, folder):
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"schema": {"sequences": []}}, "Schema"),
+        ({"schema": replace(SCHEMA, time=None), "mix": "time"}, "which is not set"),
     ],
 )
 def test_nonsense_arguments_are_named(loader_of, options, message):
@@ -245,19 +243,6 @@ def test_the_batch_carries_what_pipelines_need(loader_of):
     assert same(batch.to("cpu"), batch)
     assert batch.loss_weight == 1.0
     assert batch.features is batch.features
-
-
-def test_times_that_cannot_be_compared_are_refused(loader_of, folder, tmp_path):
-    path = folder / "own" / "part-0.parquet"
-    table = pq.read_table(path)
-    when = table["row"].cast(pa.timestamp("s"))
-    pq.write_table(table.append_column("when", when), tmp_path / "when.parquet")
-    schema = replace(SCHEMA, time="when")
-    one = ParquetSource(str(path), columns={"when": "row"})
-    with pytest.raises(SchemaError, match=r"mix='time' .* is int64 in .* is timestamp\[ms\] in"):
-        loader_of(sources=[one, ParquetSource(str(tmp_path / "when.parquet"))], schema=schema, mix="time")
-    with pytest.raises(SchemaError, match="which is not set"):
-        loader_of(sources=[ParquetSource(str(path))] * 2, schema=replace(SCHEMA, time=None), mix="time")
 
 
 def test_more_rows_than_the_first_ones_that_are_decoded(loader_of, tmp_path):

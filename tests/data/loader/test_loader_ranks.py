@@ -3,17 +3,15 @@
 import logging
 
 import polars as pl
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
 from data_kit import rows_of
 from patience import PATIENCE_S
 from rank_loaders import COST, loader_on, threads_end
-from sets import write
 from worlds import shared_world
 
-from fsdata import Balance, CorruptFileError, MismatchError, ParquetSource, PeerError, rebalance
+from fsdata import Balance, MismatchError, ParquetSource, PeerError, rebalance
 
 KEPT = (pl.col("row") < 22) | (pl.col("row") % 5 == 0)  # what is left differs between ranks
 SOME = [row for row in range(40) if row < 22 or row % 5 == 0]
@@ -48,31 +46,6 @@ def test_a_rank_that_misses_a_file_does_not_make_the_others_wait(folder):
     texts = shared_world(2).run(make_and_fail, folder, [{"path": "own"}, {"path": "nowhere"}], kinds)
     assert "rank 1" in texts[0]
     assert "nowhere" in texts[0]
-
-
-def corrupt_on_one(rank, world_size, path):
-    seen = []
-    with (
-        loader_on(path, sources=ParquetSource(str(path)), balance=Balance(cost=COST)) as loader,
-        pytest.raises((PeerError, CorruptFileError), match="row group") as caught,
-    ):
-        seen.extend(batch.stats.global_samples for batch in loader)
-    return type(caught.value).__name__, str(caught.value), sum(seen)
-
-
-def test_an_error_in_reading_reaches_all_ranks(tmp_path):
-    write(tmp_path / "set", 40, group=10)
-    path = tmp_path / "set" / "part-0.parquet"
-    column = pq.read_metadata(path).row_group(3).column(0)
-    with path.open("r+b") as file:
-        file.seek(column.dictionary_page_offset or column.data_page_offset)
-        file.write(b"\xff" * 30)
-    (kind_0, text_0, seen_0), (kind_1, text_1, seen_1) = shared_world(2).run(corrupt_on_one, path)
-    assert (kind_0, kind_1) == ("PeerError", "CorruptFileError")
-    assert "rank 1" in text_0
-    assert "part-0.parquet" in text_0
-    assert "part-0.parquet" in text_1
-    assert seen_0 == seen_1 > 0
 
 
 def too_long(rank, world_size, folder):

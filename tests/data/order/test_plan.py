@@ -1,6 +1,5 @@
 """The plan of an epoch: every row once, even quotas, the same on every machine, resumable on other ranks."""
 
-from collections import Counter
 from dataclasses import fields, replace
 
 import deal_reference
@@ -25,24 +24,6 @@ def rows_of(stream, *, shuffle, seed, epoch):
         order = deal.window_order(window, seed=seed, epoch=epoch) if shuffle else range(len(rows))
         out += [rows[i] for i in order][window.start : window.stop]
     return out
-
-
-@given(units, ranks, ranks, st.booleans(), st.data())
-def test_the_rest_of_an_epoch_can_be_dealt_to_other_ranks(unit_rows, before, after, shuffle, data):
-    streams = deal.epoch_streams(unit_rows, world_size=before, shuffle=shuffle, shuffle_window=2, seed=0, epoch=1)
-    assert [stream.rows for stream in streams] == deal.quotas(sum(unit_rows), before).tolist()
-    positions = [data.draw(st.integers(0, stream.rows)) for stream in streams]
-    again = deal.deal_again(streams, positions, after)
-    seen = Counter()
-    for stream, position in zip(streams, positions, strict=True):
-        rows = rows_of(stream, shuffle=shuffle, seed=0, epoch=1)
-        assert rows_of(stream.after(position), shuffle=shuffle, seed=0, epoch=1) == rows[position:]
-        seen.update(rows[:position])
-    for stream in again:
-        seen.update(rows_of(stream, shuffle=shuffle, seed=0, epoch=1))
-    assert seen == Counter((unit, row) for unit, rows in enumerate(unit_rows) for row in range(rows))
-    left = sum(unit_rows) - sum(positions)
-    assert [stream.rows for stream in again] == deal.quotas(left, after).tolist()
 
 
 @given(units, ranks, st.data())
@@ -89,20 +70,6 @@ def test_a_share_of_the_epoch_is_shuffled_together_in_the_order_of_the_units(sha
         assert {len(of) for of in units[:-1]} <= {size}
 
 
-def test_equal_units_are_dealt_round_robin():
-    streams = deal.epoch_streams([10] * 12, world_size=3, shuffle=False, shuffle_window=4, seed=0, epoch=0)
-    assert [[window.pieces[0].unit for window in stream] for stream in streams] == [
-        list(range(r, 12, 3)) for r in (0, 1, 2)
-    ]
-
-
-def test_ranks_stay_at_the_same_place_when_units_differ():
-    rows = [4096, 100] * 50
-    streams = deal.epoch_streams(rows, world_size=2, shuffle=False, shuffle_window=4, seed=0, epoch=0)
-    cut = sum(window.pieces[0].rows != rows[window.pieces[0].unit] for stream in streams for window in stream)
-    assert cut <= 2
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 1000, 70_000])
 def test_permutations_are_by_definition(count):
     """States and shuffled orders of before stay what they are, whatever sorts."""
@@ -146,12 +113,6 @@ def test_a_piece_costs_few_bytes():
     streams = deal.epoch_streams([7] * 100_000, world_size=8, shuffle=True, shuffle_window=1, seed=0, epoch=0)
     arrays = [getattr(stream, field.name) for stream in streams for field in fields(stream)]
     assert sum(array.nbytes for array in arrays) <= 60 * 100_000
-
-
-def test_epochs_and_seeds_differ():
-    orders = {tuple(deal.permutation(50, seed, epoch, 0)) for seed in range(5) for epoch in range(5)}
-    assert len(orders) == 25
-    assert all(sorted(order) == list(np.arange(50)) for order in orders)
 
 
 def test_every_change_of_the_number_of_ranks_is_remembered() -> None:

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from data_kit import column, found, lists, read, write
 
-from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence, cross, sources_from_toml
+from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence, cross
 from fsdata.sources import expressions
 
 COUNTRY, ITEMS = pl.col("country"), pl.col("items")
@@ -85,18 +85,6 @@ def test_a_null_in_lists_of_lists_reaches_the_policy(path):
     schema = Schema(sequences=(Sequence("events", ("n",), nested=("deep",)),))
     with pytest.raises(DataError, match="row 0: deep is null"):
         read(ParquetSource(path, columns=columns), schema)
-
-
-def test_in_a_toml_file(path, tmp_path):
-    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { country = 0, items = 5 }\n[sources.columns]\n'
-    text += 'country = { hash = "country", buckets = 1000 }\nitems = { hash = "items", buckets = 9, list = true }\n'
-    (tmp_path / "job.toml").write_text(text)
-    schema = Schema(context=("country",), sequences=(Sequence("items", ("items",)),))
-    samples = read(*sources_from_toml(tmp_path / "job.toml"), schema)
-    hashes = ROWS.select(COUNTRY.hash(seed=0) % 1000).to_series().to_list()
-    assert column(samples, "country") == [hashes[0], 0, hashes[2], 0, hashes[4]]
-    x, y = (ROWS.select(pl.lit(each).hash(seed=0) % 9).item() for each in "xy")
-    assert column(samples, "items") == [[x, 5], [], [], [5], [y]]
 
 
 def test_filters_choose_rows_as_polars_does(path):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_kit import as_python, column, load, read, write
 
-from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence, sources_from_toml
+from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence
 
 EVENT = pa.struct(
     [
@@ -116,16 +116,6 @@ def test_expressions_filters_splits_and_types_take_paths(path):
     assert items(columns=hashed, types={"session.item_id": "string"}) == items(columns=as_text)
 
 
-def test_in_a_toml_file(path, tmp_path):
-    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { shop = 99 }\n[sources.columns]\n'
-    text += 'item_id = "session.item_id"\nshop = { hash = "session.shop", buckets = 50, list = true }\n'
-    (tmp_path / "job.toml").write_text(text)
-    schema = Schema(sequences=(Sequence("session", ("item_id", "shop")),))
-    samples = read(*sources_from_toml(tmp_path / "job.toml"), schema)
-    a, b = (pl.select(pl.lit(shop).hash(seed=0) % 50).item() for shop in "ab")
-    assert column(samples, "shop") == [[a, 99], [], [b], [a] * 3]
-
-
 def test_histories_of_structs(tmp_path):
     times = [[{**event, "ts": 10 * n} for n, event in enumerate(session)] for session in SESSIONS]
     write(tmp_path / "events.parquet", {"user": [1, 2, 3, 4], "events": pa.array(times)})
@@ -143,11 +133,6 @@ def test_histories_of_structs(tmp_path):
         {"user": 4, "item_id": [4, 5], "price": [3.5, 3.5]},
         {"user": 1, "item_id": [1], "price": [0.5]},
     ]
-
-
-def test_a_column_called_like_a_path_comes_first(tmp_path):
-    path = write(tmp_path / "a.parquet", {"user": USERS[:2], "user.id": [1, 2]})
-    assert column(read(ParquetSource(path), Schema(context=("user.id",))), "user.id") == [1, 2]
 
 
 @pytest.mark.parametrize(

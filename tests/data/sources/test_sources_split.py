@@ -10,7 +10,7 @@ from data_kit import fingerprint, load, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata import ParquetSource, Schema, SchemaError, sources_from_toml
+from fsdata import ParquetSource, Schema, SchemaError
 from fsdata.sources.hash_split import HashSplit, _fnv, _mixed
 
 ROWS = 400
@@ -97,12 +97,6 @@ def test_states_know_the_part(folder):
     some = ({}, {"keep": (0, 0.5)}, {"keep": (0, 0.5), "salt": 1})
     states = [fingerprint(ParquetSource(folder, split="user", **each), SCHEMA)["source 0 arguments"] for each in some]
     assert len(set(states)) == 3
-
-
-def test_in_a_toml_file(tmp_path):
-    (tmp_path / "job.toml").write_text('[[sources]]\npaths = "a"\nsplit = "user"\nkeep = [0, 0.98]\nsalt = "x"\n')
-    (source,) = sources_from_toml(tmp_path / "job.toml")
-    assert source.condition.split == HashSplit("user", 0.0, 0.98, "x")
 
 
 @pytest.mark.parametrize(

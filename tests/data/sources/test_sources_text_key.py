@@ -5,7 +5,6 @@ import pytest
 from data_kit import column, found, lists, read, write
 
 from fsdata import AsOf, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence, text_key
-from fsdata import sources_from_toml as from_toml
 
 NAMES = ["ann", "", "bob é", None, "ann"]
 KEYS = [3749539209874520380, 4864305418079633200, 4412962000462253053, None, 3749539209874520380]
@@ -21,13 +20,10 @@ def test_ids_of_texts_stay_what_they_are(tmp_path, kind):
     assert found(path, columns={"user": text_key("name", buckets=100)}, defaults={"user": -1}) == [88, 8, 61, -1, 88]
 
 
-def test_in_lists_and_toml(tmp_path):
-    write(tmp_path / "a.parquet", {"names": lists(pa.string(), ["ann", None], None, [], ["bob é"])})
-    text = '[[sources]]\npaths = "a.parquet"\ndefaults = { tag = 9 }\n'
-    (tmp_path / "job.toml").write_text(text + 'columns = { tag = { key = "names", buckets = 100 } }\n')
-    schema = Schema(sequences=(Sequence("tags", ("tag",)),))
-    expected = [[88, 9], [], [], [61]]
-    assert column(read(*from_toml(tmp_path / "job.toml"), schema), "tag") == expected
+def test_in_lists(tmp_path):
+    path = write(tmp_path / "a.parquet", {"names": lists(pa.string(), ["ann", None], None, [], ["bob é"])})
+    source = ParquetSource(path, columns={"tag": text_key("names", buckets=100)}, defaults={"tag": 9})
+    assert column(read(source, Schema(sequences=(Sequence("tags", ("tag",)),))), "tag") == [[88, 9], [], [], [61]]
 
 
 @pytest.mark.parametrize("kind", [Join, AsOf, Lookup])

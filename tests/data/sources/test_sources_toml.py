@@ -1,85 +1,152 @@
-"""Sources written in TOML."""
+"""Schemas and sources written in TOML: those that Python makes, or an error that says where."""
 
-import pyarrow as pa
+import re
+
+import polars as pl
 import pytest
-from data_kit import column, lists, read, write
 
-from fsdata import Schema, SchemaError, Sequence, sources_from_toml
+from fsdata import (
+    AsOf,
+    Join,
+    Lookup,
+    ParquetSource,
+    Retry,
+    Schema,
+    SchemaError,
+    Sequence,
+    Split,
+    sources_from_toml,
+    text_key,
+)
 
 DOCUMENT = """
 [schema]
-context = ["user", "country"]
+context = ["user", "row"]
 dense = ["age"]
 labels = ["click"]
+time = "at"
+passthrough = ["id"]
+explode = "candidates"
 
 [[schema.sequences]]
 name = "uih"
 fields = ["item", "word"]
+floats = ["price"]
+max_length = 5
+keep = "first"
+labels = ["watched"]
+id_labels = ["next_item"]
+share = "user"
+split = { recent = 3, segment = 4, tokens = 2 }
+
+[[schema.sequences]]
+name = "seen"
+fields = ["shown"]
+nested = ["shops"]
+
+[schema.candidates]
+fields = ["candidate"]
 
 [[sources]]
 paths = "data/*.parquet"
+types = { uid = "int64" }
 defaults = { country = 0 }
 nulls = { click = "drop" }
+split = "uid"
+keep = [0, 0.98]
+salt = "x"
+skip = 2
+limit = 5
 weight = 2.0
 on_error = "skip"
+retry = { tries = 2, max_s = 1.5 }
 
 [sources.columns]
 user = "uid"
 country = { hash = "country", buckets = 10 }
 word = { hash = "words", buckets = 5, list = true }
+tag = { key = "names", buckets = 100 }
 
 [[sources.join]]
 on = "user"
 fields = ["age"]
-paths = ["users.parquet"]
+paths = ["users.parquet", "/data/more.parquet"]
 defaults = { age = -1 }
-"""
 
-
-def test_a_source_with_everything(tmp_path):
-    (tmp_path / "job.toml").write_text(DOCUMENT)
-    write(
-        tmp_path / "data" / "a.parquet",
-        {
-            "uid": pa.array([1, 2, 3, 4]),
-            "country": pa.array(["de", "fr", "de", "it"]),
-            "click": pa.array([1.0, 1.0, 0.0, None]),
-            "item": lists(pa.int64(), [1], [2], [3, 4], []),
-            "words": lists(pa.string(), ["a"], ["b"], ["a", "c"], []),
-        },
-    )
-    write(tmp_path / "users.parquet", {"user": pa.array([1]), "age": pa.array([33])})
-    schema = Schema.from_toml(tmp_path / "job.toml")
-    assert schema.sequences == (Sequence("uih", ("item", "word")),)
-    (source,) = sources_from_toml(tmp_path / "job.toml")
-    assert (source.weight, source.on_error) == (2.0, "skip")
-    samples = read(source, schema)
-    assert column(samples, "user") == [1, 2, 3]
-    assert column(samples, "age") == [33.0, -1.0, -1.0]
-    countries = column(samples, "country")
-    assert countries[0] == countries[2] != countries[1]
-    assert 0 <= countries[0] < 10
-    words = column(samples, "word")
-    assert words[0][0] == words[2][0]
-    assert all(0 <= word < 5 for row in words for word in row)
-
-
-AS_OF = """
-[[sources]]
-paths = "requests"
 [[sources.as_of]]
-paths = "histories"
 on = "user"
 at = "position"
 fields = ["item"]
-bucketed = 2"""
+bucketed = 2
+kept_in = "kept"
+paths = "histories"
+
+[[sources.as_of]]
+on = "user"
+at = "position"
+fields = ["shown"]
+bucketed = 2
+kept_in = "/data/kept"
+paths = "~/histories"
+
+[[sources.lookup]]
+on = "item"
+fields = ["price"]
+paths = "s3://bucket/items"
+
+[[sources]]
+table = "delta:plain@0"
+
+[[sources]]
+catalog = "lake.catalog"
+"""
 
 
-@pytest.mark.parametrize("given", ["kept", "/data/kept"])
-def test_a_folder_is_relative_to_the_file(tmp_path, given):
-    (tmp_path / "job.toml").write_text(f"{AS_OF}\nkept_in = '{given}'")
-    (source,) = sources_from_toml(tmp_path / "job.toml")
-    assert source.join[0].kept_in == str(tmp_path / given)
+def test_what_a_file_says_is_what_python_makes(tmp_path):
+    """Every option. Paths are relative to the file."""
+    (tmp_path / "job.toml").write_text(DOCUMENT)
+    here = str(tmp_path)
+    labels = {"labels": ("watched",), "id_labels": ("next_item",), "floats": ("price",)}
+    cut = {"max_length": 5, "keep": "first", "share": "user", "split": Split(recent=3, segment=4, tokens=2)}
+    assert Schema.from_toml(tmp_path / "job.toml") == Schema(
+        sequences=(Sequence("uih", ("item", "word"), **labels, **cut), Sequence("seen", ("shown",), nested=("shops",))),
+        candidates=Sequence("candidates", ("candidate",)),
+        context=("user", "row"),
+        dense=("age",),
+        labels=("click",),
+        time="at",
+        passthrough=("id",),
+        explode="candidates",
+    )
+    columns = {
+        "user": "uid",
+        "country": pl.col("country").hash(seed=0) % 10,
+        "word": pl.col("words").list.eval(pl.element().hash(seed=0) % 5),
+        "tag": text_key("names", buckets=100),
+    }
+    users = ParquetSource([f"{here}/users.parquet", "/data/more.parquet"], defaults={"age": -1})
+    of = {"on": "user", "at": "position", "bucketed": 2}
+    expected = [
+        ParquetSource(
+            f"{here}/data/*.parquet", columns=columns, types={"uid": "int64"}, defaults={"country": 0},
+            nulls={"click": "drop"}, split="uid", keep=[0, 0.98], salt="x", skip=2, limit=5, weight=2.0,
+            on_error="skip", retry=Retry(tries=2, max_s=1.5),
+            join=[
+                Join(users, on="user", fields=("age",)),
+                AsOf(ParquetSource(f"{here}/histories"), fields=("item",), kept_in=f"{here}/kept", **of),
+                AsOf(ParquetSource("~/histories"), fields=("shown",), kept_in="/data/kept", **of),
+                Lookup(ParquetSource("s3://bucket/items"), on="item", fields=("price",)),
+            ],
+        ),
+        ParquetSource(table=f"delta:{here}/plain@0"),
+        ParquetSource(catalog=f"{here}/lake.catalog"),
+    ]  # fmt: skip
+    found, wanted = (re.sub(r"at 0x\w+", "", repr(of)) for of in (sources_from_toml(tmp_path / "job.toml"), expected))
+    assert found == wanted
+
+
+ONE = "[[sources]]\npaths = 'a'\n"
+AS_OF = f"{ONE}[[sources.as_of]]\npaths = 'b'\non = 'user'\nat = 'position'\nfields = ['item']\nbucketed = 2"
 
 
 @pytest.mark.parametrize(
@@ -90,42 +157,27 @@ def test_a_folder_is_relative_to_the_file(tmp_path, given):
         ("[[sources]]\npath = 'a'", r"sources\[0\] has no option path; there are paths, catalog, table, columns"),
         ("[[sources]]\nweight = 1", r"sources\[0\] needs paths"),
         ("[[sources]]\npaths = 3", "paths are strings"),
-        ("[[sources]]\npaths = 'a'\non_error = 'x'", r"sources\[0\]: on_error must be"),
-        ("[[sources]]\npaths = 'a'\nfilter = 'a > 1'", r"sources\[0\]: filter is written in Python: make the schema"),
-        (
-            "[[sources]]\npaths = 'a'\ncolumns = { a = { expr = 'x' } }",
-            r"columns\.a has no option expr; there are hash,",
-        ),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 0 } }", "positive integer, got 0"),
-        ("[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'", r"sources\[0\]\.join\[0\] needs on and fields"),
+        (ONE + "on_error = 'x'", r"sources\[0\]: on_error must be"),
+        (ONE + "filter = 'a > 1'", r"sources\[0\]: filter is written in Python: make the schema"),
+        (ONE + "columns = { a = { expr = 'x' } }", r"columns\.a has no option expr; there are hash,"),
+        (ONE + "columns = { a = { hash = 'x', buckets = 0 } }", "positive integer, got 0"),
+        (ONE + "[[sources.join]]\npaths = 'b'", r"sources\[0\]\.join\[0\] needs on and fields"),
         ('[[sources]]\npaths = "a\\u0000b"', r"sources\[0\]: paths='.*a\\x00b': no path contains such"),
-        ("[[sources]]\npaths = 'a'\ncolumns = 3", r"sources\[0\]: columns maps field names, got 3"),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = [1] }", r"sources\[0\]: columns=\{'a': ...\} takes a column name"),
-        (
-            "[[sources]]\npaths = 'a'\ncolumns = { a = { sql = 'b + 1' } }",
-            r"sources\[0\]\.columns\.a: an expression is written in Python",
-        ),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
-        ("[[sources]]\npaths = 'a'\ncolumns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
-        (
-            "[[sources]]\npaths = 'a'\n[[sources.as_of]]\npaths = 'b'\nwhere = 'x'",
-            r"as_of\[0\]: where is written in Py",
-        ),
+        (ONE + "columns = 3", r"sources\[0\]: columns maps field names, got 3"),
+        (ONE + "columns = { a = [1] }", r"sources\[0\]: columns=\{'a': ...\} takes a column name"),
+        (ONE + "columns = { a = { sql = 'b + 1' } }", r"sources\[0\]\.columns\.a: an expression is written in Python"),
+        (ONE + "columns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
+        (ONE + "columns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
+        (ONE + "[[sources.as_of]]\npaths = 'b'\nwhere = 'x'", r"as_of\[0\]: where is written in Py"),
         (f"{AS_OF}\nkept_in = 3", r"as_of\[0\]\.kept_in: paths are strings, got 3"),
+        (ONE + "retry = { trys = 3 }", r"sources\[0\]\.retry has no option trys; there are tries, max_s"),
+        (ONE + "retry = { tries = 0 }", r"sources\[0\]\.retry: Retry\(tries=...\) must be an integer"),
+        (ONE + "retry = 3", r"sources\[0\]\.retry"),
+        (ONE + "events = 'b'", r"sources\[0\]: events is written in Python"),
+        (ONE + "join = 3", r"sources\[0\]\.join is a list of tables, got 3"),
+        (ONE + "join = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
         (
-            "[[sources]]\npaths = 'a'\nretry = { trys = 3 }",
-            r"sources\[0\]\.retry has no option trys; there are tries, max_s",
-        ),
-        (
-            "[[sources]]\npaths = 'a'\nretry = { tries = 0 }",
-            r"sources\[0\]\.retry: Retry\(tries=...\) must be an integer",
-        ),
-        ("[[sources]]\npaths = 'a'\nretry = 3", r"sources\[0\]\.retry"),
-        ("[[sources]]\npaths = 'a'\nevents = 'b'", r"sources\[0\]: events is written in Python"),
-        ("[[sources]]\npaths = 'a'\njoin = 3", r"sources\[0\]\.join is a list of tables, got 3"),
-        ("[[sources]]\npaths = 'a'\njoin = [3]", r"sources\[0\]\.join\[0\] is a table, got 3"),
-        (
-            "[[sources]]\npaths = 'a'\n[[sources.join]]\npaths = 'b'\non = 'x'\nfields = 3",
+            ONE + "[[sources.join]]\npaths = 'b'\non = 'x'\nfields = 3",
             r"sources\[0\]\.join\[0\]: Join\(fields=...\) names at least one field of the schema, in order, got \(3,\)",
         ),
         ("a = " + "[" * 5000 + "]" * 5000, "not valid TOML: nested too deeply"),
@@ -155,6 +207,10 @@ def test_documents_that_make_no_sense(tmp_path, text, message):
             r"sequences\[0\]: Sequence\('a', fields=...\) takes a tuple",
         ),
         ("[schema]\nsequences = [{ name = 'a', fields = ['b'], max_length = true }]", "max_length .*, got True"),
+        (
+            "[schema]\nsequences = [{ name = 'a', fields = ['b'], split = { recent = 3 } }]",
+            "split needs recent, segment and tokens",
+        ),
         ("[schema]\ncandidates = 3", "schema.candidates is a table, got 3"),
         ("[schema]\ncontext = 3", r"schema: Schema\(context=...\) takes a tuple of names, got 3"),
         ("[schema]\ndense = { a = 1 }", r"schema: Schema\(dense=...\) takes a tuple of names, got \{'a': 1\}"),

@@ -8,7 +8,6 @@ import pytest
 from data_kit import USERS, column, fingerprint, found, lists, load, read, rows_of, write
 
 from fsdata import AsOf, DataError, Follow, Join, ParquetSource, Schema, SchemaError, Sequence, cross
-from fsdata import sources_from_toml as from_toml
 
 HASHED = {"user": pl.col("user").hash(seed=0) % 1000}
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
@@ -204,15 +203,6 @@ def test_values_that_the_declared_type_does_not_have(tmp_path):
     write(path, {"user": pa.array([b"x"])})
     with pytest.raises(SchemaError, match=r"types={'user': 'timestamp\[us\]'}: the column is binary"):
         found(path, types={"user": "timestamp[us]"})
-
-
-def test_in_a_toml_file(tmp_path):
-    files(tmp_path, pa.int32(), pa.string())
-    text = '[[sources]]\npaths = "*.parquet"\ntypes = { user = "int64" }\n'
-    text += 'columns = { user = { hash = "user", buckets = 1000 } }\n'
-    (tmp_path / "job.toml").write_text(text)
-    samples = read(*from_toml(tmp_path / "job.toml"), USERS)
-    assert column(samples, "user") == found(files(tmp_path / "one", pa.int64()), columns=HASHED) * 2
 
 
 def test_later_files_may_lack_a_column_whose_type_is_declared(tmp_path):
