@@ -219,10 +219,16 @@ def of_tables_on(device: str, module: Any) -> str | None:
 
 
 def on_cuda(rank: int, size: int) -> None:
-    model, _ = build(CONFIGS["pooled table mean"], size)
-    module = model.module.embeddings["a"]
-    assert of_tables_on("cpu", module) is None
-    assert "never measured" in (of_tables_on("cuda", module) or "")
+    mean = CONFIGS["pooled table mean"]
+    for config, why in (
+        (mean, None),
+        (mean.but(weighted=True), "how kernels on CUDA round a weighted mean"),
+        (mean.but(half_output=True), "how kernels on CUDA round a mean that is given out as fp16"),
+    ):
+        module = build(config, size)[0].module.embeddings["a"]
+        assert of_tables_on("cpu", module) is None
+        said = of_tables_on("cuda", module)
+        assert said is None if why is None else why in (said or "")
     model, _ = build(CONFIG, size)
     module = model.module.embeddings["b"]
     assert of_tables_on("cuda", module) is None
@@ -238,7 +244,7 @@ def on_cuda(rank: int, size: int) -> None:
         assert "stochastically" in (of_tables_on("cuda", module) or "")
 
 
-def test_rounding_by_chance_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
+def test_rounding_by_chance_odd_means_and_experimental_kernels_are_not_served_on_cuda() -> None:
     shared_world(1).run(on_cuda)
 
 

@@ -16,14 +16,14 @@ from exact import Run, compare, flat, new_run
 from exact_configs import CONFIGS
 from exact_managed import managed, mch
 from exact_model import Batch, Config, Table
-from prefetchers import PREFETCHERS, deep, lightning, queued
+from prefetchers import PREFETCHERS, lightning, queued
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
 
 from fscomm.engine.steps.in_loop import Steps
 from fscomm.exchange.control_word import ControlWords, Mode
 
-STEPS = 28
+STEPS = 18
 LEAST = 0.8
 MANAGED = Config(
     modules={"b": (Table(name="m", rows=48, sharding="row", features=("m0",)),)},
@@ -60,12 +60,12 @@ def counted(rank: int, size: int, config: Config, loop: Callable[[Run], None]) -
 
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_bitwise_and_served(name: str) -> None:
-    """Nearly all of them with rows that were fetched ahead and did not become stale."""
+    """All but those announced before the first forward, nearly all with rows that did not become stale meanwhile."""
     for found, said, modes in shared_world(2).run(counted, CONFIGS["loops"], partial(prefetched, name)):
         assert found == []
         assert said["fallbacks"] == {}
-        assert min(shares(said)) >= LEAST, said["report"]["forwards"]
-        assert modes[Mode.FAST] >= 0.75 * modes.total(), modes
+        assert min(each["served"] for each in said["report"]["forwards"].values()) >= STEPS - 5
+        assert modes[Mode.FAST] >= 0.9 * (STEPS - 5) * len(said["report"]["forwards"]), modes
 
 
 def ahead_on_one_rank(run: Run) -> None:
@@ -87,7 +87,7 @@ def ahead_on_one_rank(run: Run) -> None:
             yield batch
 
     with mock.patch.object(Steps, "announce", announcing), run.enable() as comm:
-        for step, batch in enumerate(queued(3)(comm.lookahead(loader()))):
+        for step, batch in enumerate(queued(comm.lookahead(loader()), 3)):
             if run.rank == 1:
                 assert announced.wait(300)
             run.train(step, batch)
@@ -132,9 +132,10 @@ def test_batches_whose_ids_are_copied_or_that_are_skipped() -> None:
 
 def draws_random_numbers(of_loader: bool, of_step: bool, run: Run) -> None:
     """The loader, the training step (dropout), or both."""
+    steps = 7
 
     def loader() -> Iterator[Batch]:
-        for batch in run.loader(0, 12):
+        for batch in run.loader(0, steps):
             batch.weight = torch.rand(len(batch.weight)) if of_loader else batch.weight
             yield batch
 
@@ -144,7 +145,7 @@ def draws_random_numbers(of_loader: bool, of_step: bool, run: Run) -> None:
             for step, batch in enumerate(lightning(comm.lookahead(loader()))):
                 run.set_rate(step)
                 run.optimizer.zero_grad()
-                (run.loss(12 * epoch + step, batch) * (torch.rand(()) if of_step else 1)).backward()
+                (run.loss(steps * epoch + step, batch) * (torch.rand(()) if of_step else 1)).backward()
                 run.optimizer.step()
 
 
@@ -179,9 +180,7 @@ def trains_on(ask: str, only: int | None, run: Run) -> None:
             run.train(step, batch)
 
 
-@pytest.mark.parametrize(
-    ("ask", "only"), [("a table", None), ("a table", 1), ("an optimizer", None), ("a module", None)]
-)
+@pytest.mark.parametrize(("ask", "only"), [("a table", 1), ("an optimizer", None), ("a module", None)])
 def test_a_loader_that_reads_tables_is_asked_in_turn(ask: str, only: int | None) -> None:
     for found, said in shared_world(2).run(compare, CONFIGS["small"], partial(trains_on, ask, only)):
         assert found == []
@@ -234,7 +233,7 @@ def test_memory_of_a_batch_in_hand_that_is_written_is_refused() -> None:
 
 def in_hand(depth: int, run: Run) -> None:
     with run.enable() as comm:
-        for step, batch in enumerate(deep(depth)(comm.lookahead(run.loader(0, 14)))):
+        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, 14)), depth)):
             run.train(step, batch)
 
 
@@ -275,7 +274,7 @@ def two_threads(rank: int, size: int) -> None:
     """The thread of a queue pulls batches, and the one that trains evaluates over another look-ahead."""
     run = new_run(rank, size, CONFIGS["small"], "fscomm")
     with run.enable() as comm:
-        batches = queued(2)(comm.lookahead(run.loader(0, 12)))
+        batches = queued(comm.lookahead(run.loader(0, 12)), 2)
         run.train(0, next(batches))
         with pytest.raises(RuntimeError, match="two look-aheads of one block are asked for batches in two threads"):
             next(iter(comm.lookahead(run.loader(20, 24))))
