@@ -191,7 +191,7 @@ ASKED += [(kind, config, reason) for kind, config, reason in MANAGED]
 @pytest.mark.parametrize(("kind", "config", "reason"), ASKED, ids=[each[0] for each in ASKED])
 def test_the_reason_is_reported(kind: str, config: Config, reason: str) -> None:
     builder = config.builder or getattr(exact_kinds, kind, None)
-    for fallbacks in shared_world(2).run(ask, config.but(builder=builder)):
+    for fallbacks in shared_world(2 if config.quantised else 1).run(ask, config.but(builder=builder)):
         assert reason in fallbacks["embeddings.b"]
 
 

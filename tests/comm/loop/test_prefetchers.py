@@ -61,7 +61,7 @@ def counted(rank: int, size: int, config: Config, loop: Callable[[Run], None]) -
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_bitwise_and_served(name: str) -> None:
     """All but those announced before the first forward, nearly all with rows that did not become stale meanwhile."""
-    for found, said, modes in shared_world(2).run(counted, CONFIGS["loops"], partial(prefetched, name)):
+    for found, said, modes in shared_world(2).run(counted, CONFIGS["small"], partial(prefetched, name)):
         assert found == []
         assert said["fallbacks"] == {}
         assert min(each["served"] for each in said["report"]["forwards"].values()) >= STEPS - 5
@@ -95,7 +95,7 @@ def ahead_on_one_rank(run: Run) -> None:
 
 
 def test_a_queue_that_is_further_ahead_on_another_rank_is_no_fallback() -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], ahead_on_one_rank):
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], ahead_on_one_rank):
         assert found == []
         assert said["fallbacks"] == {}
 
