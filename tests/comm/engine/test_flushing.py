@@ -49,9 +49,13 @@ class Table:
 
 @pytest.fixture
 def table() -> Iterator[Table]:
-    made = Table()
-    yield made
-    made.close()
+    gc.freeze()  # what was there before is not walked over again
+    try:
+        made = Table()
+        yield made
+        made.close()
+    finally:
+        gc.unfreeze()
 
 
 def saved(value: Any) -> Any:
