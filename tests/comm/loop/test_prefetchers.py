@@ -3,7 +3,7 @@
 import copy
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,10 +32,14 @@ MANAGED = Config(
 )
 
 
-def prefetched(name: str, run: Run) -> None:
+def train(run: Run, loader: Iterable[Batch], prefetch: Callable[[Any], Any] = iter) -> None:
     with run.enable() as comm:
-        for step, batch in enumerate(PREFETCHERS[name](comm.lookahead(run.loader(0, STEPS)))):
+        for step, batch in enumerate(prefetch(comm.lookahead(loader))):
             run.train(step, batch)
+
+
+def prefetched(prefetch: Callable[[Any], Any], steps: int, run: Run) -> None:
+    train(run, run.loader(0, steps), prefetch)
 
 
 def shares(said: dict[str, Any]) -> list[float]:
@@ -61,7 +65,9 @@ def counted(rank: int, size: int, config: Config, loop: Callable[[Run], None]) -
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_bitwise_and_served(name: str) -> None:
     """All but those announced before the first forward, nearly all with rows that did not become stale meanwhile."""
-    for found, said, modes in shared_world(2).run(counted, CONFIGS["small"], partial(prefetched, name)):
+    for found, said, modes in shared_world(2).run(
+        counted, CONFIGS["small"], partial(prefetched, PREFETCHERS[name], STEPS)
+    ):
         assert found == []
         assert said["fallbacks"] == {}
         assert min(each["served"] for each in said["report"]["forwards"].values()) >= STEPS - 5
@@ -175,9 +181,7 @@ def asking(run: Run, ask: str, first: int = 0, only: int | None = None) -> Itera
 
 
 def trains_on(ask: str, only: int | None, run: Run) -> None:
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(asking(run, ask, only=only))):
-            run.train(step, batch)
+    train(run, asking(run, ask, only=only))
 
 
 @pytest.mark.parametrize(("ask", "only"), [("a table", 1), ("an optimizer", None), ("a module", None)])
@@ -191,14 +195,8 @@ def test_a_loader_that_reads_tables_is_asked_in_turn(ask: str, only: int | None)
 def begins_to_ask(rank: int, size: int, ask: str) -> int:
     """How many batches were trained on before the error."""
     run = new_run(rank, size, CONFIGS["small"], "fscomm")
-
-    def train() -> None:
-        with run.enable() as comm:
-            for step, batch in enumerate(comm.lookahead(asking(run, ask, first=5))):
-                run.train(step, batch)
-
     with pytest.raises(RuntimeError, match="the loader read served tables"):
-        train()
+        train(run, asking(run, ask, first=5))
     return len(run.log)
 
 
@@ -213,28 +211,18 @@ def tight_memory(rank: int, size: int) -> None:
     run = new_run(rank, size, CONFIGS["small"], "fscomm")
     loaded = run.loader(0, 12)
 
-    def two_in_turn() -> Iterator[Any]:
+    def two_in_turn() -> Iterator[Batch]:
         memory = [torch.empty(3), torch.empty(3)]
         for number, batch in enumerate(loaded):
-            memory[number % 2].fill_(number)
-            yield batch, memory[number % 2]
+            batch.extra["memory"] = memory[number % 2].fill_(number)
+            yield batch
 
-    def train() -> None:
-        for step, (batch, _) in enumerate(lightning(comm.lookahead(two_in_turn()))):
-            run.train(step, batch)
-
-    with run.enable() as comm, pytest.raises(ValueError, match="gave before, or replaced tensors in it"):
-        train()
+    with pytest.raises(ValueError, match="gave before, or replaced tensors in it"):
+        train(run, two_in_turn(), lightning)
 
 
 def test_memory_of_a_batch_in_hand_that_is_written_is_refused() -> None:
     shared_world(2).run(tight_memory)
-
-
-def in_hand(depth: int, run: Run) -> None:
-    with run.enable() as comm:
-        for step, batch in enumerate(lightning(comm.lookahead(run.loader(0, 14)), depth)):
-            run.train(step, batch)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +234,9 @@ def in_hand(depth: int, run: Run) -> None:
     ids=["too deep", "managed collision"],
 )
 def test_what_is_not_served_says_why_and_what_to_do(config: Config, depth: int, why: str) -> None:
-    for found, said in shared_world(2).run(compare, config, partial(in_hand, depth)):
+    for found, said in shared_world(2).run(
+        compare, config, partial(prefetched, partial(lightning, prefetch_batches=depth), 14)
+    ):
         assert found == []
         assert said["fallbacks"]
         for text in said["fallbacks"].values():
