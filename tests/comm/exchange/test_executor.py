@@ -29,8 +29,11 @@ def ahead() -> Clocks:
 
 
 @contextlib.contextmanager
-def executing(transport: str, device: Host, run: Callable[[Operation], object]) -> Iterator[tuple[Executor, list[str]]]:
-    """An executor that has no rows to move but does `run`, and the classes of the operations that have ended."""
+def executing(
+    transport: str, device: Host, run: Callable[[Operation], object], *awaited: threading.Event
+) -> Iterator[tuple[Executor, list[str]]]:
+    """An executor that has no rows to move but does `run`, and the classes of the operations that have ended. awaited:
+    by workers, not after the end."""
     served, ended = served_by(ALONE.layouts(), [0]), list[str]()
     served.modules[0].process_group, served.modules[0].maps, served.tables = None, "some", list
 
@@ -44,6 +47,8 @@ def executing(transport: str, device: Host, run: Callable[[Operation], object]) 
         try:
             yield made, ended
         finally:
+            for event in awaited:
+                event.set()
             made.close("the test is over")
 
 
@@ -65,7 +70,7 @@ def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
             assert begun.wait(PATIENCE_S)
             made.wire_gate.wait()
 
-    with executing("gloo", Host(), run) as (made, ended):
+    with executing("gloo", Host(), run, begun) as (made, ended):
         urgent(made, after=[made.submit(fetch(Class.EXCLUSIVE))])
         at_once = urgent(made)
         begun.set()
@@ -86,7 +91,7 @@ def test_exclusive_rows_have_the_wire_while_the_device_computes_gradients() -> N
             assert computed.wait(PATIENCE_S)
 
     device = ahead()
-    with mock.patch.object(device, "wait", wait), executing("host-staged", device, run) as (made, ended):
+    with mock.patch.object(device, "wait", wait), executing("host-staged", device, run, computed) as (made, ended):
         collision = urgent(made)
         made.submit(fetch(Class.EXCLUSIVE)).result(PATIENCE_S)
         computed.set()
@@ -106,7 +111,7 @@ def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(tra
             begun.set()
             over.wait(0.0 if transport == "nccl" else PATIENCE_S)
 
-    with executing(transport, ahead(), run) as (made, ended):
+    with executing(transport, ahead(), run, over) as (made, ended):
         exclusive = made.submit(fetch(Class.EXCLUSIVE))
         assert begun.wait(PATIENCE_S)
         urgent(made).result(PATIENCE_S)
