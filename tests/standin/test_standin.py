@@ -13,11 +13,8 @@ import pytest
 import torch
 from patience import PATIENCE_S
 from standin_loops import LOOPS, MODULES, Model, Run, batch, compare
-from standin_rows import enabled
 from worlds import World, shared_world
 
-from fscomm.exchange.operations import Class, Kind, Operation
-from fscomm.exchange.rows import RowExchange
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.loop.kjt_search import recipe
 
@@ -112,79 +109,6 @@ def looks_for_features(rank: int, size: int) -> tuple[list[str], list[str]]:
 def test_features_are_looked_for_where_they_are(far_world: World) -> None:
     for found in far_world.run(looks_for_features):
         assert found == ([], batch(0, 0, torch.device("cpu")).a.keys())
-
-
-def collision_beside_exclusive(rank: int, size: int, transport: str) -> list[str]:
-    """In which order two operations end, of which the exclusive one is on the wire until the collision one is over, if
-    that may be."""
-    from far_device import FAR, served_there
-
-    ended: list[str] = []
-    over, begun = threading.Event(), threading.Event()
-
-    def run(self: RowExchange, operation: Operation) -> None:
-        if operation.of_class is Class.EXCLUSIVE:
-            begun.set()
-            over.wait(0.0 if transport == "nccl" else PATIENCE_S)
-        ended.append(operation.of_class.value)
-
-    with served_there(), enabled(Model("sgd", FAR), transport=transport) as comm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowExchange, "run", run)
-        executor = comm._engine._executor
-        exclusive, collision = (
-            Operation(kind=Kind.FETCH, of_class=each) for each in (Class.EXCLUSIVE, Class.COLLISION)
-        )
-        under_way = executor.submit(exclusive)
-        begun.wait(PATIENCE_S)
-        (done,) = executor.submit_urgent([collision], expecting=lambda: False)
-        if transport != "nccl":
-            done.result(PATIENCE_S)
-        over.set()
-        under_way.result(PATIENCE_S)
-        done.result(PATIENCE_S)
-    return ended
-
-
-def exclusive_before_gradients(rank: int, size: int) -> list[str]:
-    """In which order two operations end, while the device computes the gradients of the collision one until the
-    exclusive one has had the wire."""
-    from far_device import FAR, served_there
-
-    ended: list[str] = []
-    computed = threading.Event()
-
-    def run(self: RowExchange, operation: Operation) -> None:
-        if operation.of_class is Class.EXCLUSIVE:
-            executor.wire_gate.wait()
-        ended.append(operation.of_class.value)
-
-    def wait(mark: Any, limit_s: float) -> None:
-        if threading.current_thread().name == "fscomm collision":
-            computed.wait(PATIENCE_S)
-
-    model = Model("sgd", FAR)
-    patches = pytest.MonkeyPatch.context
-    with served_there() as device, enabled(model, transport="host-staged") as comm, patches() as patched:
-        patched.setattr(RowExchange, "run", run)
-        patched.setattr(device, "wait", wait)
-        executor = comm._engine._executor
-        exclusive, collision = (
-            Operation(kind=Kind.FETCH, of_class=each) for each in (Class.EXCLUSIVE, Class.COLLISION)
-        )
-        (done,) = executor.submit_urgent([collision], expecting=lambda: False)
-        executor.submit(exclusive).result(PATIENCE_S)
-        computed.set()
-        done.result(PATIENCE_S)
-    return ended
-
-
-def test_exclusive_rows_have_the_wire_while_the_device_computes_gradients(far_world: World) -> None:
-    assert far_world.run(exclusive_before_gradients) == [["exclusive", "collision"]] * 2
-
-
-def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(far_world: World) -> None:
-    assert far_world.run(collision_beside_exclusive, "host-staged") == [["collision", "exclusive"]] * 2
-    assert far_world.run(collision_beside_exclusive, "nccl") == [["exclusive", "collision"]] * 2  # of one thread
 
 
 @pytest.mark.long

@@ -79,7 +79,7 @@ def through_files(save: Callable[[Run, str], None], run: Run) -> None:
     ],
 )
 def test_a_checkpoint_by_torch_ends_no_service(save: Callable[[Run, str], None]) -> None:
-    config = CONFIGS["row"].but(steps=12)
+    config = CONFIGS["row"].but(steps=8)
     for found, said in shared_world(2).run(compare, config, partial(through_files, save)):
         assert found == []
         for forwards in said["report"]["forwards"].values():

@@ -49,9 +49,13 @@ class Table:
 
 @pytest.fixture
 def table() -> Iterator[Table]:
-    made = Table()
-    yield made
-    made.close()
+    gc.freeze()  # what was there before is not walked over again
+    try:
+        made = Table()
+        yield made
+        made.close()
+    finally:
+        gc.unfreeze()
 
 
 def saved(value: Any) -> Any:
@@ -238,6 +242,7 @@ def test_memory_that_leaves_torch_is_handed_out_until_it_is_dropped(table: Table
 def test_other_threads_may_fill_tuples_meanwhile(table: Table) -> None:
     """A tuple that is being filled may have one reference only."""
     errors, over = [], threading.Event()
+    gc.unfreeze()  # a walk takes so long that the other thread comes in between
 
     def fill() -> None:
         while not over.is_set():

@@ -89,8 +89,7 @@ def by_torchrec(collection: Any, maps: Any, ids: np.ndarray, counts: np.ndarray)
     return rows, type(collection).evict(changed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kind"), [(1, "ttl"), (1, "at once"), *((2, kind) for kind in KINDS)])
 def test_rows_and_state_are_those_of_the_maps_themselves(size: int, kind: str) -> None:
     counts = shared_world(size).run(remapped, kind)
     assert all(inserted > 0 for _, inserted in counts)

@@ -91,11 +91,11 @@ def read(rank: int, size: int, config: Config, folder: str) -> tuple[list[dict[s
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("size", [2, 1, 3])
-def test_bitwise(size: int, tmp_path: Path) -> None:
-    config, folder = CONFIGS["several"].but(steps=8), str(tmp_path / "checkpoint")
+def test_bitwise(tmp_path: Path) -> None:
+    config, folder = CONFIGS["several"].but(steps=6), str(tmp_path / "checkpoint")
     saved = whole(shared_world(2).run(written, config, folder))
-    of_ranks, different = zip(*shared_world(size).run(read, config, folder), strict=True)
-    for kept in zip(*of_ranks, strict=True):
-        assert differences(saved, whole(list(kept))) == []
-    assert different == ([],) * size
+    for size in (2, 1, 3):
+        of_ranks, different = zip(*shared_world(size).run(read, config, folder), strict=True)
+        for kept in zip(*of_ranks, strict=True):
+            assert differences(saved, whole(list(kept))) == [], size
+        assert different == ([],) * size

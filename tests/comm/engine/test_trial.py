@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ import fscomm
 from fscomm.engine import trial
 from fscomm.errors import MismatchError
 from fscomm.tables.shadow_kernels import Shadow
-from fscomm.tables.torchrec import own_forward, structure
+from fscomm.tables.torchrec import binding, own_forward, structure
 from fscomm.tables.torchrec.binding import TorchRecBinding
 from fscomm.tables.torchrec.maps import MapsAhead
 
@@ -40,101 +41,80 @@ def with_another_library(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "_tried", {})
         if rank in on_ranks:
-            CHANGES[change](patch)
+            owner, name, changed, _ = (CHANGES | CHANGES_OF_MAPS)[change]
+            patch.setattr(owner, name, changed(getattr(owner, name)))
         found, said = compare(rank, size, config, LOOPS["base"])
         return found, said["fallbacks"]
 
 
-def more_is_given(patch: pytest.MonkeyPatch) -> None:
-    give = own_forward._give
-    patch.setattr(own_forward, "_give", lambda rows, features: give(rows, features) + rows.detach() * 2e-7)
-
-
-def more_is_learned(patch: pytest.MonkeyPatch) -> None:
-    update = Shadow.update
-
-    def twice(self: Shadow, hyper: Any, *rest: Any, **options: Any) -> None:
+def twice(update: Any) -> Any:
+    def updated(self: Shadow, hyper: Any, *rest: Any, **options: Any) -> None:
         update(self, replace(hyper, learning_rate=2 * hyper.learning_rate), *rest, **options)
 
-    patch.setattr(Shadow, "update", twice)
+    return updated
 
 
-def it_raises(patch: pytest.MonkeyPatch) -> None:
-    def output(*_: Any) -> Any:
-        raise TypeError("compute_and_output_dist() got an unexpected argument")
-
-    patch.setattr("fscomm.tables.torchrec.binding.output", output)
+def raising(_: Any) -> Any:
+    return mock.Mock(side_effect=TypeError("compute_and_output_dist() got an unexpected argument"))
 
 
-def rows_are_not_evicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MapsAhead, "evict", lambda self, record: None)
-
-
-def maps_remap_otherwise(patch: pytest.MonkeyPatch) -> None:
-    remap = MapsAhead._remap
-    patch.setattr(MapsAhead, "_remap", lambda *args: remap(*args) // 2)
-
-
-def kernels_have_less(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(structure, "KERNEL", (*structure.KERNEL, "momentum_of_old"))
-
-
-def modules_have_less(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(structure, "MODULE", (*structure.MODULE, "_of_old"))
-
-
-def methods_take_more(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(structure, "ARGUMENTS", {**structure.ARGUMENTS, "input_dist": 1})
-
-
-def features_go_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(structure, "runs", lambda sharding: ((1,),))
-
-
-CHANGES = {
-    each.__name__: each
-    for each in (
-        more_is_given,
-        more_is_learned,
-        it_raises,
-        kernels_have_less,
-        modules_have_less,
-        methods_take_more,
-        features_go_elsewhere,
-        rows_are_not_evicted,
-        maps_remap_otherwise,
-    )
+OF_TORCHREC = f"{{kind}} of torchrec {torchrec.__version__}"
+CHANGES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {  # what becomes another one, and what is said of it
+    "more is given": (
+        own_forward,
+        "_give",
+        lambda give: lambda rows, features: give(rows, features) + rows.detach() * 2e-7,
+        "in a trial of {kind} it gave other embeddings than without fscomm",
+    ),
+    "more is learned": (
+        Shadow,
+        "update",
+        twice,
+        "in a trial of {kind} its tables were updated otherwise than without fscomm",
+    ),
+    "it raises": (
+        binding,
+        "output",
+        raising,
+        "a trial of {kind} failed: TypeError: compute_and_output_dist() got an unexpected argument",
+    ),
+    "kernels have less": (structure, "KERNEL", lambda names: (*names, "momentum_of_old"), "has no momentum_of_old"),
+    "modules have less": (structure, "MODULE", lambda names: (*names, "_of_old"), f"{OF_TORCHREC} has no _of_old"),
+    "methods take more": (
+        structure,
+        "ARGUMENTS",
+        lambda known: {**known, "input_dist": 1},
+        f"input_dist of {OF_TORCHREC} takes ",
+    ),
+    "features go elsewhere": (structure, "runs", lambda _: lambda sharding: ((1,),), "sends ["),
 }
-SAID = {
-    "more_is_given": "in a trial of {kind} it gave other embeddings than without fscomm",
-    "more_is_learned": "in a trial of {kind} its tables were updated otherwise than without fscomm",
-    "it_raises": "a trial of {kind} failed: TypeError: compute_and_output_dist() got an unexpected argument",
-    "kernels_have_less": "has no momentum_of_old",
-    "modules_have_less": f"{{kind}} of torchrec {torchrec.__version__} has no _of_old",
-    "methods_take_more": f"input_dist of {{kind}} of torchrec {torchrec.__version__} takes ",
-    "features_go_elsewhere": "sends [",
+IN_A_TRIAL = "in a trial of {kind} it"
+CHANGES_OF_MAPS = {
+    "rows are not evicted": (MapsAhead, "evict", lambda _: lambda self, record: None, IN_A_TRIAL),
+    "maps remap otherwise": (MapsAhead, "_remap", lambda remap: lambda *args: remap(*args) // 2, IN_A_TRIAL),
+    "more is given": CHANGES["more is given"],
 }
 
 
-@pytest.mark.parametrize("change", SAID)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_library_that_works_otherwise_is_not_served(change: str) -> None:
     """The training is that without fscomm all the same."""
     for found, fallbacks in shared_world(2).run(with_another_library, change, (0, 1)):
         assert found == []
         assert fallbacks.keys() == BOTH.keys()
         for name, kind in BOTH.items():
-            assert SAID[change].format(kind=kind) in fallbacks[name]
+            assert CHANGES[change][-1].format(kind=kind) in fallbacks[name]
 
 
 MANAGED = Config(modules={"b": TABLES}, static_graph=False, steps=4, builder=managed({"h": hash_zch, "m": mch}))
 KIND = "managed collision by HashZchManagedCollisionModule and MCHManagedCollisionModule"
 
 
-@pytest.mark.parametrize("change", ["rows_are_not_evicted", "maps_remap_otherwise", "more_is_given"])
+@pytest.mark.parametrize("change", CHANGES_OF_MAPS)
 def test_maps_that_work_otherwise_are_not_served(change: str) -> None:
     for found, fallbacks in shared_world(2).run(with_another_library, change, (0, 1), MANAGED):
         assert found == []
-        assert f"in a trial of {KIND} it" in fallbacks["embeddings.b"]
+        assert CHANGES_OF_MAPS[change][-1].format(kind=KIND) in fallbacks["embeddings.b"]
 
 
 def without_a_module(rank: int, size: int, on_ranks: tuple[int, ...]) -> tuple[list[str], Any]:
@@ -177,7 +157,7 @@ def test_one_rank_alone_has_a_library_that_lacks_a_module() -> None:
 
 def test_one_rank_alone_fails_in_its_trial() -> None:
     """The other one does not wait for it, and ranks that take no part are told."""
-    for found, fallbacks in shared_world(3).run(with_another_library, "it_raises", (1,)):
+    for found, fallbacks in shared_world(3).run(with_another_library, "it raises", (1,)):
         assert found == []
         assert fallbacks.keys() == BOTH.keys()
         assert "a trial of" in fallbacks["embeddings.a"]

@@ -1,7 +1,6 @@
 """When operations are issued: what these tests see changes no result, but how long a step takes."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,11 +8,6 @@ from exact import Run, compare
 from exact_configs import CONFIGS
 from exact_loops import base
 from worlds import shared_world
-
-from fscomm.device import Host
-from fscomm.exchange.executor import Streams
-from fscomm.exchange.operations import Class, Kind, Operation
-from fscomm.exchange.worker import Pending
 
 
 def late_backward(run: Run) -> None:
@@ -41,30 +35,3 @@ def test_exclusive_rows_travel_once_when_no_update_comes_before_their_use() -> N
         assert found == []
         assert by_step[4:] == expected[4:]
         assert any(of["embeddings.a"]["exclusive rows"]["sent"] for of in by_step[4:])
-
-
-class Issuing:
-    """In the place of the worker that issues operations."""
-
-    def __init__(self) -> None:
-        self.issued: list[Operation] = []
-
-    def submit(self, work: Callable[[], None], *, stream: Any) -> Pending[None]:
-        del stream
-        self.issued.append(work.args[0])  # type: ignore[attr-defined]
-        return Pending(Host())
-
-
-def test_on_streams_exclusive_operations_are_behind_the_collision_operations_before_them() -> None:
-    worker = Issuing()
-    streams: Any = SimpleNamespace(_workers={"issue": worker}, _streams=dict.fromkeys(Class), _run=print, _urgent={})
-    streams.submit = lambda operation: Streams.submit(streams, operation)
-    of = {each: Operation(kind=Kind.FETCH, of_class=each) for each in Class}
-    streams.submit(of[Class.EXCLUSIVE])
-    *_, urgent = Streams.submit_urgent(streams, [of[Class.COLLISION]] * 2, expecting=lambda: True)
-    for of_class in (Class.EXCLUSIVE, Class.COLLISION, Class.PLAIN):
-        streams.submit(of[of_class])
-    (late,) = Streams.submit_urgent(streams, [of[Class.EVICTED]], expecting=lambda: True)
-    streams.submit(of[Class.EXCLUSIVE])
-    after = [list(each.after) for each in worker.issued]
-    assert after == [[], [], [], [urgent], [], [], [], [urgent, late]]

@@ -1,7 +1,7 @@
 """Models of which fscomm serves one module (`a`) and must leave another (`b`) to its plain path."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,48 +27,47 @@ def with_ids(kjt: KeyedJaggedTensor, values: torch.Tensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys=kjt.keys(), values=values, lengths=kjt.lengths(), stride=kjt.stride())
 
 
-class Checkpointed(Net):
+Ask = Callable[[Any, KeyedJaggedTensor], dict[str, Any]]
+"""How module b is asked for these ids, and what the model makes of its answer."""
+
+
+class Beside(Net):
+    def __init__(self, ask: Ask, config: Config) -> None:
+        super().__init__(config)
+        self._ask = ask
+
+    def find(self, batch: Batch) -> dict[str, Any]:
+        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+        return found | self._ask(self.embeddings["b"], batch.ids["b"])
+
+
+def _checkpointed(module: Any, ids: KeyedJaggedTensor) -> dict[str, Any]:
     """Runs module b again in backward instead of keeping what it gave."""
 
-    def find(self, batch: Batch) -> dict[str, Any]:
-        found = dict(self.embeddings["a"](batch.ids["a"]).items())
+    def again(gate: torch.Tensor) -> list[torch.Tensor]:
+        return [jagged.values() * gate for jagged in module(ids).values()]
 
-        def again(gate: torch.Tensor) -> list[torch.Tensor]:
-            return [jagged.values() * gate for jagged in self.embeddings["b"](batch.ids["b"]).values()]
-
-        values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=False)
-        for name, rows in zip(("s0", "s1"), values, strict=True):
-            found[name] = JaggedTensor(rows, lengths=batch.ids["b"][name].lengths())
-        return found
+    values = checkpoint(again, torch.ones(1, requires_grad=True), use_reentrant=False)
+    return {
+        name: JaggedTensor(rows, lengths=ids[name].lengths()) for name, rows in zip(ids.keys(), values, strict=True)
+    }
 
 
-class UsedTwice(Net):
-    """Calls module b twice, the second time with other ids."""
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        found = super().find(batch)
-        other = with_ids(batch.ids["b"], (batch.ids["b"].values() + 1) % 33)
-        for name, jagged in self.embeddings["b"](other).items():
-            found[name] = [*found[name], jagged]
-        return found
+def _used_twice(module: Any, ids: KeyedJaggedTensor) -> dict[str, Any]:
+    """The second time with other ids."""
+    found, other = module(ids), with_ids(ids, (ids.values() + 1) % 33)
+    again = module(other)
+    return {name: [jagged, again[name]] for name, jagged in found.items()}
 
 
-class WithoutGradients(Net):
-    """Looks module b up without gradients."""
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        found = dict(self.embeddings["a"](batch.ids["a"]).items())
-        with torch.no_grad():
-            return found | dict(self.embeddings["b"](batch.ids["b"]).items())
+def _without_gradients(module: Any, ids: KeyedJaggedTensor) -> dict[str, Any]:
+    with torch.no_grad():
+        return dict(module(ids).items())
 
 
-class IdsMade(Net):
-    """Module b reads ids that the model makes itself: no batch holds them."""
-
-    def find(self, batch: Batch) -> dict[str, Any]:
-        made = with_ids(batch.ids["b"], (batch.ids["b"].values() * 7 + 1) % 33)
-        found = dict(self.embeddings["a"](batch.ids["a"]).items())
-        return found | dict(self.embeddings["b"](made).items())
+def _ids_made(module: Any, ids: KeyedJaggedTensor) -> dict[str, Any]:
+    """By the model itself: no batch holds them."""
+    return dict(module(with_ids(ids, (ids.values() * 7 + 1) % 33)).items())
 
 
 class Pooled(Net):
@@ -85,15 +84,14 @@ class Pooled(Net):
         return super().forward(batch) + pooled.values().sum(1)
 
 
-def built(net: type[Net], config: Config, size: int) -> tuple[Any, Any]:
+def built(net: Callable[[Config], Net], config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, net(config))
 
 
 untracked = partial(built, Net)
-checkpointed = partial(built, Checkpointed)
-used_twice = partial(built, UsedTwice)
-without_gradients = partial(built, WithoutGradients)
-ids_made = partial(built, IdsMade)
+checkpointed, used_twice, without_gradients, ids_made = (
+    partial(built, partial(Beside, ask)) for ask in (_checkpointed, _used_twice, _without_gradients, _ids_made)
+)
 
 
 def converted(config: Config, size: int) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ def changed_in_place(run: Run) -> None:
 
 
 def test_a_changed_batch_runs_plainly() -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], changed_in_place):
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], changed_in_place):
         assert found == []
         assert set(said["fallbacks"]) == {"embeddings.a", "embeddings.b"}
 
@@ -43,7 +43,7 @@ def one_module_rests(run: Run) -> None:
 
 def test_nothing_is_fetched_for_a_module_that_rests() -> None:
     """After three steps; when it is called again it is served from the batch after the next."""
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], one_module_rests):
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], one_module_rests):
         assert found == []
         assert said["fallbacks"] == {"embeddings.b": "step 3: its forward was not called"}
         steps = {step["step"]: step["bytes"].get("embeddings.b", {}) for step in said["report"]["steps"]}
@@ -70,7 +70,7 @@ def evaluates_between(run: Run) -> None:
 
 def test_nothing_is_fetched_for_an_evaluation() -> None:
     """Where batches are pulled with gradients on, the first forward tells."""
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], evaluates_between):
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], evaluates_between):
         assert found == []
         assert said["fallbacks"] == {}
         steps = {step["step"]: step["bytes"] for step in said["report"]["steps"]}
@@ -80,7 +80,7 @@ def test_nothing_is_fetched_for_an_evaluation() -> None:
 
 def kept_losses(rank: int, size: int) -> int:
     """How many steps are still in memory when the losses of all are kept."""
-    run = new_run(rank, size, CONFIGS["loops"], "fscomm")
+    run = new_run(rank, size, CONFIGS["small"], "fscomm")
     losses = []
     with run.enable() as comm:
         for step, batch in enumerate(comm.lookahead(run.loader())):
@@ -114,6 +114,6 @@ def flushed_by_another_thread(run: Run) -> None:
 
 
 def test_a_flush_of_another_thread_changes_nothing() -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], flushed_by_another_thread):
+    for found, said in shared_world(2).run(compare, CONFIGS["small"], flushed_by_another_thread):
         assert found == []
         assert said["fallbacks"] == {}

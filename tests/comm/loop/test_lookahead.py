@@ -172,8 +172,16 @@ def test_one_look_ahead_inside_another() -> None:
     assert list(it) == ["d"]
 
 
+def closing(closed: list[str]) -> Iterator[str]:
+    try:
+        yield from "abcd"
+    finally:
+        closed.append("closed")
+
+
 def test_close_ends_the_iterator_but_not_the_user_s() -> None:
-    loader, source = Loader(5), iter("abcd")
+    closed: list[str] = []
+    loader, source = Loader(5), closing(closed)
     batches, of_iterator = ahead(loader), ahead(source)
     it = iter(batches)
     assert [next(it), next(it)] == ["0.0", "0.1"]
@@ -185,14 +193,8 @@ def test_close_ends_the_iterator_but_not_the_user_s() -> None:
         with pytest.raises(RuntimeError, match=r"fscomm.enable` block"):
             use()
     assert batches.unconsumed == "0.2"
+    assert closed == []
     assert [of_iterator.unconsumed, *source] == ["c", "d"]
-
-
-def closing(closed: list[str]) -> Iterator[str]:
-    try:
-        yield from "abcd"
-    finally:
-        closed.append("closed")
 
 
 class Closing:
@@ -217,16 +219,6 @@ def test_the_finally_of_a_generator_runs_when_the_last_loop_over_it_is_left(make
     kept.close()
     assert closed == ["closed"]
     assert kept.unconsumed == "c"
-
-
-def test_a_generator_that_the_user_holds_goes_on_after_the_block() -> None:
-    closed: list[str] = []
-    mine = closing(closed)
-    batches = ahead(mine, Forgets())
-    assert [next(batches), next(batches)] == ["a", "b"]
-    batches.close()
-    assert closed == []
-    assert [batches.unconsumed, *mine] == ["c", "d"]
 
 
 # Errors, and batches that are one object.

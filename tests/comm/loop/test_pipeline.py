@@ -18,6 +18,7 @@ from worlds import shared_world
 from fscomm.pipeline import TrainPipelineFreeScale
 
 CPU = torch.device("cpu")
+CONFIG = CONFIGS["small"].but(steps=6)
 
 
 class WithLoss(nn.Module):
@@ -213,14 +214,14 @@ def dropped(run: Run) -> None:
     ],
 )
 def test_bitwise(loop: Callable[[Run], None]) -> None:
-    for found, said in shared_world(2).run(compare, CONFIGS["loops"], loop):
+    for found, said in shared_world(2).run(compare, CONFIG, loop):
         assert found == []
         assert said["fallbacks"] == {}
         assert loop is not by_the_arguments_of_torchrec or said["report"]["transport"] == "gloo"
 
 
 def raising(rank: int, size: int) -> list[str]:
-    run = new_run(rank, size, CONFIGS["loops"], "fscomm")
+    run = new_run(rank, size, CONFIG, "fscomm")
 
     class Breaks(WithLoss):
         calls = 0
@@ -245,7 +246,7 @@ def raising(rank: int, size: int) -> list[str]:
 
 
 def in_turn(rank: int, size: int) -> None:
-    run = new_run(rank, size, CONFIGS["small"], "fscomm")
+    run = new_run(rank, size, CONFIG, "fscomm")
     pipe = pipeline(run, WithLoss(run))
     lists, generators = ([iter(run.loader(0, 9)) for _ in range(3)], [(b for b in run.loader(0, 9)) for _ in range(2)])
     for iterator in [*lists, *lists, *generators, *generators]:
