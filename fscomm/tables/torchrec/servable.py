@@ -242,11 +242,13 @@ def _problem_of_lookup(module: Any, kind: str, sharding: Any, lookup: Any) -> st
         return "a tracker or a cache follows its lookups"
     if "forward" in vars(lookup):
         return "the forward of its look-up was replaced"
-    if on_cuda and any(kernel.pooling_mode == PoolingMode.MEAN for kernel in structure.kernels(lookup)):
+    if on_cuda and (means := [each for each in structure.kernels(lookup) if each.pooling_mode == PoolingMode.MEAN]):
         if any(config.is_weighted for config in structure.configs(sharding)):
             return "how kernels on CUDA round a weighted mean whose rows are updated in parts was never measured"
         if structure.output_dtype(sharding) != torch.float32:
             return "how kernels on CUDA round a mean that is given out as fp16 or bf16 was never measured"
+        if any(each.optimizer_args.gradient_clipping for each in means):
+            return "kernels on CUDA clip the gradients of a mean before they divide them (gradient_clipping)"
     return next(filter(None, (_problem_of_kernel(kernel, on_cuda) for kernel in structure.kernels(lookup))), None)
 
 

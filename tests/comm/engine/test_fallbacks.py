@@ -17,7 +17,7 @@ import pytest
 import torch
 from device_thread import compare_in_one_thread
 from exact import Run, compare, lookups
-from exact_configs import CONFIGS
+from exact_configs import CONFIGS, OPTIONS
 from exact_kinds import BESIDE, SERVED, TWO, varying
 from exact_loops import LOOPS
 from exact_managed import IDS, MapOf, hash_zch, managed, mch, subclassed
@@ -224,6 +224,7 @@ def on_cuda(rank: int, size: int) -> None:
         (mean, None),
         (mean.but(weighted=True), "how kernels on CUDA round a weighted mean"),
         (mean.but(half_output=True), "how kernels on CUDA round a mean that is given out as fp16"),
+        (mean.but(optimizer="rowwise", fused=OPTIONS["clipped gradients"]), "clip the gradients of a mean before"),
     ):
         module = build(config, size)[0].module.embeddings["a"]
         assert of_tables_on("cpu", module) is None
