@@ -47,26 +47,6 @@ LEAST_SERVED = 0.25  # of the forwards of managed modules; a fourth of the loops
 LEAST_EVICTED = 10  # rows, by a program on a rank
 
 
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize(
-    ("size", "fixed"),
-    [(2, 2), *(pytest.param(size, None, marks=pytest.mark.long) for size in (1, 2, 3, 4))],
-)
-def test_random_programs_are_exact(size: int, fixed: int | None, record_property: Any) -> None:
-    count, counts = all_are_exact(size, LENGTH, fixed=fixed, kind=MANAGED)
-    served, plain = (
-        sum(number for module, number in of.items() if "a" not in module.split("."))
-        for of in (counts.served, counts.plain)
-    )
-    assert served > LEAST_SERVED * (served + plain)
-    assert counts.evicted > LEAST_EVICTED * count * size
-    record_property(
-        "summary",
-        f"{count} programs on {size} ranks: {served} of {served + plain} forwards of managed modules served, "
-        f"{counts.evicted} rows evicted",
-    )
-
-
 def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> Any:
     """An hour passes every four steps."""
     now, set_rate = SimpleNamespace(hour=0), Run.set_rate
@@ -334,3 +314,24 @@ def test_the_report_counts_what_maps_did() -> None:
             sums += Counter(total)
         assert 0 < sums["hits"] < sums["own"] < sums["ids"]
         assert min(sums["inserted"], sums["evicted"], sums["late"]) > 0, sums
+
+
+# Last: a broken map lets ranks wait for each other, which the chosen programs above show in seconds.
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("size", "fixed"),
+    [(2, 2), *(pytest.param(size, None, marks=pytest.mark.long) for size in (1, 2, 3, 4))],
+)
+def test_random_programs_are_exact(size: int, fixed: int | None, record_property: Any) -> None:
+    count, counts = all_are_exact(size, LENGTH, fixed=fixed, kind=MANAGED)
+    served, plain = (
+        sum(number for module, number in of.items() if "a" not in module.split("."))
+        for of in (counts.served, counts.plain)
+    )
+    assert served > LEAST_SERVED * (served + plain)
+    assert counts.evicted > LEAST_EVICTED * count * size
+    record_property(
+        "summary",
+        f"{count} programs on {size} ranks: {served} of {served + plain} forwards of managed modules served, "
+        f"{counts.evicted} rows evicted",
+    )
