@@ -84,7 +84,7 @@ MODELS = [  # one for each kind of sharding, of precision on the way, of bags; a
     ("odd tables", 1, 4, "gloo"),
     ("half output", 2, 3, "host-staged"),
     ("one KJT", 2, 3, "copy-engine"),
-    ("pooled hosts", 4, 2, "gloo"),
+    ("pooled hosts", 2, 2, "gloo"),
     ("pooled weighted", 3, 2, "gloo"),
     ("quantised", 2, 2, "gloo"),
 ]
