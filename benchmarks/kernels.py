@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from common.table import argument_parser, emit
 
-from fsdata.kernels.jagged.jagged_ops import Ranges, ranged_combine, ranged_dispatch
+from fsdata.embedding.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
 
 SAMPLES, KEYS, WIDTH = 2048, 3, 16
 MEDIAN, SIGMA = 40.0, 0.55

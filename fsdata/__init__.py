@@ -12,15 +12,20 @@ from fsdata.errors import CorruptFileError, DataError, FreeScaleError, MismatchE
 
 if TYPE_CHECKING:
     from fsdata.balance.cost import CostModel, Polynomial, Power, Segmented, fit
-    from fsdata.balance.embedding import EmbeddingBalance
     from fsdata.balance.options import Balance
     from fsdata.balance.packing import Plan, pack
     from fsdata.batch.batch import Batch, StepStats, global_mean
     from fsdata.batch.jagged import Jagged, Shared, expand, segment_mask
+    from fsdata.embedding.embedding_balance import EmbeddingBalance
+    from fsdata.growing.follow import Follow
+    from fsdata.histories.as_of import AsOf
+    from fsdata.histories.lookup import Lookup
     from fsdata.loader import FreeScaleDataLoader
-    from fsdata.nodes.tensors.rebalancing import rebalance
     from fsdata.schema import Schema, Sequence, Split
-    from fsdata.sources import AsOf, Follow, Join, Lookup, ParquetSource, Retry, cross, sources_from_toml, text_key
+    from fsdata.setup.toml_file import sources_from_toml
+    from fsdata.sources import ParquetSource, Retry, cross, text_key
+    from fsdata.tables.join import Join
+    from fsdata.tensors.rebalancing import rebalance
 
 __version__ = "0.1.0"
 
@@ -65,16 +70,16 @@ __all__ = [
 ]
 
 _WHERE = {
-    "AsOf": "fsdata.sources",
+    "AsOf": "fsdata.histories.as_of",
     "Balance": "fsdata.balance.options",
     "Batch": "fsdata.batch.batch",
     "CostModel": "fsdata.balance.cost",
-    "EmbeddingBalance": "fsdata.balance.embedding",
-    "Follow": "fsdata.sources",
+    "EmbeddingBalance": "fsdata.embedding.embedding_balance",
+    "Follow": "fsdata.growing.follow",
     "FreeScaleDataLoader": "fsdata.loader",
     "Jagged": "fsdata.batch.jagged",
-    "Join": "fsdata.sources",
-    "Lookup": "fsdata.sources",
+    "Join": "fsdata.tables.join",
+    "Lookup": "fsdata.histories.lookup",
     "ParquetSource": "fsdata.sources",
     "Plan": "fsdata.balance.packing",
     "Polynomial": "fsdata.balance.cost",
@@ -91,9 +96,9 @@ _WHERE = {
     "fit": "fsdata.balance.cost",
     "global_mean": "fsdata.batch.batch",
     "pack": "fsdata.balance.packing",
-    "rebalance": "fsdata.nodes.tensors.rebalancing",
+    "rebalance": "fsdata.tensors.rebalancing",
     "segment_mask": "fsdata.batch.jagged",
-    "sources_from_toml": "fsdata.sources",
+    "sources_from_toml": "fsdata.setup.toml_file",
     "text_key": "fsdata.sources",
 }
 

@@ -19,12 +19,11 @@ from fsdata.balance.options import Balance
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
-from fsdata.decode.files.read_ahead import bytes_of
 from fsdata.errors import PeerError
+from fsdata.growing.followed import FOLLOWS, Followed
 from fsdata.kernels.warm import BALANCING, make_ready
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
-from fsdata.nodes.follow.followed import FOLLOWS, Followed
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types
 from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
@@ -33,6 +32,7 @@ from fsdata.nodes.units import Units
 from fsdata.options import integer
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
+from fsdata.remote.read_ahead import bytes_of
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsranks.errors import describe

@@ -253,7 +253,7 @@ class Schema:
             FileNotFoundError, PermissionError; SchemaError: no rows, files whose columns do not fit together, or no
             column that can be a field.
         """
-        found: Schema = importlib.import_module("fsdata.catalog.infer_schema").infer_schema(path, filesystem)
+        found: Schema = importlib.import_module("fsdata.setup.infer_schema").infer_schema(path, filesystem)
         return found
 
     @classmethod

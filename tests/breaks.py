@@ -48,35 +48,35 @@ STREAMS = ("tests/comm/exchange/test_stream_order.py",)
 BREAKS: tuple[Break, ...] = (
     # fsdata
     Break(
-        file="fsdata/kernels/pages/deltas.py",
+        file="fsdata/pages/kernels/deltas.py",
         before="if width > (32 if narrow else 64) or each * width >> 3 > end - at:",
         after="if width > (32 if narrow else 64):",
         tests=("tests/data/decode",),
         why="a page of deltas that is cut gives numbers from what lies behind it instead of an error",
     ),
     Break(
-        file="fsdata/decode/joins/as_of.py",
+        file="fsdata/histories/histories.py",
         before="mine = [column.take(here) for column in columns]",
         after="mine = [column.take(np.arange(len(here))) for column in columns]",
         tests=("tests/data/joins", "tests/data/loader/test_histories.py"),
         why="two sources with histories: rows that come from another rank fail or get the events of other rows",
     ),
     Break(
-        file="fsdata/decode/joins/side_table.py",
+        file="fsdata/tables/side_table.py",
         before="    found &= ~null\n",
         after="",
         tests=("tests/data/decode/test_sources_join.py", "tests/data/joins"),
         why="a row whose key is null gets the side table's row of another key",
     ),
     Break(
-        file="fsdata/decode/joins/side_table.py",
+        file="fsdata/tables/side_table.py",
         before="np.cumsum(some[order]) - some[order]",
         after="(np.cumsum(some) - some)[order]",
         tests=("tests/data/joins",),
         why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
     ),
     Break(
-        file="fsdata/nodes/samples.py",
+        file="fsdata/histories/samples.py",
         before="length * count).sum())",
         after="length).sum())",
         tests=("tests/data/loader/test_together.py",),
@@ -118,21 +118,21 @@ BREAKS: tuple[Break, ...] = (
         why="filter=pl.lit(5) >= pl.col('day') misses the rows of day 5 in a row group that begins with day 5",
     ),
     Break(
-        file="fsdata/catalog/catalog_file.py",
+        file="fsdata/lake/catalog_file.py",
         before='if head["version"] != VERSION:',
         after='if head["version"] > VERSION:',
         tests=("tests/data/catalog/test_catalog.py", "tests/tools/catalog"),
         why="a catalog of an older release is read as if it were of this one",
     ),
     Break(
-        file="fsdata/nodes/follow/watermark.py",
+        file="fsdata/growing/watermark.py",
         before="        elif file.key > taken.upto:\n            break",
         after="        else:\n            break",
         tests=("tests/data/follow",),
         why="a late file that is not whole yet holds up all files after it",
     ),
     Break(
-        file="fsdata/decode/files/row_group.py",
+        file="fsdata/remote/row_group.py",
         before="            if opened.stamp != self._stamp:\n                self._parts.clear()\n",
         after="",
         tests=("tests/data/decode/test_read_ahead.py", "tests/data/loader/test_object_store.py"),
@@ -146,7 +146,7 @@ BREAKS: tuple[Break, ...] = (
         why="Retry(max_s=...) ends nothing: a store that is down is asked for minutes",
     ),
     Break(
-        file="fsdata/decode/files/open_files.py",
+        file="fsdata/decode/open_files.py",
         before="kept = 0 if self._closed else self._keep",
         after="kept = self._keep",
         tests=("tests/data/catalog", "tests/data/decode"),
@@ -558,7 +558,7 @@ BREAKS: tuple[Break, ...] = (
         why="lists of unequal length are a fault also in rows that are left out",
     ),
     Break(
-        file="fsdata/decode/joins/history_table.py",
+        file="fsdata/histories/history_table.py",
         before="return () if notes is None else (secrets.token_hex(),)",
         after="return ()",
         tests=("tests/tools/check",),

@@ -37,7 +37,7 @@ _PRELOADED = [
     "torchrec",
     "numba.core.registry",
     "fsdata.loader",
-    "fsdata.nodes.tensors.rebalancing",
+    "fsdata.tensors.rebalancing",
     "fsdata.sources",
     "fscomm.comm",
 ]

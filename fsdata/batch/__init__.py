@@ -1,6 +1,4 @@
 """What the loader yields: a `batch` of `jagged` and keyed values, with the loss that is right for unequal batches.
-`plain` gives models without TorchRec tensors by name. `parts` cuts a batch into several, and merges anew the `windows`
-of histories that their samples share.
 
 A `batch_plan` says which fields lie in which tensor, and tensors lie in `host_memory`. `prefetch` makes batches ahead
 of the loop. `torchrec_binding` is the one place of fsdata that imports TorchRec.

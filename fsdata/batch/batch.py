@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
-from fsdata.batch.parts import CostOf, parts_of
-from fsdata.batch.plain import padded, to_dict
 from fsdata.schema import SAMPLES, Schema
+from fsdata.views.parts import CostOf, parts_of
+from fsdata.views.plain import padded, to_dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Batch:
 
     Attributes:
         features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object. Where
-            torchrec is not installed: a mapping to jagged tensors of torch, `fsdata.batch.plain.JaggedFeatures`.
+            torchrec is not installed: a mapping to jagged tensors of torch, `fsdata.views.plain.JaggedFeatures`.
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
             float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import marked
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
+from fsdata.remote.remote_file import RemoteFile
 
 SHOWN_AFTER_S = 2.0
 _REDRAWN_AFTER_S = 0.1

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdata.kernels import columns, scalars
-from fsdata.kernels.pages import runs
+from fsdata.kernels import columns, runs, scalars
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +21,14 @@ class Column:
     """The values of one field in N rows, where they lie.
 
     Attributes:
-        runs: int64 [R + 1, runs.COLUMNS], see `fsdata.kernels.pages.runs`.
+        runs: int64 [R + 1, runs.COLUMNS], see `fsdata.kernels.runs`.
         start: int64 [N], the first value of each row; None: that of row n is n * step.
         length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
-        pools: the table that says which values a row has, see `fsdata.kernels.histories`; it begins behind its last.
-        lookup: the table of what stands for the values, which are ids then, see `fsdata.kernels.lookups`.
+        pools: the table that says which values a row has, see `fsdata.histories.kernels.histories`; the row begins
+            behind the last of them.
+        lookup: the table of what stands for the values, which are ids then, see `fsdata.histories.kernels.lookups`.
         owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
     """
 

@@ -14,11 +14,11 @@ from fsdata.decode.arrow.lists import list_column, nested_columns, packed
 from fsdata.decode.arrow.record_batches import GroupRows, finished, record_batches
 from fsdata.decode.arrow.scalars import ScalarColumns
 from fsdata.decode.block import Column, joined, run
-from fsdata.decode.pages.page_decoder import PageDecoder
 from fsdata.decode.piece import DecodedPiece, Nulls
 from fsdata.decode.piece_plan import PiecePlan, constant
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import ids_of
+from fsdata.pages.page_decoder import PageDecoder
 from fsdata.schema import Field
 
 

@@ -10,6 +10,7 @@ from pyarrow.fs import LocalFileSystem
 
 from fsdata.catalog.binding.bind import column_type
 from fsdata.catalog.binding.column_paths import type_at
+from fsdata.catalog.binding.counted import check_key, check_times, mixed
 from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint, parts
@@ -18,23 +19,24 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
-from fsdata.decode.files.row_group import RowGroupBytes
-from fsdata.decode.files.row_groups import RowGroup
-from fsdata.decode.joins.as_of import Histories
-from fsdata.decode.joins.event_rows import EventRows
-from fsdata.decode.joins.history_table import HistoryTable, load_histories
-from fsdata.decode.joins.lookup_table import LookupTable, load_lookup
-from fsdata.decode.joins.side_table import LateSide, SideTable, attach, load_side_table, open_side
-from fsdata.decode.joins.units import check_key, check_times, mixed
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
+from fsdata.histories.as_of import POSITION, AsOf
+from fsdata.histories.event_rows import EventRows
+from fsdata.histories.histories import Histories
+from fsdata.histories.history_table import HistoryTable, load_histories
+from fsdata.histories.lookup import Lookup
+from fsdata.histories.lookup_table import LookupTable, load_lookup
+from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.joins import POSITION, AsOf, Join, Lookup
 from fsdata.sources.source import Joined, ParquetSource
+from fsdata.tables.join import Join
+from fsdata.tables.side_table import LateSide, SideTable, attach, load_side_table, open_side
 
 
 class OpenSource:

@@ -17,30 +17,30 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.bind import FileKind, bind, encrypted_reads
 from fsdata.catalog.binding.column_paths import leaves_at
+from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog, open_catalog
-from fsdata.catalog.catalog_file import read_catalog_file
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
 from fsdata.catalog.listing.find_files import discover, found_now, local_version, root_of
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.catalog.listing.tables import TableVersion, gone, open_table
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
 from fsdata.decode.arrow.small_groups import read_together, readable_together
 from fsdata.decode.decode_piece import decode, decode_batch
-from fsdata.decode.files.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
-from fsdata.decode.files.row_group import RowGroupBytes
-from fsdata.decode.files.row_groups import RowGroup, RowGroups, left_out
-from fsdata.decode.joins.units import Counted
-from fsdata.decode.pages.page_decoder import PageDecoder
+from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
+from fsdata.growing.follow import Follow
+from fsdata.lake.catalog_file import read_catalog_file
+from fsdata.lake.tables import TableVersion, gone, open_table
+from fsdata.pages.page_decoder import PageDecoder
+from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field
-from fsdata.sources.follow import Follow
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
 
@@ -72,7 +72,7 @@ class SourceFiles:
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
-        pages: rows may refer to values that are not decoded yet, see `fsdata.decode.pages`.
+        pages: rows may refer to values that are not decoded yet, see `fsdata.pages`.
         notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first.
 
     Raises:

@@ -1,10 +1,9 @@
 """Kernels: loops over raw arrays, no knowledge of anything above them.
 
-`pages` reads the pages of Parquet files, `footer` what a footer says of its chunks; `columns` finds the values of rows
-and copies them to their place in a batch, with `lookups` in dimension tables; `scalars` does so for fields with one
-value per row; `memory` reads at addresses. `histories` finds what had happened by a time, and merges kinds of events;
-`texts` hashes texts; `jagged` moves jagged rows of tensors. `packing` deals samples and spans of rows to ranks. `warm`
-compiles all of them beforehand.
+`footer` reads what a footer says of its chunks, as `thrift`; `columns` finds the values of rows in `runs` and copies
+them to their place in a batch; `scalars` does so for fields with one value per row; `memory` reads at addresses.
+`texts` hashes texts; `ranges` moves jagged rows of tensors (CUDA: `ranges_triton`). `packing` deals samples and spans
+of rows to ranks. `warm` compiles all of them beforehand, and those of extensions.
 """
 
 

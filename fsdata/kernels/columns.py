@@ -1,6 +1,6 @@
 """Values from where they lie to where they belong: the one copy that they make (numba, nogil, no Python objects).
 
-A *column* holds the values of one field, one after another, in runs of one form each (`fsdata.kernels.pages.runs`):
+A *column* holds the values of one field, one after another, in runs of one form each (`fsdata.kernels.runs`):
 pages that are not decoded yet, memory with the values as they are needed, or narrower integers. The rows of a block
 say which of its values are theirs by the first one and how many: `find_spans`.
 
@@ -14,9 +14,9 @@ from types import MappingProxyType
 import numpy as np
 from numba import carray
 
-from fsdata.kernels import histories, lookups
+from fsdata.histories.kernels import histories, lookups
 from fsdata.kernels.memory import ask_for, pointer, stream, word_at
-from fsdata.kernels.pages.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
+from fsdata.kernels.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
 # Of a column, int64 [11]. First where its values lie.
@@ -30,8 +30,8 @@ STEP = 5
 LENGTH = 6  # address, of int64 [rows]; 0: WIDTH
 WIDTH = 7
 # Then what becomes of them, 0 without it.
-MERGED = 8  # address of `fsdata.kernels.histories`: a row has events of its pools, before the one at which it begins
-LOOKUP = 9  # address of `fsdata.kernels.lookups`: values are ids, and what stands for them there is wanted
+MERGED = 8  # address of pools (`fsdata.histories.kernels.histories`): a row has events of them, before where it begins
+LOOKUP = 9  # address of `fsdata.histories.kernels.lookups`: values are ids, and what stands for them there is wanted
 # For `fsdata.kernels.scalars`.
 FLAT = 10  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
 NUMBERS = 11

@@ -9,7 +9,7 @@ Letters: L leaf columns, G row groups.
 
 import numpy as np
 
-from fsdata.kernels.pages.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
+from fsdata.kernels.thrift import BINARY, DEPTH, LIST, STRUCT, after, byte_string, items, next_field, signed
 from fsranks.libraries import kernel
 
 # Columns of the table of chunks, int64 [G * L, 11].

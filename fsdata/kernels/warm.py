@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsdata.kernels import columns, footer, histories, lookups, packing, scalars, texts
-from fsdata.kernels.pages import headers, locations, rows
+from fsdata.histories.kernels import histories, lookups
+from fsdata.kernels import columns, footer, packing, scalars, texts
+from fsdata.pages.kernels import headers, locations, rows
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
 

@@ -9,15 +9,13 @@
 Each is a `torchdata.nodes.BaseNode`, so that it stands in a graph of torchdata: behind it a `Prefetcher`, say, or
 before `Dealt` any node that gives batches of tensors. All have one law of state, see `node`.
 
-`units` opens files as a `dataset`; `rows` decodes pieces of it; `steps` takes
-rows from them; `tensors` takes batches of the user's own apart; `dealt` lets ranks meet. `batches` copies rows into
-tensors, when they have become `samples`. `follow` goes on where a folder grows. `loader_options` are checked before all
-of it.
+`units` opens files as a `dataset`; `rows` decodes pieces of it; `steps` takes rows from them; `dealt` lets ranks meet.
+`batches` copies rows into tensors. `loader_options` are checked before all of it.
 """
 
+from fsdata.growing.followed import Followed
 from fsdata.nodes.batches import Adapted, Batches
 from fsdata.nodes.dealt import Dealt, Kept
-from fsdata.nodes.follow.followed import Followed
 from fsdata.nodes.rows import Rows
 from fsdata.nodes.steps import Part, Step, Steps
 from fsdata.nodes.units import Units

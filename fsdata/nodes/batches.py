@@ -16,13 +16,13 @@ from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
-from fsdata.batch.windows import Windows
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
+from fsdata.histories.samples import explode, share
+from fsdata.histories.windows import Windows
 from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end
-from fsdata.nodes.samples import explode, share
 from fsdata.order.progress import Progress
 
 BatchT = TypeVar("BatchT")

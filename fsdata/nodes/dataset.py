@@ -9,22 +9,22 @@ from typing import Protocol
 
 import numpy as np
 
+from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
-from fsdata.decode.files.row_group import RowGroupBytes
-from fsdata.decode.files.row_groups import RowGroup
-from fsdata.decode.joins.as_of import buckets_of, received
-from fsdata.decode.joins.side_table import bucket_of
-from fsdata.decode.joins.units import mixed
 from fsdata.decode.opened_source import OpenSource, other_forms
+from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
+from fsdata.histories.histories import buckets_of, received
 from fsdata.nodes.node import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
+from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Schema
+from fsdata.tables.side_table import bucket_of
 
 SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
 _VERSION = 1
@@ -93,7 +93,7 @@ class Dataset:
         read: decodes a piece, from the row groups that were read ahead for it; from any thread. fetches_of: which row
             groups these are.
         bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
-        followed: there is no end to it, see `fsdata.nodes.follow`.
+        followed: there is no end to it, see `fsdata.growing`.
         window_units: units of a rank that are shuffled together; 0 without shuffling.
     """
 

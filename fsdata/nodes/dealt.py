@@ -16,13 +16,13 @@ from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import Spans
+from fsdata.histories.samples import items_of
 from fsdata.nodes.loader_options import UNEVEN, Uneven
 from fsdata.nodes.node import Node
-from fsdata.nodes.samples import items_of
 from fsdata.nodes.steps import Parts, Step, Steps
-from fsdata.nodes.tensors.parts import Lengths, TensorParts
 from fsdata.options import one_of
 from fsdata.order.progress import Progress
+from fsdata.tensors.parts import Lengths, TensorParts
 from fsranks.rank_context import RankContext, resolve
 
 _LOG = logging.getLogger("fsdata")

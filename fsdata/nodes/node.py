@@ -54,7 +54,7 @@ class Node(BaseNode[T]):
 
     All nodes have one state, that of the job: how many rows every rank has passed (`fsdata.order.progress`). It is a
     small JSON-able dict, the same on every rank, and any number of ranks can go on from it. (Behind a source of the
-    user's own the state is that of this source, see `fsdata.nodes.tensors.parts`.)
+    user's own the state is that of this source, see `fsdata.tensors.parts`.)
 
     Attributes:
         source: the node before this one.

@@ -12,13 +12,13 @@ from weakref import ref
 import numpy as np
 
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
-from fsdata.decode.files.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
 from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
 from fsdata.options import integer
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
+from fsdata.remote.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
 from fsranks.machine.cores import cores_of_this_rank
 
 _LOG = logging.getLogger("fsdata")

@@ -12,10 +12,10 @@ from fsdata.balance.exchange.transfer import RowsOf
 from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
-from fsdata.decode.joins.as_of import places
+from fsdata.histories.histories import places
+from fsdata.histories.samples import items_of
 from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
-from fsdata.nodes.samples import items_of
 from fsdata.options import boolean, integer
 from fsdata.order.progress import Progress
 
@@ -51,7 +51,7 @@ class Step:
 
 
 class Parts(Protocol):
-    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.nodes.tensors.parts`)."""
+    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.tensors.parts`)."""
 
     timing: Timing
 

@@ -14,9 +14,10 @@ from torch.utils.data import get_worker_info
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
+from fsdata.growing.followed_data import FollowedData
+from fsdata.histories.as_of import AsOf
 from fsdata.kernels.warm import HISTORIES, JOINS, RARE, READING, make_ready
 from fsdata.nodes.dataset import Dataset
-from fsdata.nodes.follow.followed_data import FollowedData
 from fsdata.nodes.loader_options import check_sources, checked_order
 from fsdata.nodes.node import First, check_worker
 from fsdata.options import integer, one_of
@@ -24,7 +25,7 @@ from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.order.stream import Window
 from fsdata.schema import Schema
-from fsdata.sources import AsOf, ParquetSource
+from fsdata.sources import ParquetSource
 from fsranks.machine.cores import cores_of_this_rank
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext, resolve

@@ -1,5 +1,5 @@
 """Which row comes when; pure functions of units, seed, epoch and ranks.
 
 `mix` orders the units of several sources; `deal` gives them to ranks, each a `stream` of its own; `progress` says where
-a job stands, and `segment` what is read between two extensions of data that grows.
+a job stands.
 """

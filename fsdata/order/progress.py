@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdata.errors import StateError
+from fsdata.growing.segment import Segment
 from fsdata.order.deal import deal_again
-from fsdata.order.segment import Segment
 from fsdata.order.stream import Stream
 from fsranks.errors import shown
 

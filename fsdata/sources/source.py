@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
+from fsdata.growing.follow import Follow
 from fsdata.options import integer, is_number, mapping_of, one_of, plain, positive, text, tuple_of
 from fsdata.sources import expressions
-from fsdata.sources.follow import Follow
 from fsdata.sources.hash_split import HashSplit, checked_split
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from samples import SPEC, lengths_of, read, rows_of, sample
 from fscomm.exchange.control_word import NO_STEP, ControlWords, Mode
 from fscomm.report.recorder import Recorder
 from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
-from fsdata.nodes.follow.followed import Followed
-from fsdata.nodes.follow.watcher import News
-from fsdata.order.segment import FileAt
+from fsdata.growing.followed import Followed
+from fsdata.growing.segment import FileAt
+from fsdata.growing.watcher import News
 from fsranks.control_group import ControlGroup
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext

@@ -4,8 +4,14 @@ from unittest import mock
 
 import torch
 
-from fsdata.kernels.jagged import ranges as kernel
-from fsdata.kernels.jagged.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
+from fsdata.embedding.kernels.jagged_ops import (
+    Ranges,
+    indexed_permute,
+    keyed_transpose,
+    ranged_combine,
+    ranged_dispatch,
+)
+from fsdata.kernels import ranges as kernel
 
 DTYPES = [torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32]
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

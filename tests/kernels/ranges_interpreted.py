@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from ranges_cases import BY_RANK, CASES, DTYPES, OVERLAPPING, WORDS, same_bits, values_of
 
-from fsdata.kernels.jagged import ranges as kernel
-from fsdata.kernels.jagged import ranges_triton
+from fsdata.kernels import ranges as kernel
+from fsdata.kernels import ranges_triton
 
 current: list[torch.Tensor] = []  # whose device is the current one
 

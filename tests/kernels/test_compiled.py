@@ -25,12 +25,12 @@ from ranges_cases import WORDS  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fsdata.kernels.jagged import ranges_triton  # noqa: E402
+from fsdata.kernels import ranges_triton  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 KERNELS = {
     "benchmarks/parts/contention_kernel.py": ["_copy"],
-    "fsdata/kernels/jagged/ranges_triton.py": ["_copy", "_add", "_by_rank"],
+    "fsdata/kernels/ranges_triton.py": ["_copy", "_add", "_by_rank"],
     "tests/gpu/transports/spin.py": ["_spin"],
 }
 _POINTERS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}

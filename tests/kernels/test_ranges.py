@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranges_cases import BY_RANK, CASES, DTYPES, OVERLAPPING, check, check_backward
 
-from fsdata.kernels.jagged import ranges as kernel
-from fsdata.kernels.jagged.jagged_ops import Ranges, indexed_permute, keyed_transpose, ranged_combine, ranged_dispatch
+from fsdata.embedding.kernels.jagged_ops import (
+    Ranges,
+    indexed_permute,
+    keyed_transpose,
+    ranged_combine,
+    ranged_dispatch,
+)
+from fsdata.kernels import ranges as kernel
 
 lengths_of_keys = st.integers(1, 4).flatmap(
     lambda keys: st.lists(st.lists(st.integers(0, 9), min_size=keys, max_size=keys), min_size=1, max_size=12)

@@ -18,8 +18,10 @@ from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource, open_source, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
-from fsdata.sources import AsOf, Join, Lookup
+from fsdata.histories.as_of import AsOf
+from fsdata.histories.lookup import Lookup
 from fsdata.sources.source import Joined
+from fsdata.tables.join import Join
 
 
 class SourceCheck:

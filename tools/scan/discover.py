@@ -1,6 +1,6 @@
 """Finds the columns of a history that no option names: its lists, the time of a row, and its key.
 
-Footers say how many values each list column has; `fsdata.catalog.infer_schema` guesses the rest from the first rows, as
+Footers say how many values each list column has; `fsdata.setup.infer_schema` guesses the rest from the first rows, as
 for `freescale init`.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.columns import Leaf, bind, leaf, paths_of
 from freescale_tools.scan.files import FileSet, named
-from fsdata.catalog.infer_schema import Guesses, guess_columns_of, words_of
 from fsdata.errors import FreeScaleError
+from fsdata.setup.infer_schema import Guesses, guess_columns_of, words_of
 
 _CLOSE = 0.9  # lists with so large a share of the values of the longest could be the history as well
 _WHOSE = re.compile(

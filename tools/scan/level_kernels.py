@@ -1,13 +1,13 @@
 """Levels of repetition and definition -> how many elements the list of every row has, null or not (numba, nogil).
 
-`fsdata.kernels.pages.levels` does the same for the loader, which also needs the places of null elements, and reads
+`fsdata.pages.kernels.levels` does the same for the loader, which also needs the places of null elements, and reads
 levels of three bits at most.
 """
 
 import numpy as np
 
-from fsdata.kernels.pages import DAMAGED, OK
-from fsdata.kernels.pages.levels import next_run
+from fsdata.pages.kernels import DAMAGED, OK
+from fsdata.pages.kernels.levels import next_run
 from fsranks.libraries import kernel
 
 # Of what is known after some pages of a chunk, int64 [3].

@@ -20,12 +20,12 @@ from isal.isal_zlib import crc32
 
 from freescale_tools.scan import level_kernels
 from fsdata.catalog.binding.arrow_types import plain
-from fsdata.decode.files.byte_ranges import ByteRange, column_ranges
-from fsdata.decode.pages.chunk import Damaged, LeftToArrow
-from fsdata.decode.pages.forms import why_left
-from fsdata.kernels import pages
-from fsdata.kernels.pages import headers
-from fsdata.kernels.pages.thrift import DEPTH
+from fsdata.kernels.thrift import DEPTH
+from fsdata.pages import kernels as pages
+from fsdata.pages.chunk import Damaged, LeftToArrow
+from fsdata.pages.forms import why_left
+from fsdata.pages.kernels import headers
+from fsdata.remote.byte_ranges import ByteRange, column_ranges
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
 _HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer

@@ -28,8 +28,8 @@ from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
 from fsdata.decode.arrow.record_batches import batch_rows
-from fsdata.decode.pages.chunk import Damaged, LeftToArrow
 from fsdata.errors import CorruptFileError
+from fsdata.pages.chunk import Damaged, LeftToArrow
 
 Result = TypeVar("Result")
 

@@ -33,10 +33,10 @@ def catalog(
     """
     with Terminal(json=json) as terminal:
         from fsdata.catalog.catalog import EMPTY, updated
-        from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
         from fsdata.catalog.listing.find_files import discover
         from fsdata.catalog.retry import Retrying
         from fsdata.errors import SchemaError
+        from fsdata.lake.catalog_file import read_catalog_file, write_catalog
         from fsranks.machine.cores import usable_cores
 
         begin = time.monotonic()

@@ -1,6 +1,6 @@
 """The command `freescale init`: writes a schema file from the columns of files, with every guess as a comment.
 
-`fsdata.catalog.infer_schema` guesses; this file writes the guesses down as the TOML that `Schema.from_toml`,
+`fsdata.setup.infer_schema` guesses; this file writes the guesses down as the TOML that `Schema.from_toml`,
 `sources_from_toml` and `freescale check --schema` read.
 """
 
@@ -20,7 +20,7 @@ from freescale_tools.console.files import header, write_whole
 from freescale_tools.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fsdata.catalog.infer_schema import Guess, Guesses
+    from fsdata.setup.infer_schema import Guess, Guesses
 
 _SAMPLE_ROLES = ("context", "dense", "labels", "passthrough")
 _LIST_ROLES = ("fields", "nested", "floats", "labels")
@@ -48,8 +48,8 @@ def init(
     changed; `freescale check PATHS --schema FILE` then reads all rows.
     """
     with Terminal(json=json) as terminal:
-        from fsdata.catalog.infer_schema import guess_columns
         from fsdata.errors import FreeScaleError
+        from fsdata.setup.infer_schema import guess_columns
 
         if out.exists() and not force:
             raise UsageError(f"{out} is there already: give another --out, or --force to replace it")

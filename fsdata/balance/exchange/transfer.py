@@ -15,7 +15,7 @@ from fsdata.batch.host_memory import Reused
 from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import DataError
-from fsdata.kernels.pages import runs
+from fsdata.kernels import runs
 from fsranks.control_group import AnyGroup
 
 RowsOf = Callable[[list[Column], int], RowRefs]

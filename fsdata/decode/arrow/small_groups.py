@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import is_text
 from fsdata.decode.arrow import widen
-from fsdata.kernels import footer, pages
-from fsdata.kernels.pages import headers
+from fsdata.kernels import footer
+from fsdata.pages import kernels as pages
+from fsdata.pages.kernels import headers
 
 
 def readable_together(kind: pa.DataType) -> bool:

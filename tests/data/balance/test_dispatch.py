@@ -16,9 +16,9 @@ from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
 
 from fsdata import Balance
-from fsdata.balance.embedding import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.balance.exchange.step_exchange import Assignment
 from fsdata.balance.options import StepPlanner
+from fsdata.embedding.embedding_balance import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.errors import MismatchError, PeerError
 
 KEYS = ("uih", "candidates")
@@ -138,7 +138,7 @@ class Launches(TorchDispatchMode):
 @contextlib.contextmanager
 def launches_on_a_gpu(host=None):
     pytest.importorskip("triton", reason="needs triton")
-    from fsdata.kernels.jagged import ranges_triton
+    from fsdata.kernels import ranges_triton
 
     launches = Launches(host)
     doubles = {name: mock.MagicMock() for name in ("_by_rank", "_copy")}

@@ -19,7 +19,7 @@ from fsdata import Balance, Polynomial
 from fsdata.batch.batch import global_mean
 from fsdata.batch.jagged import Jagged
 from fsdata.errors import MismatchError, PeerError
-from fsdata.nodes.tensors.rebalancing import rebalance
+from fsdata.tensors.rebalancing import rebalance
 
 WIDE = 3
 

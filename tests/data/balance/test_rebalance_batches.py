@@ -13,9 +13,9 @@ from torchrec import KeyedJaggedTensor
 
 from fsdata.batch.batch import StepStats
 from fsdata.errors import DataError
-from fsdata.nodes.tensors.entries import from_bytes
-from fsdata.nodes.tensors.rebalancing import rebalance
-from fsdata.nodes.tensors.tensor_tree import from_text, take_apart, to_text
+from fsdata.tensors.entries import from_bytes
+from fsdata.tensors.rebalancing import rebalance
+from fsdata.tensors.tensor_tree import from_text, take_apart, to_text
 
 
 def no_lengths(batch: Any, jagged: Any) -> dict[str, np.ndarray]:

@@ -30,12 +30,12 @@ from fsdata import CorruptFileError, ParquetSource, Schema, SchemaError, Sequenc
 from fsdata.catalog import catalog as catalogs
 from fsdata.catalog import footers
 from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
-from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.footers import Counter, read_footers
 from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.files import open_files
+from fsdata.decode import open_files
+from fsdata.lake.catalog_file import read_catalog_file, write_catalog
 
 LIST = pa.list_(pa.int64())
 

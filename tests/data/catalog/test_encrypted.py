@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from freescale_tools.cli import app
 from fsdata import CorruptFileError, ParquetSource, Schema, Sequence
 from fsdata.catalog.catalog import EMPTY, updated
-from fsdata.catalog.catalog_file import write_catalog
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
+from fsdata.lake.catalog_file import write_catalog
 
 TABLE = pa.table({"user": [1, 2, 3], "items": lists(pa.int64(), [1, 2], [3], [4]), "secret": [7, 8, 9]})
 USER, SECRET = Schema(context=("user",)), Schema(context=("secret",))

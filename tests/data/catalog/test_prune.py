@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from fsdata import ParquetSource, Schema, SchemaError
 from fsdata.catalog.bounds import UNKNOWN, as_columns, readers
 from fsdata.catalog.catalog import open_catalog, updated
-from fsdata.catalog.catalog_file import read_catalog_file, write_catalog
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
+from fsdata.lake.catalog_file import read_catalog_file, write_catalog
 
 SCHEMA = Schema(context=("row",))
 

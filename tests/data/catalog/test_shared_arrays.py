@@ -20,8 +20,8 @@ from patience import PATIENCE_S
 
 from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
-from fsdata.decode.joins.history_table import Pile
 from fsdata.errors import DataError
+from fsdata.histories.history_table import Pile
 
 MEMORY, OWN = Path("/dev/shm"), f"freescale-{os.getuid()}"
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}

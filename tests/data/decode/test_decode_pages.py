@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from random_files import CODECS, DEFAULTS, LENGTHS, LISTS, batches, columns, numbers, schema
 
 from fsdata import Balance, ParquetSource, Polynomial, Schema, SchemaError, Sequence
-from fsdata.decode.pages.chunk import Damaged, Page, read_column
-from fsdata.decode.pages.forms import Form
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import columns as of_columns
-from fsdata.kernels import pages
-from fsdata.kernels.pages import headers, runs
+from fsdata.kernels import runs
+from fsdata.pages import kernels as pages
+from fsdata.pages.chunk import Damaged, Page, read_column
+from fsdata.pages.forms import Form
+from fsdata.pages.kernels import headers, indices
 
 SEEDS = st.integers(0, 1 << 30)
 
@@ -209,9 +210,9 @@ def test_no_word_is_read_beyond_a_page(width):
     for groups in (1, 2, 9, 40):
         raw = np.zeros(2 + groups * width, np.uint8)
         raw[:2] = width, groups << 1 | 1
-        tail, table = np.empty(runs.TAIL + 8, np.uint8), np.empty((2, runs.COLUMNS), np.int64)
+        tail, table = np.empty(indices.TAIL + 8, np.uint8), np.empty((2, runs.COLUMNS), np.int64)
         address, count = raw.ctypes.data, groups * 8
-        code, written = runs.index_positions(raw, 0, len(raw), address, count, 1 << 32, tail, table, 0)
+        code, written = indices.index_positions(raw, 0, len(raw), address, count, 1 << 32, tail, table, 0)
         assert code == pages.OK
         firsts = table[:written, runs.FIRST].tolist()
         held = [(address, address + len(raw)), (tail.ctypes.data, tail.ctypes.data + len(tail))]

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from freescale_tools.scan import level_kernels
-from fsdata.kernels import pages
-from fsdata.kernels.pages import deltas, headers, levels, runs
-from fsdata.kernels.pages.thrift import varint
+from fsdata.kernels import runs
+from fsdata.kernels.thrift import varint
+from fsdata.pages import kernels as pages
+from fsdata.pages.kernels import deltas, headers, indices, levels
 
 OK, DAMAGED, UNKNOWN = pages.OK, pages.DAMAGED, pages.UNKNOWN
 DATA, DICTIONARY, V2 = headers.DATA, headers.DICTIONARY, headers.DATA_V2
@@ -82,8 +83,8 @@ def test_a_number_without_an_end_lies_beyond_the_bytes(raw):
 
 def positions(raw: bytes, count: int, size: int) -> int:
     page = np.frombuffer(raw, np.uint8).copy()
-    table, tail = np.empty((2 * count + 2, runs.COLUMNS), np.int64), np.empty(runs.TAIL + 8, np.uint8)
-    return runs.index_positions(page, 0, len(page), page.ctypes.data, count, size, tail, table, 0)[0]
+    table, tail = np.empty((2 * count + 2, runs.COLUMNS), np.int64), np.empty(indices.TAIL + 8, np.uint8)
+    return indices.index_positions(page, 0, len(page), page.ctypes.data, count, size, tail, table, 0)[0]
 
 
 @pytest.mark.parametrize(

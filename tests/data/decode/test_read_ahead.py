@@ -19,12 +19,12 @@ from patience import until
 
 from fsdata import ParquetSource, Schema, Sequence
 from fsdata.catalog.listing.file_list import FileRef
-from fsdata.catalog.listing.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.files.byte_ranges import requests
-from fsdata.decode.files.read_ahead import ReadAhead, bytes_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
+from fsdata.remote.byte_ranges import requests
+from fsdata.remote.read_ahead import ReadAhead, bytes_of
+from fsdata.remote.remote_file import RemoteFile
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from fsdata import (
 )
 from fsdata.catalog import catalog
 from fsdata.decode import source_files
-from fsdata.nodes.follow import followed, followed_data, watcher
+from fsdata.growing import followed, followed_data, watcher
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from growing import ENDLESS, WithoutTimes, age, before_listings, failing, nothin
 from worlds import shared_world
 
 from fsdata import Balance, DataError, Follow, Join, ParquetSource, Schema, Sequence
-from fsdata.nodes.follow import late, watcher
+from fsdata.growing import late, watcher
 
 FAST = {"every": "10ms", "idle": "60ms", "at_most": 1}
 SCHEMA = Schema(

@@ -8,8 +8,8 @@ import test_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.order.progress import Progress, from_state, to_state
-from fsdata.order.segment import FileAt, Segment, UnitAt, rest_of
 
 rows_of = partial(test_plan.rows_of, seed=3, epoch=0)
 

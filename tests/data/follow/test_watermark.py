@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata import Follow, SchemaError
-from fsdata.nodes.follow.watermark import Arrived, Taken, visible
-from fsdata.sources.follow import seconds
+from fsdata.growing.follow import seconds
+from fsdata.growing.watermark import Arrived, Taken, visible
 
 
 def files(*names, whole=True, modified=0):

@@ -13,7 +13,7 @@ from data_kit import loader_on, same, write
 from event_log import LISTEN, OVERLAPPING, POOLS, SCHEMA, Log, anchors
 
 from fsdata.catalog import shared_arrays
-from fsdata.decode.joins import event_rows, history_table
+from fsdata.histories import event_rows, history_table
 
 
 @pytest.fixture

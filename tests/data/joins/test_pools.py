@@ -16,9 +16,9 @@ from worlds import shared_world
 
 from fsdata import AsOf, Balance, DataError, Lookup, ParquetSource, Schema, SchemaError, Sequence
 from fsdata.decode.block import Column, run
-from fsdata.kernels import histories
+from fsdata.histories.kernels import histories
+from fsdata.kernels import runs
 from fsdata.kernels.columns import INT8
-from fsdata.kernels.pages import runs
 
 
 def every_row(most: int = 9) -> Schema:

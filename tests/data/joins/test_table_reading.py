@@ -14,9 +14,9 @@ from event_log import SCHEMA, Log, anchors
 from patience import PATIENCE_S
 
 from fsdata import DataError, FreeScaleDataLoader
-from fsdata.decode.joins import history_table
 from fsdata.decode.opened_source import open_source
 from fsdata.errors import Fault
+from fsdata.histories import history_table
 
 GROUPS = 20  # row groups of the table: one for each user
 

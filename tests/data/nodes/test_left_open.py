@@ -16,7 +16,7 @@ from sets import SCHEMA, write
 from worlds import exit_codes
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource
-from fsdata.nodes.tensors.rebalancing import rebalance
+from fsdata.tensors.rebalancing import rebalance
 
 
 def loaders_on(folder):

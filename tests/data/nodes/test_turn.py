@@ -25,7 +25,7 @@ from worlds import shared_world
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, PeerError, StateError
 from fsdata.nodes import Batches, Kept, Rows, Steps, Units
-from fsdata.nodes.tensors.rebalancing import rebalance
+from fsdata.tensors.rebalancing import rebalance
 
 
 def use_in_a_child(iterator, loader, way):

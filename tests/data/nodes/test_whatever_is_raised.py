@@ -18,7 +18,7 @@ from sets import write
 from worlds import shared_world
 
 from fsdata import Balance, Follow, ParquetSource, Polynomial
-from fsdata.nodes.tensors.rebalancing import rebalance
+from fsdata.tensors.rebalancing import rebalance
 
 
 class Odd(BaseException):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ranges_cases import BY_RANK, CASES, DTYPES, check, check_backward
 
-from fsdata.kernels.jagged.ranges import by_rank, by_rank_reference
+from fsdata.kernels.ranges import by_rank, by_rank_reference
 
 pytestmark = [
     pytest.mark.gpu,

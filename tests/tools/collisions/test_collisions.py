@@ -16,7 +16,7 @@ from freescale_tools.collisions.kernels import MARKS
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.batch_order import Orders, streaks
 from freescale_tools.scan.files import open_files
-from fsdata.kernels.pages import rows
+from fsdata.pages.kernels import rows
 
 SETTINGS = {"batch_size": 2, "ranks": 1, "max_length": None, "dim": 4, "orders": ("file",)}
 

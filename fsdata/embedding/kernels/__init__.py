@@ -1,0 +1,1 @@
+"""`jagged_ops` moves jagged rows of tensors by the ranges of `fsdata.kernels.ranges`."""

@@ -1,0 +1,7 @@
+"""Histories that are stored once per key, and what a row sees of them.
+
+`as_of` and `lookup` are what the user says. A `history_table` brings what had happened `as_of` a row's time, and a
+`lookup_table` what belongs to the ids of a field; the processes of a host hold both together. `histories` finds the
+window of a row, and `event_rows` are events of a table as rows. Rows with candidates become `samples`, which may be
+`sharing` histories; a batch merges the `windows` that its samples share.
+"""

@@ -1,0 +1,1 @@
+"""`histories` finds what had happened by a time, and merges kinds of events; `lookups` looks ids up."""

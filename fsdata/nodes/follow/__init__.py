@@ -1,6 +1,0 @@
-"""A folder that grows while it is read.
-
-`watermark` decides which files may be read, `watcher` looks for them on rank 0, with the matches of their rows in
-`late` side tables; `followed_data` opens them on every rank, and `followed` takes the step from one extension of
-the data to the next on all ranks at once.
-"""

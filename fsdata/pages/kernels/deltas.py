@@ -1,0 +1,141 @@
+"""Values that cannot be read in any order: they are decoded whole (numba, nogil)."""
+
+import numpy as np
+
+from fsdata.kernels.memory import word_at
+from fsdata.kernels.thrift import signed, varint32
+from fsdata.pages.kernels import DAMAGED, OK, UNKNOWN
+from fsranks.libraries import kernel
+
+
+@kernel
+def _unpacked(raw, end, bit, width):
+    """`width` bits, 1 to 64, that begin at `bit`. Bytes from `end` on are 0."""
+    value, at, have = np.uint64(0), bit >> 3, 0
+    shift = np.uint64(bit & 7)
+    while have < width + (bit & 7) and at < end:
+        byte = np.uint64(raw[at])
+        value |= byte << (np.uint64(have) - shift) if np.uint64(have) >= shift else byte >> shift
+        have += 8
+        at += 1
+    return value if width == 64 else value & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
+
+
+@kernel
+def _add_deltas(raw, begin, end, width, least, value, narrow, found):
+    """Values that follow `value`, each by its delta, into `found`; the last one."""
+    mask = ~np.uint64(0) if width == 64 else (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    address, safe = raw.ctypes.data, len(raw) - 9
+    for i in range(len(found)):
+        delta = least
+        bit = begin * 8 + i * width
+        if width == 0:
+            pass
+        elif bit >> 3 <= safe:
+            shift = np.uint64(bit & 7)
+            bits = word_at(address + (bit >> 3)) >> shift
+            if width > 57 and shift:
+                bits |= np.uint64(raw[(bit >> 3) + 8]) << (np.uint64(64) - shift)
+            delta += bits & mask
+        else:
+            delta += _unpacked(raw, end, bit, width)
+        value += delta
+        if narrow:
+            value = np.uint64(np.int64(np.int32(np.uint32(value & np.uint64(0xFFFFFFFF)))))
+        found[i] = np.int64(value)
+    return value
+
+
+@kernel
+def _signed(raw, at, narrow):
+    """(the number, where it ends); one of more than 64 bits, or 32 if `narrow`, is a read past the end."""
+    value, end = signed(raw, at)
+    most = 5 if narrow else 10
+    if end > len(raw) or end - at > most:
+        return np.int64(0), len(raw) + 1
+    if (narrow and value != np.int32(value)) or (end - at == 10 and raw[end - 1] > 1):
+        return np.int64(0), len(raw) + 1
+    return value, end
+
+
+@kernel
+def read_deltas(raw, at, end, narrow, found):
+    """DELTA_BINARY_PACKED -> `found`, int64 [n], all of them; a code.
+
+    raw: uint8, the page; the values stand at [at, end). narrow: of int32.
+    """
+    block, at = varint32(raw, at)
+    parts, at = varint32(raw, at)
+    total, at = varint32(raw, at)
+    first, at = _signed(raw, at, narrow)
+    if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
+        return DAMAGED
+    each = block // parts
+    if each % 32:
+        return DAMAGED
+    if total != len(found):
+        return UNKNOWN
+    if len(found) == 0:
+        return OK
+    value = np.uint64(first)
+    if narrow:
+        value = np.uint64(np.int64(np.int32(np.uint32(value & np.uint64(0xFFFFFFFF)))))
+    found[0] = np.int64(value)
+    done = 1
+    while done < len(found):
+        least, widths = _signed(raw, at, narrow)
+        at = widths + parts
+        if at > end:
+            return DAMAGED
+        for part in range(parts):
+            if done == len(found):
+                break
+            width = np.int64(raw[widths + part])
+            some = min(each, len(found) - done)
+            if width > (32 if narrow else 64) or each * width >> 3 > end - at:
+                return DAMAGED
+            value = _add_deltas(raw, at, end, width, np.uint64(least), value, narrow, found[done : done + some])
+            done += some
+            at += each * width >> 3
+    return OK
+
+
+@kernel
+def read_split(raw, begin, count, width, found):
+    """BYTE_STREAM_SPLIT -> the same bytes, value by value. raw: uint8; found: uint8 [count * width]."""
+    for byte in range(width):
+        for i in range(count):
+            found[i * width + byte] = raw[begin + byte * count + i]
+
+
+@kernel
+def read_bits(raw, begin, found):
+    """PLAIN booleans -> `found`, int64 [n]."""
+    for i in range(len(found)):
+        found[i] = (raw[begin + (i >> 3)] >> (i & 7)) & 1
+
+
+@kernel
+def read_bit_runs(raw, begin, end, found):
+    """RLE booleans, the values at [begin, end) -> `found`, int64 [n]; a code."""
+    at, done = begin, 0
+    while done < len(found):
+        head, at = varint32(raw, at)
+        count = min(head >> 1, len(found))
+        if at >= end or count <= 0:
+            return DAMAGED
+        if head & 1:
+            if head >> 1 > end - at:
+                return UNKNOWN
+            some = min(count * 8, len(found) - done)
+            for i in range(some):
+                found[done + i] = (raw[at + (i >> 3)] >> (i & 7)) & 1
+            at += head >> 1
+        else:
+            some = min(count, len(found) - done)
+            if raw[at] > 1:
+                return DAMAGED
+            found[done : done + some] = raw[at]
+            at += 1
+        done += some
+    return OK

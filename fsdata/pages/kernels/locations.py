@@ -1,0 +1,62 @@
+"""Where pages begin: what an offset index says of it, and what levels say (numba, nogil)."""
+
+import numpy as np
+
+from fsdata.kernels.thrift import DEPTH, LIST, STRUCT, after, items, next_field, signed, varint
+from fsdata.pages.kernels import headers
+from fsranks.libraries import kernel
+
+# Columns of the table of locations, int64 [P, 3].
+AT = 0  # first byte of the header of the page in the file
+BYTES = 1  # of header and page
+ROW = 2  # the first row of the page in the row group
+
+
+@kernel
+def _location(raw, at, found, inside):
+    """One PageLocation -> `found`. Where it ends."""
+    before = np.int64(0)
+    while True:
+        before, kind, at = next_field(raw, at, before)
+        if kind == 0:
+            return at
+        if (before == 2 and kind == 5) or ((before == 1 or before == 3) and kind == 6):
+            found[before - 1], at = signed(raw, at)
+        else:
+            at = after(raw, at, kind, inside)
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), int64")
+def read_locations(raw, count):
+    """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
+    found = np.full((count, 3), -1, np.int64)
+    inside = np.empty((DEPTH, 2), np.int64)
+    before, at, there = np.int64(0), np.int64(0), False
+    while True:
+        before, kind, at = next_field(raw, at, before)
+        if kind == 0:
+            return found
+        if before == 1 and kind == LIST:
+            said, inner, at = items(raw, at)
+            if said != count or inner != STRUCT or there:
+                return found
+            for number in range(count):
+                at = _location(raw, at, found[number], inside)
+            there = True
+        else:
+            at = after(raw, at, kind, inside)
+
+
+@kernel(called_with="Array(uint8, 1, 'C', True), int64[:, ::1]")
+def begin_with_rows(raw, pages):
+    """Whether a row begins with every page of version 2 of a column of lists, as its first level of repetition says.
+
+    raw: uint8, the chunk; pages: int64 [P, headers.COLUMNS]. These levels are never compressed.
+    """
+    for number in range(len(pages)):
+        page = pages[number]
+        if page[headers.KIND] == headers.DATA_V2 and page[headers.VALUES] > 0:
+            _, at = varint(raw, page[headers.AT])
+            if at >= page[headers.AT] + page[headers.REPETITION] or raw[at] & 1:
+                return False
+    return True
