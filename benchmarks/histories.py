@@ -28,6 +28,7 @@ from torch import distributed as dist
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.histories.histories import histories_of
 from fsdata.histories.kernels import histories
 from fsdata.histories.windows import merge_windows
 
@@ -122,7 +123,7 @@ def sharing(folder: Path) -> list[list[Any]]:
     """Rows of a table: balance, events of all batches, share of those without sharing, straggler share, floor."""
     asked = pl.read_parquet(folder / "requests-*.parquet", columns=["user_id", "ts"]).sort("ts", maintain_order=True)
     with opened(as_of(folder)) as loader:
-        table = loader._data.sources[0].histories.groups["uih"]
+        table = histories_of(loader._data.sources[0].stages).groups["uih"]
     users, times = (asked[name].to_numpy() for name in asked.columns)
     found, first, stop = (np.empty(len(users), np.int64) for _ in range(3))
     histories.find_keys(table.keys, users, np.zeros(len(users), bool), found)
@@ -162,7 +163,7 @@ def _held(rank: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
 def resident(rank: int, world_size: int, folder: Path) -> tuple[int, int]:
     """(bytes of the table, bytes of memory that it takes for this one of the ranks of a host, all of which read it)."""
     with opened(as_of(folder), rank=rank, world_size=world_size) as loader:
-        arrays = loader._data.sources[0].histories.groups["uih"].shared.arrays.values()
+        arrays = histories_of(loader._data.sources[0].stages).groups["uih"].shared.arrays.values()
         for each in arrays:
             each.sum()
         dist.barrier()

@@ -20,7 +20,6 @@ from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.errors import PeerError
-from fsdata.growing.followed import FOLLOWS, Followed
 from fsdata.kernels.warm import BALANCING, make_ready
 from fsdata.nodes.batches import Adapted, Batches, Made
 from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
@@ -189,7 +188,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             make_ready(BALANCING)
         if self._needs_peers(units, balance):
             tokens = None if self._options.max_tokens is None else TOKENS
-            why = "balance" if balance else FOLLOWS if units.data.followed else tokens or DROPS
+            why = "balance" if balance else units.data.meets or tokens or DROPS
             check_group(units.context, why)
         return {**self._options.shared(), "balance": repr(balance)}
 
@@ -208,10 +207,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
             dealt = Dealt(steps, balance, exchange=exchange)
         else:
             dealt = Kept(steps, uneven=options.uneven, exchange=exchange)
-        whole: Node[Any] = dealt
-        if self._data.followed:
-            loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
-            whole = Followed(dealt, exchange=exchange, alive=lambda: loader() is not None)
+        loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
+        whole = self._data.steps(dealt, exchange=exchange, alive=lambda: loader() is not None)
         batches = Batches(whole, memory=self._memory, cost=None if balance is None else balance.cost)
         return batches if adapt is None else Adapted(batches, adapt)
 
@@ -301,7 +298,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             StateError: of another version, other sources, schema, seed or order; the message lists what differs, and
                 the loader stays where it is.
         """
-        loaded = from_state(state, self._data.fingerprint).on(self._context.world_size)
+        loaded = from_state(state, self._data.fingerprint, self._data.segment_of).on(self._context.world_size)
         self._end_epoch()
         self._turn.revoke(STATE_LOADED)
         self._progress = self._loaded = loaded

@@ -4,6 +4,7 @@ Scalars of numpy are accepted and returned as those of Python, so that states an
 was given. A bool is no number, and a number no bool. Options of sources and schemas raise SchemaError.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from fsdata.errors import SchemaError
 
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _LARGEST = 2**63 - 1  # of the numbers that kernels and files have
 
 
@@ -99,3 +102,11 @@ def mapping_of(option: str, value: Any) -> dict[str, Any]:
     if not isinstance(mapping, Mapping) or not all(isinstance(name, str) and name for name in mapping):
         raise SchemaError(f"{option} maps field names, got {value!r}")
     return {plain(name): plain(each) for name, each in mapping.items()}
+
+
+def seconds(text: object, option: str) -> float:
+    """What a duration such as "10m" is in seconds."""
+    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise SchemaError(f"Follow({option}=...) is a duration such as '90s', '10m', '1.5h' or '2d', got {text!r}")
+    return float(match[1]) * _UNITS[match[2]]

@@ -8,7 +8,8 @@ Tests may say one line at the end of the run: `record_property("summary", "...")
 """
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = vars(item.module)  # type: ignore[attr-defined]
         if any(getattr(given.get(name), "__module__", "") == "worlds" for name in ("shared_world", "World")):
             item.add_marker(pytest.mark.xdist_group("worlds"))
+
+
+@pytest.fixture
+def begun() -> Callable[..., list[str]]:
+    """Gives the names of living threads that began in this test, of those that begin with one of some words. Others may
+    be those of loaders of earlier tests, which nothing refers to, and which are not collected yet."""
+    before = set(threading.enumerate())
+    return lambda *words: [each.name for each in set(threading.enumerate()) - before if each.name.startswith(words)]
 
 
 @pytest.hookimpl(wrapper=True)

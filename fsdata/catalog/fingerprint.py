@@ -65,7 +65,7 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
     if source.skip or source.limit is not None:
         yield f"skip {source.skip} limit {source.limit}" + ("" if condition is None else " before filter")
     if source.follow is not None:
-        yield f"follow by {source.follow.by}"
+        yield source.follow.form
     yield f"weight {source.weight!r} on_error {source.on_error}"
 
 

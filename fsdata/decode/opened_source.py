@@ -1,7 +1,8 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,33 +11,25 @@ from pyarrow.fs import LocalFileSystem
 
 from fsdata.catalog.binding.bind import column_type
 from fsdata.catalog.binding.column_paths import type_at
-from fsdata.catalog.binding.counted import check_key, check_times, mixed
+from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
-from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
+from fsdata.decode.attached import Attached
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.source_files import SourceFiles, files_of
 from fsdata.errors import Fault, SchemaError
-from fsdata.histories.as_of import POSITION, AsOf
-from fsdata.histories.event_rows import EventRows
-from fsdata.histories.histories import Histories
-from fsdata.histories.history_table import HistoryTable, load_histories
-from fsdata.histories.lookup import Lookup
-from fsdata.histories.lookup_table import LookupTable, load_lookup
 from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field, Schema, fields_of
-from fsdata.sources.source import Joined, ParquetSource
-from fsdata.tables.join import Join
-from fsdata.tables.side_table import LateSide, SideTable, attach, load_side_table, open_side
+from fsdata.sources.source import ParquetSource
 
 
 class OpenSource:
@@ -71,36 +64,22 @@ class OpenSource:
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        self._files, joined = self._open(source, schema, threads, pool, show, hosts, notes)
-        self._side_files = joined
-        joins = [(number, each) for number, each in enumerate(joined) if isinstance(each, SideTable)]
-        sides = [each for _, each in joins]
-        self._sides = [each for each in sides if each.source.follow is None]
-        self._late = {number: LateSide(each) for number, each in joins if each.source.follow is not None}
-        tables = [each for each in joined if isinstance(each, HistoryTable)]
-        self._lookups = [each for each in joined if isinstance(each, LookupTable)]
-        self.histories = Histories(tables, self._lookups, schema, index)
+        self._files, self.attached = self._open(source, schema, threads, pool, show, hosts, notes)
+        found = (each.stage(self.attached, schema, index) for each in self.attached)
+        self.stages = sorted((each for each in found if each is not None), key=lambda stage: stage.turn)
         self.groups = self._files.groups
-        defaults = dict(source.defaults)
-        for side in sides:
-            missing = dict.fromkeys(side.fields, 0) if side.join.missing == "mask" else {}
-            defaults.update({**missing, **side.source.defaults})
-        self._defaults = defaults
-        self.masks = frozenset(name for side in sides if side.join.missing == "mask" for name in side.fields)
+        self._defaults = dict(source.defaults)
+        for each in self.attached:
+            self._defaults |= each.defaults
+        self.masks = frozenset[str]().union(*(each.masks for each in self.attached))
         self._plans: dict[Layout, tuple[PiecePlan, ...]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self._count()
-        self.may_drop = _may_drop(source, schema) or any(
-            side.source.policy(name) == "drop"
-            for side in joined
-            if not isinstance(side, LookupTable)  # its own rows are left out: ids without one have a default
-            for name in side.join.fields
-        )
-        self.may_drop |= any(side.join.missing == "drop" for side in sides)
+        self.may_drop = _may_drop(source, schema) or any(each.may_drop for each in self.attached)
         self.fingerprint = fingerprint(
-            source, self._files.catalog, [side.fingerprint for side in joined], self._files.version
+            source, self._files.catalog, [each.fingerprint for each in self.attached], self._files.version
         )
 
     @property
@@ -121,61 +100,44 @@ class OpenSource:
         show: bool,
         hosts: Hosts | None,
         notes: list[Fault] | None,
-    ) -> tuple[SourceFiles | EventRows, list[SideTable | HistoryTable | LookupTable]]:
+    ) -> tuple[SourceFiles, list[Attached]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in fields_of(schema) if field.name not in joined]
-        keys = (join.on for join in source.join if not isinstance(join, Lookup))
+        keys = (join.on for join in source.join if not join.finds_values)
         wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
         wanted += [] if schema.time is None else [Field(schema.time, "time")]
-        histories = [join for join in source.join if isinstance(join, AsOf)]
-        wanted += [Field(name, "row_time") for name in dict.fromkeys(join.at for join in histories)]
+        times = (join.row_time for join in source.join if join.row_time is not None)
+        wanted += [Field(name, "row_time") for name in dict.fromkeys(times)]
         options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry, "notes": notes}
         main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
-        loads = [partial(_load, join, schema, **options) for join in source.join]
+        also = {} if source.events is None else source.events.also(source, wanted)
+        loads = [partial(join.open, schema, **options, **also.get(join, {})) for join in source.join]
         if source.events is not None:
-            loads[0] = partial(loads[0], also=_lists_read(source, wanted))
-            sides = _all_or_errors(loads)
-            lookups = [each for each in sides if isinstance(each, LookupTable)]
-            files = EventRows(source, wanted, sides[0], lookups, index=self.index, label=self.label, notes=notes)
-        else:
-            files, *sides = _all_or_errors(
-                [partial(SourceFiles, source, wanted, index=self.index, **main, **options), *loads]
-            )
-        if source.events is None:
-            for side in sides:
-                _check_hashed_keys(files, side, self.label)
-        return files, sides
+            attached = _all_or_errors(loads)
+            files = source.events.rows(source, wanted, attached, index=self.index, label=self.label, notes=notes)
+            return files, attached
+        files, *attached = _all_or_errors(
+            [partial(files_of, source, wanted, index=self.index, **main, **options), *loads]
+        )
+        for each in attached:
+            _check_hashed_keys(files, each, self.label)
+        return files, attached
 
     def _count(self) -> None:
         """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""
         own = self._files.counted
         self.time = next((each for field, each in own.items() if field.kind == "time"), None)
         self.counted = {field.name: each for field, each in own.items() if field.number == "id" and not field.only_read}
-        for side in self._side_files:
-            of = (
-                {each.name: found for each, found in side.files.counted.items()}
-                if isinstance(side, SideTable)
-                else side.counted
-            )
-            self.counted |= {name: of[name] for name in side.join.fields if name in of}
-        of_events = {} if isinstance(self._files, SourceFiles) else self._files.known
-        for side in self._side_files:
-            on = side.join.on
-            key = Field(on, "join_key")
-            if isinstance(side, SideTable):
-                check_key(on, own.get(key), side.files.counted.get(key))
-            elif isinstance(side, LookupTable):
-                check_key(on, self.counted.get(on) or of_events.get(on), side.counted.get(on))
-            else:
-                check_key(on, own.get(key), side.counted.get(on))
-                if not side.join.by_position and side.join.time is not None:
-                    at, time = side.join.at, side.join.time
-                    check_times(at, own.get(Field(at, "row_time")), time, side.counted.get(time))
+        for each in self.attached:
+            of = each.counted
+            self.counted |= {name: of[name] for name in each.join.fields if name in of}
+        for each in self.attached:
+            each.check(own, {**self._files.known, **self.counted})
 
     @property
     def skipped(self) -> list[Skipped]:
         """Files and row groups left out so far, those of side tables included."""
-        return [*self._files.skipped, *(entry for side in self._side_files for entry in side.skipped)]
+        return [*self._files.skipped, *(entry for each in self.attached for entry in each.skipped)]
 
     @property
     def retries(self) -> int:
@@ -183,7 +145,7 @@ class OpenSource:
         return self._retry.count
 
     @property
-    def opened(self) -> SourceFiles | EventRows:
+    def opened(self) -> SourceFiles:
         """The files of the main table, or the events that are its rows."""
         return self._files
 
@@ -196,14 +158,14 @@ class OpenSource:
         """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
-    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
-        """Open further files of a folder that is followed; they get the next file numbers, in this order. Blocks.
+    @contextmanager
+    def changing(self, first: str) -> Iterator[None]:
+        """Further files come inside of the block, the first one is called `first`. No piece is planned meanwhile.
 
-        Raises: as `SourceFiles.extend`.
+        Raises: SchemaError: rows have another form than those before.
         """
-        assert isinstance(self._files, SourceFiles)  # no others are followed
         with self._lock:
-            self._files.extend(names, digests)
+            yield
             self.groups = self._files.groups
             self._plans.clear()
             self._count()
@@ -211,36 +173,13 @@ class OpenSource:
         changed = sorted(lists ^ self.list_labels)
         if changed:
             raise SchemaError(
-                f"{self.label}: the label {', '.join(changed)} is a list in {names[0]} or one after it, and was "
-                "not before"
+                f"{self.label}: the label {', '.join(changed)} is a list in {first} or one after it, and was not before"
             )
-
-    @property
-    def sides(self) -> Sequence[SideTable]:
-        """The side tables that are read once."""
-        return self._sides
-
-    @property
-    def late(self) -> dict[int, SideTable]:
-        """Number of the join -> its side table, of those that are followed; without rows."""
-        return {number: table.empty for number, table in self._late.items()}
-
-    def match(self, sides: Mapping[int, Sequence[tuple[int, str, str]]]) -> None:
-        """Bring the rows of late side tables: file -> the files that hold the matches of its rows, as number of the
-        join, name and digest. All others go.
-
-        Raises: as `SourceFiles.extend`; DataError: two rows with one key.
-        """
-        for number, table in self._late.items():
-            table.enter({file: [side[1:] for side in of if side[0] == number] for file, of in sides.items()})
 
     @property
     def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(int64 [T + 1], the row groups of each window of time; int64 [T + 1], its rows); None without windows."""
-        files = self._files
-        if not isinstance(files, EventRows) or files.source.events is None or files.source.events.time_window is None:
-            return None
-        return np.concatenate([[0], files.groups.ends]), files.windows
+        return self._files.time_windows
 
     @property
     def remote(self) -> bool:
@@ -274,7 +213,6 @@ class OpenSource:
     def read_at_once(self, groups: Sequence[RowGroup], layout: Layout) -> SurvivingRows | None:
         """Decode all rows of small row groups, see `small`; None if anything is wrong with them, which `read` of each
         says. Blocks; most of it without the GIL."""
-        assert isinstance(self._files, SourceFiles)
         try:
             piece = self._files.decode_at_once(self._plan(layout), groups)
             return self._finished(piece, layout, groups[0].file, 0, sum(group.rows for group in groups))
@@ -283,7 +221,7 @@ class OpenSource:
 
     def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         """See `SourceFiles.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
-        if self.remote or not isinstance(self._files, SourceFiles):
+        if self.remote:
             return np.full(len(self.groups), -1), np.zeros(len(self.groups))
         return self._files.small(self._plan(layout))
 
@@ -291,18 +229,14 @@ class OpenSource:
         """Decoded rows of [start, stop), with what other tables add to them."""
         for slot in layout.masks.values():
             piece.columns[slot] = Column.constant(np.ones(1, np.uint8))
-        for side in (*self._sides, *(late.of(file) for late in self._late.values())):
-            attach(piece, side)
-        self.histories.attach(piece)
+        for stage in self.stages:
+            stage.attach(piece, file)
         if layout.dense:
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
             piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
-        looked_up = [(each, name) for each in self._lookups for name in each.join.fields if name in layout.slots]
-        for lookup, name in looked_up:  # they are as long as their ids
-            piece.columns.setdefault(layout.slots[name], piece.column(layout.slots[lookup.join.on]))
         align(piece, self._defaults)
-        for lookup, name in looked_up:
-            piece.columns[layout.slots[name]] = lookup.over(piece.column(layout.slots[lookup.join.on]), name)
+        for stage in self.stages:
+            stage.finish(piece)
         if layout.exploded is not None:
             piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
         rows = RowRefs.of(piece.block(self.index))
@@ -363,11 +297,10 @@ class OpenSource:
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
-        for files in [self._files, *(side.files for side in self._side_files if isinstance(side, SideTable))]:
-            for kind in files.kinds:
-                for binding in kind.bindings:
-                    if binding.field.kind == "label":
-                        forms[binding.field.name].add(binding.is_list)
+        for kind in (*self._files.kinds, *(kind for each in self.attached for kind in each.kinds)):
+            for binding in kind.bindings:
+                if binding.field.kind == "label":
+                    forms[binding.field.name].add(binding.is_list)
         lists = frozenset(name for name, found in forms.items() if True in found)
         return lists, frozenset(name for name, found in forms.items() if found == {None})
 
@@ -424,15 +357,13 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
         yield name, sources[number], what
 
 
-def _hashed_types(files: SourceFiles | EventRows) -> HashedTypes:
+def _hashed_types(files: SourceFiles) -> HashedTypes:
     return hashed_types(files.source, partial(column_type, files.kinds[0]))
 
 
-def _check_hashed_keys(
-    files: SourceFiles | EventRows, side: SideTable | HistoryTable | LookupTable, label: str
-) -> None:
+def _check_hashed_keys(files: SourceFiles, side: Attached, label: str) -> None:
     """Keys that both tables hash are hashes of one type."""
-    catalog = side.files if isinstance(side.files, Catalog) else side.files.catalog
+    catalog = side.catalog
     schema = catalog.schemas[int(catalog.schema_of[0])]
     folders = folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
     types = hashed_types(side.source, lambda name: folders.get(name) or type_at(schema, name))
@@ -468,9 +399,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     known = set(schema.field_names)
     joined: set[str] = set()
     shared: set[str] = set()
-    looked_up = {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
     for join in source.join:
-        of_events = source.events is not None and isinstance(join, Lookup)  # rows may be made of what it finds
+        of_events = source.events is not None and join.finds_values  # rows may be made of what it finds
         unknown = [name for name in join.fields if name not in known and not of_events]
         kind = type(join).__name__
         if unknown:
@@ -480,13 +410,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             raise SchemaError(
                 f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
             )
-        if isinstance(join, Lookup):
-            _check_lookup(join, schema, label, looked_up)
-        if isinstance(join, AsOf):
-            _check_as_of(join, schema, label, looked_up)
-            shared |= {
-                group.name for group in schema.groups if group.share == join.on and group.all_fields[0] in join.fields
-            }
+        join.check(source, schema, label)
+        shared |= {group.name for group in schema.groups if join.stores(group)}
         joined |= known.intersection(join.fields)
     for group in schema.groups:
         if group.share is not None and group.name not in shared and schema.explode is None:
@@ -500,7 +425,7 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
             f"{label}: {', '.join(both)} come from a side table: their columns, defaults and nulls belong to the "
             "ParquetSource inside the Join or AsOf"
         )
-    keys = {name for join in source.join for name in ((join.on, join.at) if isinstance(join, AsOf) else (join.on,))}
+    keys = {name for join in source.join for name in (join.on, join.row_time)}
     for option in ("columns", "defaults", "nulls"):
         allowed = known | keys | {schema.time} if option == "columns" else known
         unknown = sorted(set(getattr(source, option)) - allowed)
@@ -510,86 +435,3 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
                 f"{', '.join(schema.field_names)}"
             )
     return joined
-
-
-def _load(join: Joined, schema: Schema, **options: Any) -> SideTable | HistoryTable | LookupTable:
-    if isinstance(join, AsOf):
-        return load_histories(join, schema, **options)
-    if isinstance(join, Lookup):
-        return load_lookup(join, schema, **options)
-    assert isinstance(join, Join)
-    opened = open_side(join, schema, **options)
-    return load_side_table(join, opened, schema)
-
-
-def _lists_read(source: ParquetSource, wanted: Sequence[Field]) -> dict[str, bool]:
-    """The lists of the table that a source of events makes its rows of, and whether it must have them: where the field
-    has a default it need not."""
-    events = source.events
-    assert events is not None
-    read = dict[str, bool]()
-    for field in wanted:
-        column = source.columns.get(field.name, field.name)
-        if isinstance(column, str):
-            read[column] = read.get(column, False) or field.name not in source.defaults
-    made = [*source.computed.values(), *([] if events.condition is None else [events.condition])]
-    read |= {name: True for each in made for name in each.columns}
-    looked_up = {name: join.on for join in source.join if isinstance(join, Lookup) for name in join.fields}
-    read |= {looked_up[name]: True for name in read if name in looked_up}
-    return {name: read[name] for name in sorted(read) if name not in {events.of.on, POSITION, *looked_up}}
-
-
-def _check_lookup(join: Lookup, schema: Schema, label: str, looked_up: Collection[str]) -> None:
-    """What is found stands beside the ids that are looked up. looked_up: what all lookups of the source bring."""
-    if join.on in looked_up:
-        raise SchemaError(
-            f"{label}: Lookup(on={join.on!r}) looks up what another Lookup finds, and only ids that rows hold can be "
-            "looked up: join both dimension tables into one"
-        )
-    of = {field.name: field for field in fields_of(schema)}
-    found = [of[name] for name in join.fields if name in of]
-    if not found:
-        return
-    ids = of.get(join.on)
-    if ids is None or ids.kind not in ("context", "ids"):
-        raise SchemaError(
-            f"{label}: Lookup(on={join.on!r}) looks up ids of the schema: one of its context, or a field of a sequence "
-            "or of the candidates"
-        )
-    for field in found:
-        if field.group != ids.group or field.kind not in ("context", "ids", "floats", "id_label", "event_label"):
-            where = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
-            raise SchemaError(
-                f"{label}: Lookup brings {field.name!r}, which has to stand beside {join.on!r}, in {where}"
-            )
-
-
-def _check_as_of(join: AsOf, schema: Schema, label: str, looked_up: Collection[str]) -> None:
-    """A history brings whole sequences: fields of one sequence have the same events. looked_up: what lookups bring."""
-    for group in schema.groups:
-        missing = [name for name in group.all_fields if name not in join.fields and name not in looked_up]
-        if missing and any(name in join.fields for name in group.all_fields):
-            raise SchemaError(
-                f"{label}: AsOf brings some fields of the sequence {group.name!r} and not {', '.join(missing)}: its "
-                "fields have the same events, so all of them come from one table"
-            )
-        brought = [name for name in group.all_fields if name in join.fields]
-        if brought and join.pools and group.share is not None:
-            raise SchemaError(
-                f"{label}: Sequence({group.name!r}, share=...) shares stretches of a history, and those of "
-                "AsOf(pools=...) have gaps: leave one of both out"
-            )
-        if brought and join.pools and group.keep == "first" and group.max_length is not None:
-            raise SchemaError(
-                f"{label}: Sequence({group.name!r}, keep='first') and AsOf(pools=...) do not go together: of pools, "
-                "the last events are kept"
-            )
-        nested = [name for name in group.nested if name in join.fields]
-        if nested:
-            raise SchemaError(f"{label}: {', '.join(nested)} are nested: AsOf brings lists of numbers")
-    lists = {name for group in schema.groups for name in group.all_fields}
-    others = [name for name in join.fields if name not in lists]
-    if others:
-        raise SchemaError(
-            f"{label}: AsOf brings fields of sequences, and {', '.join(others)} are not: use a Join for values per key"
-        )

@@ -4,15 +4,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
-from typing import Any, TypeVar, cast
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.bind import FileKind, bind, encrypted_reads
@@ -21,7 +20,7 @@ from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog, open_catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
-from fsdata.catalog.listing.find_files import discover, found_now, local_version, root_of
+from fsdata.catalog.listing.find_files import discover, found_now, local_version
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
@@ -35,7 +34,6 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup, RowGroups, left_out
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
-from fsdata.growing.follow import Follow
 from fsdata.lake.catalog_file import read_catalog_file
 from fsdata.lake.tables import TableVersion, gone, open_table
 from fsdata.pages.page_decoder import PageDecoder
@@ -57,6 +55,13 @@ _ADVICE = (
 )  # of files that were listed, and of those of a catalog
 
 
+def files_of(source: ParquetSource, *args: Any, **options: Any) -> "SourceFiles":
+    """The files of a source, bound; see `SourceFiles`."""
+    made = SourceFiles if source.follow is None else source.follow.files
+    found: SourceFiles = made(source, *args, **options)
+    return found
+
+
 class SourceFiles:
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
@@ -64,6 +69,7 @@ class SourceFiles:
         remote: the files that are not local.
         wanted: the fields that are served.
         pruned: files that are not read, because `filter` leaves out all of their folder.
+        time_windows: see `OpenSource`.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
@@ -78,6 +84,10 @@ class SourceFiles:
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
     """
+
+    samples = 0  # of the files, the first ones, that only say how the others are bound
+    known: Mapping[str, Counted] = MappingProxyType({})  # of columns that no field is made of, what they count
+    time_windows: tuple[np.ndarray, np.ndarray] | None = None
 
     def __init__(
         self,
@@ -111,18 +121,14 @@ class SourceFiles:
         self._before: np.ndarray | None = None
         self._table: TableVersion | None = None
         self.seconds: dict[str, float] = {}
-        if source.follow is not None:
-            self.catalog = self._sample(source.follow)
-        else:
-            self.catalog = self._listed() if source.catalog is None else self._from_file()
+        self.catalog = self._opened()
         begin = time.perf_counter()
         self.wanted = wanted(self.catalog) if callable(wanted) else wanted
         readable = self._readable(self.catalog)
         self.kinds, self._kind_of = bind(source, self.wanted, self.catalog, label, notes=notes)
         self.seconds["binding"] = time.perf_counter() - begin
         self._keep = may_have_rows(self.catalog, source) & readable
-        if source.follow is not None:
-            self._keep[:] = False  # the file of the sample is read when it is its turn
+        self._keep[: self.catalog.first[self.samples]] = False
         self._index = index
         if source.catalog is not None:
             self._look_at_files()
@@ -136,36 +142,7 @@ class SourceFiles:
     @property
     def pruned_groups(self) -> int:
         """Row groups that are not read, because by the bounds of their columns `filter` leaves them out."""
-        return int((~self._keep[int(self.source.follow is not None) :]).sum())
-
-    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
-        """Further files below the root; those that are there keep their numbers, and their row groups their places.
-
-        Raises:
-            FileNotFoundError: one that is gone.
-            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
-            SchemaError: they cannot be read as the fields that are wanted, or not like the others.
-        """
-        catalog, faults = self.open_more(self.named(names))
-        for _, error in faults:
-            raise CorruptFileError(f"{self.label}: {error}") from error
-        for number, digest in enumerate(digests):
-            if catalog.digest(number) != digest:
-                raise CorruptFileError(
-                    f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
-                )
-        readable = self._readable(catalog)
-        kinds, kind_of = bind(self.source, self.wanted, catalog, self.label, self.kinds)
-        numbers = []
-        for kind in kinds:
-            if kind not in self.kinds:
-                self.kinds = [*self.kinds, kind]
-            numbers.append(self.kinds.index(kind))
-        # Threads that decode read these one by one: what is there already stays where it is.
-        self._kind_of = np.concatenate([self._kind_of, np.array(numbers, np.int32)[kind_of]])
-        self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source) & readable])
-        self.catalog = self.catalog.plus(catalog)
-        self.groups = self._groups()
+        return int((~self._keep[self.catalog.first[self.samples] :]).sum())
 
     def open_more(
         self, files: FileList, bounds_of: Sequence[str] = ()
@@ -183,42 +160,12 @@ class SourceFiles:
             hosts=self._hosts,
         )
 
-    def _sample(self, follow: Follow) -> Catalog:
-        """One whole file of a folder that is followed, to read the schema of. Blocks until there is one."""
-        begin, label = time.monotonic(), cast("str | None", self.label)
-        while True:
-            names = self._names_there(label)
-            label = None if names else label  # of what is not read is warned once
-            for name in names:
-                with suppress(FileNotFoundError):  # gone since it was listed
-                    catalog, _ = self.open_more(self.named([name]))
-                    if len(catalog):
-                        return catalog
-            if follow.idle_s is not None and time.monotonic() - begin > follow.idle_s:
-                raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
-            time.sleep(min(follow.every_s, 1.0))
-
-    def _names_there(self, label: str | None) -> list[str]:
-        """See `discover`."""
-        _, root = self.root
-        try:
-            files = discover(self.source.path_list, self.source.filesystem, label=label)
-        except FileNotFoundError:
-            return []
-        return list(files.below(root).names())
-
-    @cached_property
-    def root(self) -> tuple[pafs.FileSystem, str]:
-        """The filesystem and the folder that are followed."""
-        return root_of(self.source.path_list[0], self.source.filesystem)
-
-    def named(self, names: Sequence[str]) -> FileList:
-        """Files below the root."""
-        system, root = self.root
-        return FileList.of(((system, root + name, UNKNOWN) for name in names), root)
-
     def _groups(self) -> RowGroups:
         return RowGroups(self._index, self.catalog, self._keep, self._before, self.source.skip, self.source.limit)
+
+    def _opened(self) -> Catalog:
+        """Find the files and read what planning needs of them."""
+        return self._listed() if self.source.catalog is None else self._from_file()
 
     def _listed(self) -> Catalog:
         begin = time.perf_counter()
@@ -547,15 +494,14 @@ class SourceFiles:
 
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""
-        sample = int(self.source.follow is not None)  # a file that is opened to read the schema of
         return {
             **({} if self.version is None else {"table": self.version}),
-            "files": len(self.catalog) - sample,
+            "files": len(self.catalog) - self.samples,
             "pruned_files": self.pruned,
             "pruned_row_groups": self.pruned_groups,
             "row_groups": len(self.groups),
             "rows": int(self.groups.row_counts.sum()),
-            "bytes": int(self.catalog.size[sample:].sum()),
+            "bytes": int(self.catalog.size[self.samples :].sum()),
             "decoder": self._decoder(),
             "schemas": len(set(self.catalog.schema_of.tolist())),
             "skipped": len(self.skipped),

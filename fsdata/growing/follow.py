@@ -1,18 +1,20 @@
 """`Follow`: a source whose folder grows while it is read. Nothing is opened here."""
 
-import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsdata.errors import SchemaError
-from fsdata.options import integer, is_integer, one_of, plain
+from fsdata.options import integer, is_integer, one_of, plain, seconds
+from fsdata.sources.source import Growing, ParquetSource
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+if TYPE_CHECKING:
+    from fsdata.growing.followed_data import FollowedData
+    from fsdata.growing.growing_files import GrowingFiles
+    from fsdata.growing.late_side import LateSide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
+class Follow(Growing):
     """New files of a folder or glob are read when they have come, each file once.
 
     The files that are there at one time make an *extension* of the data: its row groups are dealt out, shuffled if the
@@ -56,17 +58,32 @@ class Follow:
         object.__setattr__(self, "at_most", integer("Follow(at_most=...)", self.at_most, 1, error=SchemaError))
 
     @property
+    def form(self) -> str:
+        return f"follow by {self.by}"
+
+    @property
+    def by_path(self) -> bool:
+        return self.by == "path"
+
+    def files(self, source: ParquetSource, *args: Any, **options: Any) -> "GrowingFiles":
+        from fsdata.growing.growing_files import GrowingFiles
+
+        return GrowingFiles(source, *args, **options)
+
+    def late(self, table: Any) -> "LateSide":
+        from fsdata.growing.late_side import LateSide
+
+        return LateSide(table)
+
+    def rows(self, opened: Any, source: ParquetSource, schema: Any, **order: Any) -> "FollowedData":
+        from fsdata.growing.followed_data import FollowedData
+
+        return FollowedData(opened, source, schema, **order)
+
+    @property
     def idle_s(self) -> float | None:
         return None if self.idle is None else seconds(self.idle, "idle")
 
     @property
     def every_s(self) -> float:
         return seconds(self.every, "every")
-
-
-def seconds(text: object, option: str) -> float:
-    """What a duration such as "10m" is in seconds."""
-    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        raise SchemaError(f"Follow({option}=...) is a duration such as '90s', '10m', '1.5h' or '2d', got {text!r}")
-    return float(match[1]) * _UNITS[match[2]]

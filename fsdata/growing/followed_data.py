@@ -2,18 +2,22 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroups
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
+from fsdata.growing.followed import FOLLOWS, Followed
+from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable
+from fsdata.growing.late_side import LateSide
 from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
 from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
+from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, compact
@@ -27,6 +31,8 @@ class FollowedData(Dataset):
     """A `Dataset` of one source that is followed. Enter a place (`enter`) before rows behind it are read."""
 
     followed = True
+    meets = FOLLOWS
+    segment_of = staticmethod(Segment.of_state)
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:
         if order["shuffle"] and isinstance(order["shuffle_window"], float):
@@ -37,6 +43,11 @@ class FollowedData(Dataset):
         super().__init__([source], schema, mix="sequential", **order)
         del self.fingerprint["rows"]
         self._source = source
+        assert isinstance(source.opened, GrowingFiles)
+        self._files = source.opened
+        late = [stage for stage in source.stages if isinstance(stage, LateSide)]
+        numbered = enumerate(source.attached)  # as a state numbers joins
+        self._late = {number: stage for number, each in numbered for stage in late if stage.empty is each}
         self._time_column = _time_column(given, schema)
         self._numbers: dict[FileAt, int] = {}  # in the source, of the files of the segment
         self._places: dict[int, int] = {}  # unit -> row group of the source
@@ -44,17 +55,19 @@ class FollowedData(Dataset):
         self.read = piece_reader([source], self.layout, units, None)
         self.fetches_of = fetch_planner([source], self.layout, units)
 
+    def steps(self, dealt: Kept | Dealt, **options: Any) -> Followed:
+        """The steps of one segment after another; see there."""
+        return Followed(dealt, **options)
+
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""
-        opened = self._source.opened
-        assert isinstance(opened, SourceFiles)  # no others are followed
-        late = [LateTable(number, side.join, opened, side.files) for number, side in self._source.late.items()]
-        return Watcher(opened, self._time_column, seen, late)
+        late = [LateTable(n, of.empty.join, self._files, of.files) for n, of in self._late.items()]
+        return Watcher(self._files, self._time_column, seen, late)
 
     def enter(self, progress: Progress, world_size: int) -> None:
         """Open the files that hold rows behind this place, those that are not open yet. Blocks.
 
-        Raises: as `OpenSource.extend`.
+        Raises: as `GrowingFiles.extend` and `OpenSource.changing`.
         """
         segment = progress.segment
         assert segment is not None
@@ -62,7 +75,9 @@ class FollowedData(Dataset):
         units = [at for at in (*segment.rest_units, *(at for at, _ in segment.new_units)) if at.unit in needed]
         self._open([segment.files[number] for number in sorted({at.file for at in units})])
         sides = {self._numbers[file]: file.sides for file in dict.fromkeys(segment.files[at.file] for at in units)}
-        _when_it_is_seen(lambda: self._source.match(sides))
+        for number, table in self._late.items():
+            of = {file: [side[1:] for side in each if side[0] == number] for file, each in sides.items()}
+            _when_it_is_seen(partial(table.enter, of))
         groups = self._groups()
         places: dict[tuple[int, int], int] = {}
         for file in dict.fromkeys(at.file for at in units):
@@ -116,7 +131,12 @@ class FollowedData(Dataset):
             return
         first = len(self._source.files)
         names, digests = [file.name for file in missing], [file.digest for file in missing]
-        _when_it_is_seen(lambda: self._source.extend(names, digests))
+
+        def extend() -> None:
+            with self._source.changing(names[0]):
+                self._files.extend(names, digests)
+
+        _when_it_is_seen(extend)
         self._numbers |= {file: first + n for n, file in enumerate(missing)}
 
 
@@ -152,7 +172,7 @@ class _UnitsOfSegment:
 
 def _time_column(source: ParquetSource, schema: Schema) -> str | None:
     assert source.follow is not None
-    if source.follow.by == "path":
+    if source.follow.by_path:
         return None
     column = None if schema.time is None else source.columns.get(schema.time, schema.time)
     if not isinstance(column, str):

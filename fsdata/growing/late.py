@@ -13,11 +13,12 @@ from fsdata.catalog.binding.column_paths import array_at, names_at
 from fsdata.catalog.footers import open_file, parquet_file
 from fsdata.catalog.listing.find_files import discover
 from fsdata.decode.arrow import widen
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import DataError, SchemaError
-from fsdata.growing.follow import seconds
+from fsdata.growing.follow import Follow
+from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.segment import SideFile
 from fsdata.growing.watermark import Arrived, modified_at, stamps_of
+from fsdata.options import seconds
 from fsdata.sources import expressions
 from fsdata.tables.join import Join
 
@@ -45,8 +46,8 @@ class LateTable:
         main: files of the source that rows come from.
     """
 
-    def __init__(self, number: int, join: Join, main: SourceFiles, files: SourceFiles) -> None:
-        assert join.source.follow is not None
+    def __init__(self, number: int, join: Join, main: GrowingFiles, files: GrowingFiles) -> None:
+        assert isinstance(join.source.follow, Follow)
         self.label = files.label
         self._number = number
         self._join = join
@@ -111,7 +112,7 @@ class LateTable:
             waiting.keys = waiting.keys[~found]
 
 
-def _keys(files: SourceFiles, name: str, on: str) -> np.ndarray:
+def _keys(files: GrowingFiles, name: str, on: str) -> np.ndarray:
     """int64 [n], the keys of the rows that the filter keeps."""
     source = files.source
     column = source.columns.get(on, on)

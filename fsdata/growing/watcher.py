@@ -17,12 +17,13 @@ from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.prune import pruned
 from fsdata.catalog.retry import unreachable
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.growing.follow import Follow, seconds
+from fsdata.growing.follow import Follow
+from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable, sides_of
 from fsdata.growing.segment import FileAt
 from fsdata.growing.watermark import EARLIEST, Arrived, Taken, modified_at, next_to_look_at, stamps_of, visible
+from fsdata.options import seconds
 from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 _LOG = logging.getLogger("fsdata")
@@ -65,15 +66,15 @@ class Watcher:
 
     def __init__(
         self,
-        files: SourceFiles,
+        files: GrowingFiles,
         time_column: str | None,
         seen: Mapping[str, Any] | None,
         late: Sequence[LateTable] = (),
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        assert files.source.follow is not None
+        assert isinstance(files.source.follow, Follow)
         self._files = files
-        self._follow: Follow = files.source.follow
+        self._follow = files.source.follow
         self._time_column = time_column
         self._taken = Taken() if seen is None else Taken.of_state(seen)
         self._late = late

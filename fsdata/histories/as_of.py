@@ -1,18 +1,24 @@
 """`AsOf`: histories that are stored once per key, and their events as rows. Nothing is opened here."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
-from fsdata.options import boolean, integer, is_integer, mapping_of, plain, text, tuple_of
+from fsdata.histories.lookup import Lookup, found_by_lookups
+from fsdata.options import boolean, integer, is_integer, mapping_of, one_of, plain, text, tuple_of
+from fsdata.schema import Field, Schema, Sequence
 from fsdata.sources import expressions
-from fsdata.sources.hash_split import checked_split
-from fsdata.sources.source import Events, Joined, ParquetSource
+from fsdata.sources.hash_split import HashSplit, checked_split
+from fsdata.sources.source import EventSource, Joined, ParquetSource
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from fsdata.histories.event_rows import EventRows
+    from fsdata.histories.history_table import HistoryTable
 
 
 POSITION = "position"  # where a row stands in the history of its key
@@ -134,6 +140,55 @@ class AsOf(Joined):
         if self.at == POSITION and self.where is not None:
             raise SchemaError("AsOf(where=...) would move the places of events, which at='position' counts: use pools")
 
+    def open(self, schema: Schema, **options: Any) -> "HistoryTable":
+        from fsdata.histories.history_table import load_histories
+
+        return load_histories(self, schema, **options)
+
+    def check(self, source: ParquetSource, schema: Schema, label: str) -> None:
+        """A history brings whole sequences: fields of one sequence have the same events."""
+        looked_up = found_by_lookups(source)
+        for group in schema.groups:
+            missing = [name for name in group.all_fields if name not in self.fields and name not in looked_up]
+            if missing and any(name in self.fields for name in group.all_fields):
+                raise SchemaError(
+                    f"{label}: AsOf brings some fields of the sequence {group.name!r} and not {', '.join(missing)}: "
+                    "its fields have the same events, so all of them come from one table"
+                )
+            brought = [name for name in group.all_fields if name in self.fields]
+            if brought and self.pools and group.share is not None:
+                raise SchemaError(
+                    f"{label}: Sequence({group.name!r}, share=...) shares stretches of a history, and those of "
+                    "AsOf(pools=...) have gaps: leave one of both out"
+                )
+            if brought and self.pools and group.keep == "first" and group.max_length is not None:
+                raise SchemaError(
+                    f"{label}: Sequence({group.name!r}, keep='first') and AsOf(pools=...) do not go together: of "
+                    "pools, the last events are kept"
+                )
+            nested = [name for name in group.nested if name in self.fields]
+            if nested:
+                raise SchemaError(f"{label}: {', '.join(nested)} are nested: AsOf brings lists of numbers")
+        lists = {name for group in schema.groups for name in group.all_fields}
+        others = [name for name in self.fields if name not in lists]
+        if others:
+            raise SchemaError(
+                f"{label}: AsOf brings fields of sequences, and {', '.join(others)} are not: use a Join for values per "
+                "key"
+            )
+
+    def stores(self, group: Sequence) -> bool:
+        return group.share == self.on and group.all_fields[0] in self.fields
+
+    @property
+    def row_time(self) -> str:
+        return self.at
+
+    def kernels(self) -> tuple[Any, ...]:
+        from fsdata.histories.kernels import histories
+
+        return histories.KERNELS
+
     @property
     def times(self) -> tuple[str, ...]:
         """`time` if there is one, and `known_at` if it is another one."""
@@ -222,3 +277,55 @@ class AsOf(Joined):
         conditions = [*self.of_pools, *([] if self.condition is None else [self.condition])]
         read = dict.fromkeys(name for each in conditions for name in each.columns)
         return tuple(name for name in read if name not in (*self.fields, *self.times))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events(EventSource):
+    """Which events of a table of histories are rows, see `AsOf.anchors`, which makes it."""
+
+    of: AsOf
+    condition: expressions.Expression | None
+    min_history: int
+    order: Literal["user", "time"]
+    time_window: int | None
+    split: HashSplit | None
+
+    def __post_init__(self) -> None:
+        window = integer("anchors(time_window=...)", self.time_window, 1, optional=True, error=SchemaError)
+        history = integer("anchors(min_history=...)", self.min_history, 0, error=SchemaError)
+        order = one_of("anchors(order=...)", self.order, ("user", "time"), error=SchemaError)
+        for name, value in (("time_window", window), ("min_history", history), ("order", order)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def label(self) -> str:
+        return f"events of {self.of.source.label}"
+
+    @property
+    def form(self) -> str:
+        where = None if self.condition is None else self.condition.form
+        split = "" if self.split is None else f" {self.split.form}"
+        window = f" time_window={self.time_window}" if self.time_window else ""
+        return f"events where {where} min_history={self.min_history} order={self.order}{window}{split}"
+
+    def also(self, source: ParquetSource, wanted: SequenceOf[Field]) -> dict[Joined, dict[str, Any]]:
+        """The lists that rows are made of, and whether the table must have them: where the field has a default it need
+        not."""
+        read = dict[str, bool]()
+        for name in (of.name for of in wanted):
+            column = source.columns.get(name, name)
+            if isinstance(column, str):
+                read[column] = read.get(column, False) or name not in source.defaults
+        made = [*source.computed.values(), *([] if self.condition is None else [self.condition])]
+        read |= {name: True for each in made for name in each.columns}
+        looked_up = {name: join.on for join in source.join if isinstance(join, Lookup) for name in join.fields}
+        read |= {looked_up[name]: True for name in read if name in looked_up}
+        lists = {name: read[name] for name in sorted(read) if name not in {self.of.on, POSITION, *looked_up}}
+        return {self.of: {"also": lists}}
+
+    def rows(
+        self, source: ParquetSource, wanted: SequenceOf[Field], attached: SequenceOf[Any], **options: Any
+    ) -> "EventRows":
+        from fsdata.histories.event_rows import EventRows
+
+        return EventRows(source, wanted, attached, **options)

@@ -28,11 +28,11 @@ from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import Fault, Faults, SchemaError
-from fsdata.histories.as_of import POSITION
+from fsdata.histories.as_of import POSITION, Events
 from fsdata.histories.history_table import HistoryTable, Pile, where
 from fsdata.histories.lookup_table import LookupTable
 from fsdata.schema import Field
-from fsdata.sources.source import Events, ParquetSource
+from fsdata.sources.source import ParquetSource
 
 _FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a file is
 _GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled
@@ -85,7 +85,7 @@ class EventRows:
         windows: int64 [T + 1], where the anchors of each window of time begin; all are one window without.
 
     Args:
-        table: the histories. lookups: of the source.
+        attached: the opened tables of the source.
         others: see `SourceFiles`.
 
     Raises:
@@ -99,15 +99,16 @@ class EventRows:
         self,
         source: ParquetSource,
         wanted: Sequence[Field],
-        table: HistoryTable,
-        lookups: Sequence[LookupTable],
+        attached: Sequence[HistoryTable | LookupTable],
         *,
         index: int,
         label: str,
         notes: list[Fault] | None = None,
     ) -> None:
-        assert source.events is not None
-        self._events = source.events
+        assert isinstance(source.events, Events)
+        self._events = events = source.events
+        (table,) = (each for each in attached if isinstance(each, HistoryTable) and each.join is events.of)
+        lookups = [each for each in attached if isinstance(each, LookupTable)]
         begin = time.perf_counter()
         self.label = label
         self.skipped: list[Skipped] = []
@@ -117,14 +118,14 @@ class EventRows:
         self.source = _with_lists_of_one(source, wanted, self._names)
         schema = pa.schema([(name, self._type(name)) for name in self._names])
         self.kinds = [bind_rows(self.source, wanted, schema, label)]
-        contents = (_VERSION, table.name, source.events.form)
+        contents = (_VERSION, table.name, events.form)
         name = f"events{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
         self._shared = SharedArrays(
             name,
-            _Finding(table, source.events).arrays,
+            _Finding(table, events).arrays,
             f"{label}, its rows",
             on_disk=table.join.bucketed is not None,
-            kept=table.kept and table.kept.with_more(source.events.form),
+            kept=table.kept and table.kept.with_more(events.form),
         )
         self.windows = self._shared[_WINDOWS]
         self.groups = EventGroups(index, self.windows)
@@ -133,7 +134,14 @@ class EventRows:
     @property
     def catalog(self) -> Catalog:
         """The files of the table."""
-        return self._table.files
+        return self._table.catalog
+
+    @property
+    def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `OpenSource`."""
+        if self._events.time_window is None:
+            return None
+        return np.concatenate([[0], self.groups.ends]), self.windows
 
     @property
     def known(self) -> dict[str, Counted]:
@@ -183,6 +191,10 @@ class EventRows:
 
     def faults_of(self, group: RowGroup) -> Faults:
         return self.faults
+
+    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
+        """See `SourceFiles.small`: none are."""
+        return np.full(len(self.groups), -1), np.zeros(len(self.groups))
 
     def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> None:
         """Nothing is read ahead."""

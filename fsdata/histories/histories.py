@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fsdata.decode.attached import Stage
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import REFERENCE, Layout
@@ -38,22 +39,26 @@ class _Windows:
     length: np.ndarray
 
 
-class Histories:
+class Histories(Stage):
     """The histories of one source; thread-safe.
 
     Attributes:
         groups: sequence -> the table that brings its fields.
     """
 
+    turn = 2
+
     def __init__(
         self, tables: Sequence[HistoryTable], lookups: Sequence[LookupTable], schema: Schema, source: int
     ) -> None:
+        """lookups: of the same source, of what the tables hold. source: its number in the loader."""
         self.groups: dict[str, HistoryTable] = {
             group.name: table
             for table in tables
             for group in schema.groups
             if set(group.all_fields) & set(table.join.fields)
         }
+        self.references = self.groups.keys()
         self._tables = tables
         self._lookups = {name: each for each in lookups for name in each.join.fields}
         self._source = source
@@ -63,7 +68,7 @@ class Histories:
         """How many buckets the histories of a sequence have; 0 if they are not bucketed."""
         return self.groups[group].join.bucketed or 0
 
-    def attach(self, piece: DecodedPiece) -> None:
+    def attach(self, piece: DecodedPiece, file: int) -> None:
         """Give the rows of a piece their histories, in place.
 
         Raises:
@@ -71,6 +76,12 @@ class Histories:
         """
         for table in self._tables:
             self._attach(table, piece)
+
+    def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
+        return buckets_of(_of_each(sources), layout) if layout.references else None
+
+    def received(self, columns: list[Column], rows: int, layout: Layout, sources: Sequence[Sequence[Stage]]) -> RowRefs:
+        return received(columns, rows, layout, _of_each(sources))
 
     def complete(self, columns: list[Column], layout: Layout, rows: int) -> None:
         """Point the fields of rows that came from other ranks, by slot, at the events that their references name, in
@@ -155,10 +166,18 @@ class Histories:
             )
 
 
+def _of_each(sources: Sequence[Sequence[Stage]]) -> list[Histories]:
+    return [each for stages in sources for each in stages if isinstance(each, Histories)]
+
+
+def histories_of(stages: Sequence[Stage]) -> Histories:
+    """Those of a source, which has some."""
+    (found,) = _of_each([stages])
+    return found
+
+
 def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence[Histories]) -> RowRefs:
     """Rows that came from other ranks, with their histories. columns: by slot, with references in place of events."""
-    if not layout.references:
-        return RowRefs.of(Block.of(columns, rows))
     reference = columns[next(iter(layout.references.values()))]
     source_of = reference.gathered(np.int64, np.arange(rows)).reshape(rows, REFERENCE)[:, 0]
     block, row, blocks = np.empty(rows, np.int32), np.empty(rows, np.int32), list[Block]()

@@ -14,19 +14,21 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.binding.arrow_types import is_list, plain
+from fsdata.catalog.binding.bind import FileKind
 from fsdata.catalog.binding.column_paths import type_at
-from fsdata.catalog.binding.counted import Counted, check_times
+from fsdata.catalog.binding.counted import Counted, check_key, check_times
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
+from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column, run
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_groups import RowGroup
@@ -98,8 +100,8 @@ class HistoryTable:
         times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
         counted: what the integers of its key and lists count.
         pools: see `fsdata.histories.kernels.histories`; None without pools.
-        files: of the table. lists: those that are kept, with the mask of the pools. name: that of its arrays, equal
-            where they are equal. kept: where they stay when nobody uses them.
+        catalog: the files of the table. lists: those that are kept, with the mask of the pools. name: that of its
+            arrays, equal where they are equal. kept: where they stay when nobody uses them.
     """
 
     join: AsOf
@@ -109,10 +111,33 @@ class HistoryTable:
     counted: Mapping[str, Counted]
     shared: SharedArrays
     pools: np.ndarray | None
-    files: Catalog
+    catalog: Catalog
     lists: tuple[str, ...]
     name: str
     kept: KeptIn | None
+
+    kinds: ClassVar[tuple[FileKind, ...]] = ()
+    defaults: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
+    masks: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def may_drop(self) -> bool:
+        return any(self.source.policy(name) == "drop" for name in self.join.fields)
+
+    def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
+        join = self.join
+        check_key(join.on, own.get(Field(join.on, "join_key")), self.counted.get(join.on))
+        if not join.by_position and join.time is not None:
+            check_times(join.at, own.get(Field(join.at, "row_time")), join.time, self.counted.get(join.time))
+
+    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> Stage | None:
+        from fsdata.histories.histories import Histories
+
+        tables = [each for each in beside if isinstance(each, HistoryTable)]
+        if tables[0] is not self:
+            return None
+        lookups = [each for each in beside if each.join.finds_values]
+        return Histories(tables, lookups, schema, source)
 
     @property
     def source(self) -> ParquetSource:

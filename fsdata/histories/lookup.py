@@ -3,10 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fsdata.errors import SchemaError
 from fsdata.options import is_number, mapping_of, plain
-from fsdata.sources.source import Joined
+from fsdata.schema import Schema, fields_of
+from fsdata.sources.source import Joined, ParquetSource
+
+if TYPE_CHECKING:
+    from fsdata.histories.lookup_table import LookupTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,6 +35,8 @@ class Lookup(Joined):
 
     default: float | Mapping[str, float] = 0
 
+    finds_values = True
+
     def __post_init__(self) -> None:
         self._check((self.on,), shared=True)
         if self.on in self.fields:
@@ -45,6 +52,35 @@ class Lookup(Joined):
             if not is_number(value) or not math.isfinite(value):
                 raise SchemaError(f"Lookup(default=...) is a finite number, got {value!r} for {name!r}")
 
+    def open(self, schema: Schema, **options: Any) -> "LookupTable":
+        from fsdata.histories.lookup_table import load_lookup
+
+        return load_lookup(self, schema, **options)
+
+    def check(self, source: ParquetSource, schema: Schema, label: str) -> None:
+        """What is found stands beside the ids that are looked up."""
+        if self.on in found_by_lookups(source):
+            raise SchemaError(
+                f"{label}: Lookup(on={self.on!r}) looks up what another Lookup finds, and only ids that rows hold can "
+                "be looked up: join both dimension tables into one"
+            )
+        of = {field.name: field for field in fields_of(schema)}
+        found = [of[name] for name in self.fields if name in of]
+        if not found:
+            return
+        ids = of.get(self.on)
+        if ids is None or ids.kind not in ("context", "ids"):
+            raise SchemaError(
+                f"{label}: Lookup(on={self.on!r}) looks up ids of the schema: one of its context, or a field of a "
+                "sequence or of the candidates"
+            )
+        for field in found:
+            if field.group != ids.group or field.kind not in ("context", "ids", "floats", "id_label", "event_label"):
+                where = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
+                raise SchemaError(
+                    f"{label}: Lookup brings {field.name!r}, which has to stand beside {self.on!r}, in {where}"
+                )
+
     def default_of(self, name: str) -> float:
         return self.default.get(name, 0) if isinstance(self.default, Mapping) else self.default
 
@@ -53,3 +89,8 @@ class Lookup(Joined):
         """What it says, without its source; for fingerprints."""
         found = " ".join(f"{name}:{self.default_of(name)!r}" for name in self.fields)
         return f"lookup {self.on} {found}"
+
+
+def found_by_lookups(source: ParquetSource) -> set[str]:
+    """The fields that lookups of a source find."""
+    return {name for each in source.join if isinstance(each, Lookup) for name in each.fields}

@@ -3,23 +3,26 @@
 Letters: M rows of the table, S places of a hash table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from fsdata.catalog.binding.bind import check_default
+from fsdata.catalog.binding.bind import FileKind, check_default
 from fsdata.catalog.binding.column_paths import type_at
-from fsdata.catalog.binding.counted import Counted
+from fsdata.catalog.binding.counted import Counted, check_key
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column
+from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
@@ -41,7 +44,7 @@ class LookupTable:
     Attributes:
         tables: field -> what its values are found by, see `fsdata.histories.kernels.lookups`. floats: fields that are
             float32.
-        counted: what the integers of its key and fields count. files: of the table.
+        counted: what the integers of its key and fields count. catalog: the files of the table.
     """
 
     join: Lookup
@@ -52,7 +55,19 @@ class LookupTable:
     tables: Mapping[str, np.ndarray]
     floats: frozenset[str]
     counted: Mapping[str, Counted]
-    files: Catalog
+    catalog: Catalog
+
+    kinds: ClassVar[tuple[FileKind, ...]] = ()
+    defaults: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
+    masks: ClassVar[frozenset[str]] = frozenset()
+    may_drop: ClassVar[bool] = False  # its own rows are left out: ids without one have a default
+
+    def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
+        check_key(self.join.on, ids.get(self.join.on), self.counted.get(self.join.on))
+
+    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> "Lookups | None":
+        lookups = [each for each in beside if isinstance(each, LookupTable)]
+        return Lookups(lookups) if lookups[0] is self else None
 
     @property
     def source(self) -> ParquetSource:
@@ -65,6 +80,30 @@ class LookupTable:
     def over(self, ids: Column, name: str) -> Column:
         """A field of the rows of a column of ids."""
         return replace(ids, lookup=self.tables[name], values=None, bytes=0, owners=(*ids.owners, self.shared))
+
+
+class Lookups(Stage):
+    """The dimension tables of one source."""
+
+    turn = 3
+
+    def __init__(self, tables: Sequence[LookupTable]) -> None:
+        self._tables = tables
+
+    def attach(self, piece: DecodedPiece, file: int) -> None:
+        """What is found is as long as its ids."""
+        for lookup, name in self._in(piece):
+            piece.columns.setdefault(piece.layout.slots[name], self._ids(lookup, piece))
+
+    def finish(self, piece: DecodedPiece) -> None:
+        for lookup, name in self._in(piece):
+            piece.columns[piece.layout.slots[name]] = lookup.over(self._ids(lookup, piece), name)
+
+    def _in(self, piece: DecodedPiece) -> Iterator[tuple[LookupTable, str]]:
+        return ((each, name) for each in self._tables for name in each.join.fields if name in piece.layout.slots)
+
+    def _ids(self, lookup: LookupTable, piece: DecodedPiece) -> Column:
+        return piece.column(piece.layout.slots[lookup.join.on])
 
 
 def load_lookup(

@@ -32,13 +32,9 @@ BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),
     *(packing.contiguous, packing.zigzag, packing.sums),
 )
-HISTORIES = (
-    *(histories.find_keys, histories.find_windows, histories.cut_windows, histories.find_unsorted),
-    *(histories.events_that_count, histories.count_pool, histories.find_pool, histories.merged_lengths),
-)
 JOINS = (columns.gather_joined,)
 RARE = (rows.decode_page, locations.read_locations, packing.to_fewest, lookups.fill_places, texts.fnv1a)
-ALL = (*JOINS, *READING, *BALANCING, *HISTORIES, *RARE)
+ALL = (*JOINS, *READING, *BALANCING, *histories.KERNELS, *RARE)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 
 

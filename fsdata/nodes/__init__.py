@@ -13,7 +13,9 @@ before `Dealt` any node that gives batches of tensors. All have one law of state
 `batches` copies rows into tensors. `loader_options` are checked before all of it.
 """
 
-from fsdata.growing.followed import Followed
+import importlib
+from typing import Any
+
 from fsdata.nodes.batches import Adapted, Batches
 from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.rows import Rows
@@ -21,3 +23,9 @@ from fsdata.nodes.steps import Part, Step, Steps
 from fsdata.nodes.units import Units
 
 __all__ = ["Adapted", "Batches", "Dealt", "Followed", "Kept", "Part", "Rows", "Step", "Steps", "Units"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Followed":  # of an extension
+        return importlib.import_module("fsdata.growing.followed").Followed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

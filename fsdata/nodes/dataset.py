@@ -5,26 +5,24 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.block import Column, RowRefs, SurvivingRows, concat
+from fsdata.decode.block import Block, Column, RowRefs, SurvivingRows, concat
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
-from fsdata.histories.histories import buckets_of, received
-from fsdata.nodes.node import Timing
+from fsdata.nodes.node import Node, Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
-from fsdata.order.progress import Progress
+from fsdata.order.progress import Progress, SegmentState
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Schema
-from fsdata.tables.side_table import bucket_of
 
 SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
 _VERSION = 1
@@ -94,10 +92,14 @@ class Dataset:
             groups these are.
         bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
         followed: there is no end to it, see `fsdata.growing`.
+        meets: why ranks have to meet in every step; None where they need not.
+        segment_of: reads the segment of a saved state, of data that is followed.
         window_units: units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
+    meets: str | None = None
+    segment_of: Callable[[dict[str, Any]], SegmentState] | None = None
 
     def __init__(
         self,
@@ -114,17 +116,15 @@ class Dataset:
         self.sources = sources
         for _, _, what in other_forms(sources, schema):
             raise SchemaError(what)
-        as_of = [set(source.histories.groups) for source in sources]
+        references = [{name for stage in source.stages for name in stage.references} for source in sources]
         self.layout = layout_of(
             schema,
             frozenset[str]().union(*(source.list_labels for source in sources)),
-            set.intersection(*as_of),
+            set.intersection(*references),
             texts=sources[0].texts,
             masks=frozenset(name for source in sources for name in source.masks),
         )
-        self.bucket = buckets_of([source.histories for source in sources], self.layout) or bucket_of(
-            [source.sides for source in sources], self.layout
-        )
+        self.bucket = _bucket(sources, self.layout)
         self.timing = Timing()
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
@@ -149,14 +149,21 @@ class Dataset:
             for item, value in source.fingerprint.items():
                 self.fingerprint[f"source {number} {item}"] = value
 
+    def steps(self, dealt: Node[Any], **_: Any) -> Node[Any]:
+        """What goes on where the steps of `dealt` end: nothing, but where data is followed."""
+        return dealt
+
     def close(self) -> None:
         """Close the files that decoding threads keep open."""
         for source in self.sources:
             source.close()
 
     def rows_of(self, columns: list[Column], rows: int) -> RowRefs:
-        """Rows that came from other ranks, with their histories; see `received`."""
-        return received(columns, rows, self.layout, [source.histories for source in self.sources])
+        """Rows that came from other ranks; see `Stage.received`."""
+        if not self.layout.references:
+            return RowRefs.of(Block.of(columns, rows))
+        stage = next(stage for stage in self.sources[0].stages if stage.references)
+        return stage.received(columns, rows, self.layout, [source.stages for source in self.sources])
 
     @property
     def time_windows(self) -> np.ndarray | None:
@@ -208,6 +215,14 @@ class Dataset:
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
         """The permutation of the rows of a window; None to keep them in order."""
         return partial(window_order, seed=self._seed, epoch=epoch) if self._shuffle else None
+
+
+def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
+    """See `Stage.bucket`; of several kinds of tables on disk, the last one that rows pass counts."""
+    stages = [source.stages for source in sources]
+    in_turn = sorted((stage for of in stages for stage in of), key=lambda stage: -stage.turn)
+    found = (stage.bucket(stages, layout) for stage in in_turn)
+    return next((each for each in found if each is not None), None)
 
 
 def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -14,9 +14,7 @@ from torch.utils.data import get_worker_info
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.opened_source import open_source
 from fsdata.decode.reused_buffers import Pool
-from fsdata.growing.followed_data import FollowedData
-from fsdata.histories.as_of import AsOf
-from fsdata.kernels.warm import HISTORIES, JOINS, RARE, READING, make_ready
+from fsdata.kernels.warm import JOINS, RARE, READING, make_ready
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.loader_options import check_sources, checked_order
 from fsdata.nodes.node import First, check_worker
@@ -94,14 +92,16 @@ class Units(First[Window]):
                 for index, source in enumerate(sources)
             ]
             order["world_size"] = self.context.world_size
-            if all(source.follow is None for source in sources):
-                self.data = Dataset(opened, schema, mix=mix, threads=threads, **order)
-            elif len(sources) > 1:
+            follow = next((source.follow for source in sources if source.follow is not None), None)
+            if follow is not None and len(sources) > 1:
                 raise ValueError(
                     "a source that is followed is the only one of its loader: there is no end to mix it with"
                 )
-            else:
-                self.data = FollowedData(opened[0], sources[0], schema, **order)
+            self.data: Dataset = (
+                Dataset(opened, schema, mix=mix, threads=threads, **order)
+                if follow is None
+                else follow.rows(opened[0], sources[0], schema, **order)
+            )
             parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
             same = {**self.data.fingerprint, **({} if also is None else also(self))}
             meeting.agree(same, parts=parts)
@@ -135,7 +135,7 @@ class Units(First[Window]):
     def place_of(self, state: dict[str, Any] | None) -> Progress:
         if state is None:
             return Progress.start(self.next_epoch, self.context.world_size)
-        return from_state(state, self.data.fingerprint).on(self.context.world_size)
+        return from_state(state, self.data.fingerprint, self.data.segment_of).on(self.context.world_size)
 
     def state_of(self, progress: Progress) -> dict[str, Any]:
         return to_state(progress, self.data.fingerprint)
@@ -166,8 +166,7 @@ class Units(First[Window]):
 def _kernels(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
     """Those that may be called. Other ranks would wait where one is compiled later, so rare ones count, too."""
     joins = [join for source in sources for join in source.join]
-    histories = any(isinstance(join, AsOf) for join in joins)
-    joined = [*(JOINS if joins else ()), *(HISTORIES if histories else ())]
+    joined = [*(JOINS if joins else ()), *dict.fromkeys(each for join in joins for each in join.kernels())]
     return [*joined, *READING, *(RARE if world_size > 1 else ())]
 
 

@@ -4,12 +4,11 @@ The state is that of the job, not of a rank: every rank knows how many rows ever
 so or because the ranks tell each other at every step. So any rank's state will do, and any number of ranks can load it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from fsdata.errors import StateError
-from fsdata.growing.segment import Segment
 from fsdata.order.deal import deal_again
 from fsdata.order.stream import Stream
 from fsranks.errors import shown
@@ -17,6 +16,13 @@ from fsranks.errors import shown
 VERSION = 1
 
 Positions = tuple[int, ...]
+
+
+class SegmentState(Protocol):
+    """What a place in data that is followed counts in: `fsdata.growing.segment`."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,7 @@ class Progress:
     history: tuple[Positions, ...]
     positions: Positions
     tuning: dict[str, Any] | None = None
-    segment: Segment | None = None
+    segment: Any = None
 
     @classmethod
     def start(cls, epoch: int, world_size: int, tuning: dict[str, Any] | None = None) -> "Progress":
@@ -62,7 +68,7 @@ class Progress:
         history = (*self.history, self.positions) if any(self.positions) else self.history
         return replace(self, history=history, positions=(0,) * world_size, tuning=None)
 
-    def extended(self, segment: Segment, world_size: int) -> "Progress":
+    def extended(self, segment: SegmentState, world_size: int) -> "Progress":
         """The same place, the first of a further segment."""
         return replace(self, segment=segment, history=(), positions=(0,) * world_size)
 
@@ -96,8 +102,15 @@ def to_state(progress: Progress, fingerprint: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def from_state(state: dict[str, Any], fingerprint: dict[str, str]) -> Progress:
-    """Read a state back; StateError if it is of another version or belongs to other data or another order."""
+def from_state(
+    state: dict[str, Any],
+    fingerprint: dict[str, str],
+    segment_of: Callable[[dict[str, Any]], SegmentState] | None = None,
+) -> Progress:
+    """Read a state back; StateError if it is of another version or belongs to other data or another order.
+
+    segment_of: reads the segment of data that is followed.
+    """
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"not a loader state: {_short(state)}. Pass what state_dict() returned")
     if state["version"] != VERSION:
@@ -113,7 +126,7 @@ def from_state(state: dict[str, Any], fingerprint: dict[str, str]) -> Progress:
             history=tuple(tuple(map(int, positions)) for positions in state["history"]),
             positions=tuple(map(int, state["positions"])),
             tuning=state["tuning"],
-            segment=Segment.of_state(state["follow"]) if "follow" in state else None,
+            segment=segment_of(state["follow"]) if segment_of is not None and "follow" in state else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged ({error!r}): {_short(state)}") from error

@@ -3,16 +3,16 @@
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
-from fsdata.growing.follow import Follow
 from fsdata.options import integer, is_number, mapping_of, one_of, plain, positive, text, tuple_of
 from fsdata.sources import expressions
-from fsdata.sources.hash_split import HashSplit, checked_split
+from fsdata.sources.hash_split import checked_split
 
 if TYPE_CHECKING:
     import polars as pl
@@ -45,6 +45,34 @@ class Retry:
         object.__setattr__(self, "max_s", plain(self.max_s))
         if not is_number(self.max_s) or not self.max_s >= 0:
             raise SchemaError(f"Retry(max_s=...) is a number of seconds, got {self.max_s!r}")
+
+
+class Growing(ABC):
+    """How the files of a source come while it is read: what a `Follow` says, and who reads such a source."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """What of it decides the order of rows; for fingerprints."""
+
+    @property
+    @abstractmethod
+    def by_path(self) -> bool:
+        """Whether files come in the order of their paths."""
+
+    @abstractmethod
+    def files(self, source: "ParquetSource", *args: Any, **options: Any) -> Any:
+        """Its files, so far: a `SourceFiles`, which takes the same arguments."""
+
+    @abstractmethod
+    def late(self, table: Any) -> Any:
+        """The stage of a side table whose rows come while it is read. table: its `SideTable`, without rows."""
+
+    @abstractmethod
+    def rows(self, opened: Any, source: "ParquetSource", schema: Any, **order: Any) -> Any:
+        """The rows of the opened source, in place of a `Dataset`, which takes the same `order`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,13 +136,13 @@ class ParquetSource:
     _: KW_ONLY
     catalog: str | Path | None = None
     table: str | None = None
-    events: "Events | None" = None
+    events: "EventSource | None" = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     nulls: Mapping[str, Policy] = field(default_factory=dict)
     join: "Sequence[Joined]" = ()
-    follow: Follow | None = None
+    follow: Growing | None = None
     filter: "pl.Expr | expressions.Expression | None" = None
     map: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
     split: str | None = None
@@ -173,7 +201,7 @@ class ParquetSource:
     def label(self) -> str:
         """The first path, short enough for a message."""
         if self.events is not None:
-            return f"events of {self.events.of.source.label}"
+            return self.events.label
         paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
@@ -242,6 +270,33 @@ class ParquetSource:
         return cast(tuple[str, ...], self.paths)
 
 
+class EventSource(ABC):
+    """Rows that are events of a joined table, in place of rows of files: what `AsOf.anchors` makes."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """How messages call it."""
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """What it says; for fingerprints."""
+
+    @abstractmethod
+    def also(self, source: ParquetSource, wanted: Any) -> Mapping["Joined", Mapping[str, Any]]:
+        """Options with which a joined table of the source is opened, so that it has what rows are made of.
+
+        wanted: the fields of the rows.
+        """
+
+    @abstractmethod
+    def rows(self, source: ParquetSource, wanted: Any, attached: Any, **options: Any) -> Any:
+        """The rows, in place of `SourceFiles`. attached: the opened tables of the source, in the order of `join`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
     """A table whose fields are added to the rows, found by a key: what the kinds of joins have in common.
@@ -257,10 +312,32 @@ class Joined:
     on: str
     fields: Sequence[str]
 
+    finds_values = False  # its fields are values for the ids of another field, and not for rows
+
     @property
     def form(self) -> str:
         """What it says, without its source; for fingerprints."""
         raise NotImplementedError
+
+    def open(self, schema: Any, **options: Any) -> Any:
+        """Open the table, an `Attached`. options: see `open_source`. Blocks for reading it."""
+        raise NotImplementedError
+
+    def check(self, source: ParquetSource, schema: Any, label: str) -> None:
+        """Raise SchemaError if it does not go together with the schema, or with other tables of its source."""
+
+    def stores(self, group: Any) -> bool:
+        """Whether it stores the events of a `Sequence` once per key, and rows see windows of them."""
+        return False
+
+    @property
+    def row_time(self) -> str | None:
+        """The field or column of the rows that says as of when they see it."""
+        return None
+
+    def kernels(self) -> tuple[Any, ...]:
+        """Kernels that it calls, to be compiled beforehand."""
+        return ()
 
     def _check(self, columns: Iterable[str], *, shared: bool) -> None:
         """Check what all kinds have, and make `fields` a tuple.
@@ -308,39 +385,12 @@ class Joined:
             raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Events:
-    """Which events of a table of histories are rows, see `AsOf.anchors`, which makes it."""
-
-    of: Joined
-    condition: expressions.Expression | None
-    min_history: int
-    order: Literal["user", "time"]
-    time_window: int | None
-    split: HashSplit | None
-
-    def __post_init__(self) -> None:
-        window = integer("anchors(time_window=...)", self.time_window, 1, optional=True, error=SchemaError)
-        history = integer("anchors(min_history=...)", self.min_history, 0, error=SchemaError)
-        order = one_of("anchors(order=...)", self.order, ("user", "time"), error=SchemaError)
-        for name, value in (("time_window", window), ("min_history", history), ("order", order)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def form(self) -> str:
-        """What it says; for fingerprints."""
-        where = None if self.condition is None else self.condition.form
-        split = "" if self.split is None else f" {self.split.form}"
-        window = f" time_window={self.time_window}" if self.time_window else ""
-        return f"events where {where} min_history={self.min_history} order={self.order}{window}{split}"
-
-
 def _check_follow(source: ParquetSource) -> None:
     if source.follow is None:
         if any(join.source.follow is not None for join in source.join):
             raise SchemaError("a side table that is followed needs rows that are followed: give both a Follow")
         return
-    if not isinstance(source.follow, Follow):
+    if not isinstance(source.follow, Growing):
         raise SchemaError(f"follow takes a Follow, got {source.follow!r}")
     if len(source.path_list) != 1:
         raise SchemaError("a source that is followed has one path, a folder or a glob, and no catalog")
@@ -351,7 +401,7 @@ def _check_follow(source: ParquetSource) -> None:
 def _paths(value: Any, catalog: Any, table: Any, events: Any) -> tuple[str, ...]:
     paths = tuple_of(value, str | Path)
     if events is not None:
-        if paths or catalog is not None or table is not None or not isinstance(events, Events):
+        if paths or catalog is not None or table is not None or not isinstance(events, EventSource):
             raise SchemaError("ParquetSource(events=...) is made by AsOf.anchors, and has no paths, catalog or table")
         return ()
     if table is not None:

@@ -1,12 +1,15 @@
 """`Join`: a side table whose fields are added to the rows by key. Nothing is opened here."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsdata.errors import SchemaError
-from fsdata.growing.follow import seconds
-from fsdata.options import integer
+from fsdata.options import integer, seconds
+from fsdata.schema import Schema
 from fsdata.sources.source import POLICIES, Joined
+
+if TYPE_CHECKING:
+    from fsdata.tables.side_table import SideTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -61,7 +64,7 @@ class Join(Joined):
             raise SchemaError(
                 "Join(wait=...) goes with a source that is followed: give both, or none of them to read the table once"
             )
-        if self.source.follow is not None and self.source.follow.by != "path":
+        if self.source.follow is not None and not self.source.follow.by_path:
             raise SchemaError("the source of a Join is followed by path: its rows have no order")
         if self.wait is not None:
             seconds(self.wait, "wait")
@@ -70,6 +73,11 @@ class Join(Joined):
             raise SchemaError(
                 f"Join(missing='default') needs the values: defaults={{{without[0]!r}: ...}} of its source"
             )
+
+    def open(self, schema: Schema, **options: Any) -> "SideTable":
+        from fsdata.tables.side_table import load_side_table, open_side
+
+        return load_side_table(self, open_side(self, schema, **options), schema)
 
     @property
     def form(self) -> str:

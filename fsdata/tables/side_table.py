@@ -1,7 +1,6 @@
 """Side tables: read once, in memory or on disk, in the order of their keys; then a join is a lookup of places.
 
-One on disk is held once per host: its processes map the same file. One that is followed is read file by file: for each
-file of rows the rows of the side table that match, and no others.
+One on disk is held once per host: its processes map the same file.
 
 Letters: M rows of the side table, N rows looked up.
 """
@@ -10,18 +9,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fsdata.catalog.binding.bind import FileKind
+from fsdata.catalog.binding.counted import Counted, check_key
+from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import SharedArrays
+from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.source_files import SourceFiles, files_of
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.history_table import ONE_ROW, Pile, check_keys, keyed_rows, own_copy, versions
 from fsdata.schema import Field, Schema, fields_of
@@ -34,7 +38,7 @@ _VALUES, _STARTS, _LENGTHS, _DENSE = "values of ", "starts of ", "lengths of ", 
 
 
 @dataclass(frozen=True, slots=True)
-class SideTable:
+class SideTable(Stage):
     """A side table in the order of its keys, which are unique.
 
     Attributes:
@@ -47,6 +51,44 @@ class SideTable:
     layout: Layout
     arrays: Mapping[str, np.ndarray] | SharedArrays
     fingerprint: dict[str, str]
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.files.catalog
+
+    @property
+    def kinds(self) -> Sequence[FileKind]:
+        return self.files.kinds
+
+    @property
+    def counted(self) -> dict[str, Counted]:
+        return {field.name: found for field, found in self.files.counted.items()}
+
+    @property
+    def defaults(self) -> dict[str, float | str]:
+        return {**dict.fromkeys(self.masks, 0), **self.source.defaults}
+
+    @property
+    def masks(self) -> frozenset[str]:
+        return frozenset(self.fields if self.join.missing == "mask" else ())
+
+    @property
+    def may_drop(self) -> bool:
+        return self.join.missing == "drop" or any(self.source.policy(name) == "drop" for name in self.fields)
+
+    def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
+        key = Field(self.join.on, "join_key")
+        check_key(self.join.on, own.get(key), self.files.counted.get(key))
+
+    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> Stage:
+        late: Stage | None = None if self.source.follow is None else self.source.follow.late(self)
+        return late or self
+
+    def attach(self, piece: DecodedPiece, file: int) -> None:
+        attach(piece, self)
+
+    def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
+        return bucket_of([[each for each in stages if isinstance(each, SideTable)] for stages in sources], layout)
 
     @property
     def keys(self) -> np.ndarray:
@@ -105,7 +147,7 @@ def open_side(
     """Raises: as `SourceFiles`."""
     wanted = [field for field in fields_of(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
-    files = SourceFiles(
+    files = files_of(
         join.source,
         [*wanted, Field(join.on, "join_key")],
         index=0,
@@ -262,43 +304,3 @@ def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[
         return found
 
     return bucket
-
-
-SideFile = tuple[str, str]
-"""Name of a file, digest of its footer."""
-
-
-class LateSide:
-    """The side table of a `Join` with `wait`. `of` may be called by any thread, `enter` by one.
-
-    empty: the table without rows.
-    """
-
-    def __init__(self, empty: SideTable) -> None:
-        self.empty = empty
-        self._numbers: dict[SideFile, int] = {}
-        self._pieces: dict[SideFile, list[DecodedPiece]] = {}
-        self._of: dict[int, SideTable] = {}
-
-    def enter(self, sides: Mapping[int, Sequence[SideFile]]) -> None:
-        """Hold what these files of rows need: file -> files of the side table. Blocks until they are decoded.
-
-        Raises: as `SourceFiles.extend` and `SourceFiles.decode`; DataError: two rows with one key.
-        """
-        files = self.empty.files
-        needed = dict.fromkeys(side for of in sides.values() for side in of)
-        missing = [side for side in needed if side not in self._numbers]
-        if missing:
-            first = len(files.catalog)
-            files.extend([name for name, _ in missing], [digest for _, digest in missing])
-            self._numbers |= {side: first + number for number, side in enumerate(missing)}
-        self._pieces = {side: self._pieces.get(side) or pieces_of(self.empty, self._numbers[side]) for side in needed}
-        tables: dict[tuple[SideFile, ...], SideTable] = {}
-        for of in map(tuple, sides.values()):
-            if of not in tables:
-                tables[of] = table_of([each for side in of for each in self._pieces[side]], self.empty)
-        self._of = {file: tables[tuple(of)] for file, of in sides.items()}
-
-    def of(self, file: int) -> SideTable:
-        """The table for the rows of a file."""
-        return self._of[file]

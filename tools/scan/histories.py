@@ -27,7 +27,7 @@ from fsdata.decode.opened_source import OpenSource, open_source
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import FreeScaleError
-from fsdata.histories.histories import places
+from fsdata.histories.histories import histories_of, places
 
 _GROUP = "histories"
 
@@ -61,9 +61,9 @@ class Requests:
         self.files = files
         self.table = table
         self._opened = opened
-        self._layout = layout_of(schema, as_of=opened.histories.groups)
+        self._layout = layout_of(schema, as_of=histories_of(opened.stages).groups)
         self._numbers = {file.path: number for number, file in enumerate(opened.files)}
-        histories = opened.histories.groups[_GROUP]
+        histories = histories_of(opened.stages).groups[_GROUP]
         self.keys, self.events = len(histories.keys), len(histories.times)
         self._fields = histories.fields
         self.floats = frozenset(name for name, values in self._fields.items() if values.dtype.kind == "f")

@@ -283,3 +283,10 @@ def merge_pools(pools, stop, seen, end, left):
                 end[p] -= 4 * (left[p] - below)
                 left[p] = below
     return begin
+
+
+KERNELS = (
+    *(find_keys, find_windows, cut_windows, find_unsorted),
+    *(events_that_count, count_pool, find_pool, merged_lengths),
+)
+"""Those that a table of histories calls."""

@@ -272,7 +272,7 @@ def test_nobody_waits_for_what_an_ended_pool_does_not_read():
     fetches.close()
 
 
-def test_closing_wakes_who_waits_and_ends_the_threads():
+def test_closing_wakes_who_waits_and_ends_the_threads(begun):
     store = Store([10] * 50)
     store.gate.clear()
     pool = ReadAhead(35, threads=2)
@@ -301,5 +301,5 @@ def test_closing_wakes_who_waits_and_ends_the_threads():
     pool.close()
     assert ended == ["CancelledError"] * 10
     assert still == [0]
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fsdata-io")] == []
+    assert begun("fsdata-io") == []
     assert list(fetches) == []

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 from base64 import b64decode
 from types import SimpleNamespace
 
@@ -43,8 +42,7 @@ from fsdata import (
     StateError,
 )
 from fsdata.catalog import catalog
-from fsdata.decode import source_files
-from fsdata.growing import followed, followed_data, watcher
+from fsdata.growing import followed, followed_data, growing_files, watcher
 
 
 @pytest.fixture
@@ -317,7 +315,7 @@ def test_what_another_host_sees_later_is_waited_for(folder, monkeypatch):
 
 def test_a_folder_without_files_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
-    before_listings(monkeypatch, source_files, nothing, nothing, lambda: write(tmp_path / "in", "a.parquet", range(5)))
+    before_listings(monkeypatch, growing_files, nothing, nothing, lambda: write(tmp_path / "in", "a.parquet", range(5)))
     with loader_of(tmp_path / "in", Follow(**ENDLESS)) as loader:
         assert rows_of(next(iter(loader))) == [0, 1, 2, 3]
     with pytest.raises(FileNotFoundError, match="no whole file has come for 80ms"):
@@ -400,11 +398,11 @@ def test_states_of_other_loaders(folder):
                     one.load_state_dict(two.state_dict())
 
 
-def test_stopping_while_it_waits_ends_the_wait_and_leaves_nothing_behind(folder, monkeypatch):
+def test_stopping_while_it_waits_ends_the_wait_and_leaves_nothing_behind(folder, monkeypatch, begun):
     monkeypatch.setattr(followed, "_TICK_S", PATIENCE_S)
     with loader_of(folder, Follow(every="1h"), prefetch=2) as loader:
         take(iter(loader), 7)
-    assert [thread for thread in threading.enumerate() if thread.name.startswith("fsdata-decode")] == []
+    assert begun("fsdata-decode") == []
 
 
 def test_a_store_that_cannot_be_listed_for_a_moment_is_asked_again(folder, monkeypatch, warnings):

@@ -13,7 +13,7 @@ from growing import ENDLESS, FAST, add, loader_of, stage, take, write
 from worlds import shared_world
 
 from fsdata import Balance, Follow, PeerError
-from fsdata.decode.opened_source import OpenSource
+from fsdata.growing.growing_files import GrowingFiles
 
 KINDS = ["tokens", "filter", "plain", "balanced"]
 SEEDS = range(int(os.environ.get("FREESCALE_RUNS", "16")))
@@ -103,14 +103,14 @@ def test_all_ranks_hear_what_rank_0_found(tmp_path):
 
 
 def cannot_open(rank, world_size, folder):
-    extend = OpenSource.extend
+    extend = GrowingFiles.extend
 
     def broken(self, names, digests):
         if rank == 1:
             raise PermissionError("no permission on this host")
         return extend(self, names, digests)
 
-    with mock.patch.object(OpenSource, "extend", broken):
+    with mock.patch.object(GrowingFiles, "extend", broken):
         return raised(rank, world_size, folder)
 
 

@@ -1,5 +1,6 @@
 """Loaders of two small sources, for tests on several ranks; and the law of states that all loaders keep."""
 
+import gc
 import json
 import sys
 import threading
@@ -49,6 +50,7 @@ def threads_end():
     def ended():
         return not any(thread.name.startswith(("fsdata", "Thread-")) for thread in threading.enumerate())
 
+    gc.collect()  # loaders of earlier tests, which nothing refers to
     until(ended, "the end of the threads of a loader")
 
 

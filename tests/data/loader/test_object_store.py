@@ -146,6 +146,11 @@ def test_a_folder_that_is_followed_is_read_ahead(bucket, proxy, monkeypatch):
     assert all(torch.equal(one.features.values(), two.features.values()) for one, two in zip(found, want, strict=True))
 
 
+@pytest.fixture
+def io_threads(begun):
+    return lambda: begun("fsdata-io", "fsdata-decode")
+
+
 DOWN = [(1, "cut", "skip"), (0, "denied", "raise")]
 REST = [(1, "reset", "raise"), (0, "slow down", "skip")]
 
@@ -153,7 +158,7 @@ REST = [(1, "reset", "raise"), (0, "slow down", "skip")]
 @pytest.mark.parametrize(
     ("read_ahead", "kind", "on_error"), [*DOWN, *(pytest.param(*case, marks=pytest.mark.long) for case in REST)]
 )
-def test_a_store_that_stays_down_is_an_error_of_the_connection(bucket, proxy, on_error, kind, read_ahead):
+def test_a_store_that_stays_down_is_an_error_of_the_connection(bucket, proxy, on_error, kind, read_ahead, io_threads):
     given = sources("b", tries=3, filesystem=rclone_s3.filesystem(proxy.port), on_error=on_error)
     with loader_over(given, read_ahead=read_ahead, uneven="empty") as loader:
         batches = iter(loader)
@@ -251,7 +256,7 @@ def test_damage_is_damage_behind_a_store_too(tmp_path):
         proxy.close()
 
 
-def test_threads_end_with_the_loader_and_with_the_epoch(bucket, proxy):
+def test_threads_end_with_the_loader_and_with_the_epoch(bucket, proxy, io_threads):
     given = sources("b", filesystem=rclone_s3.filesystem(proxy.port))
     with loader_over(given, shuffle=True) as loader:
         for _ in range(3):
@@ -266,7 +271,7 @@ def test_threads_end_with_the_loader_and_with_the_epoch(bucket, proxy):
     assert io_threads() == []
 
 
-def test_closing_does_not_wait_for_a_store_that_is_down(bucket, proxy, monkeypatch):
+def test_closing_does_not_wait_for_a_store_that_is_down(bucket, proxy, monkeypatch, io_threads):
     monkeypatch.setattr(retry, "_FIRST_WAIT_S", 10_000.0)
     given = ParquetSource("b/own", filesystem=rclone_s3.filesystem(proxy.port), retry=Retry(max_s=1e9))
     with loader_over(given, read_ahead=1) as loader:
@@ -274,7 +279,3 @@ def test_closing_does_not_wait_for_a_store_that_is_down(bucket, proxy, monkeypat
         proxy.fault = lambda _: "slow down"
         until(lambda: loader.retries)  # it is counted before the waiting begins
     assert io_threads() == []
-
-
-def io_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("fsdata-io", "fsdata-decode"))]

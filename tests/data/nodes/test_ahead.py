@@ -30,12 +30,13 @@ class Numbers:
         return self.made - 1
 
 
-def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("fsdata-prefetch")]
+@pytest.fixture
+def threads(begun):
+    return lambda: begun("fsdata-prefetch")
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth):
+def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth, threads):
     ahead = Ahead(Numbers(4), depth=depth, pin=False)
     assert [ahead.take() for _ in range(7)] == [0, 1, 2, 3, None, None, None]
     ahead.end()
@@ -47,7 +48,7 @@ def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth):
     assert not threads()
 
 
-def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_room_for():
+def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_room_for(threads):
     numbers = Numbers(99)
     ahead = Ahead(numbers, depth=2, pin=False)
     assert not threads()
@@ -59,7 +60,7 @@ def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_roo
     assert not threads()
 
 
-def test_items_made_before_the_end_can_still_be_taken_and_no_others():
+def test_items_made_before_the_end_can_still_be_taken_and_no_others(threads):
     ahead = Ahead(Numbers(99), depth=2, pin=False)
     ahead.take()
     until(lambda: ahead.waiting == 2)
@@ -72,7 +73,7 @@ def test_items_made_before_the_end_can_still_be_taken_and_no_others():
     assert not threads()
 
 
-def test_a_thread_that_cannot_begin_is_not_waited_for():
+def test_a_thread_that_cannot_begin_is_not_waited_for(threads):
     ahead = Ahead(Numbers(), depth=2, pin=False)
     with mock.patch("threading.Thread.start", side_effect=RuntimeError), pytest.raises(RuntimeError):
         ahead.take()
@@ -81,7 +82,7 @@ def test_a_thread_that_cannot_begin_is_not_waited_for():
     assert not threads()
 
 
-def test_make_may_end_it():
+def test_make_may_end_it(threads):
     found = []
 
     def make():
@@ -96,7 +97,7 @@ def test_make_may_end_it():
     assert not threads()
 
 
-def test_who_drops_it_ends_its_thread():
+def test_who_drops_it_ends_its_thread(threads):
     ahead = Ahead(Numbers(99), depth=2, pin=False)
     ahead.take()
     del ahead
@@ -104,7 +105,7 @@ def test_who_drops_it_ends_its_thread():
     until(lambda: not threads())
 
 
-def test_an_item_in_hand_that_takes_too_long_is_given_up():
+def test_an_item_in_hand_that_takes_too_long_is_given_up(threads):
     numbers = Numbers(99)
     ahead = Ahead(numbers, depth=1, pin=False)
     ahead.take()

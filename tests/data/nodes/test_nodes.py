@@ -1,6 +1,5 @@
 """The nodes of the loader in graphs of torchdata: its batches, one state, nothing left open."""
 
-import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,12 +67,12 @@ def test_every_node_goes_on_from_the_state_of_any(sources, place):
     batches.close()
 
 
-def test_nodes_end_their_threads(sources):
+def test_nodes_end_their_threads(sources, begun):
     batches = graph(sources, shuffle=True)
     next(batches)
     batches.close()
     batches.close()
-    assert [each for each in threading.enumerate() if each.name.startswith("fsdata-decode")] == []
+    assert begun("fsdata") == []
 
 
 def dealt_by_nodes(rank, world_size, folder):

@@ -1,0 +1,90 @@
+"""The files of a folder that grows: one of them says how all are bound, and they are opened when it is their turn."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import pyarrow.fs as pafs
+
+from fsdata.catalog.binding.bind import bind
+from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList
+from fsdata.catalog.listing.find_files import discover, root_of
+from fsdata.catalog.prune import may_have_rows
+from fsdata.decode.source_files import SourceFiles
+from fsdata.errors import CorruptFileError
+from fsdata.growing.follow import Follow
+
+
+class GrowingFiles(SourceFiles):
+    """Files of a source that is followed; at first none that is read."""
+
+    samples = 1
+
+    def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
+        """Further files below the root; those that are there keep their numbers, and their row groups their places.
+
+        Raises:
+            FileNotFoundError: one that is gone.
+            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
+            SchemaError: they cannot be read as the fields that are wanted, or not like the others.
+        """
+        catalog, faults = self.open_more(self.named(names))
+        for _, error in faults:
+            raise CorruptFileError(f"{self.label}: {error}") from error
+        for number, digest in enumerate(digests):
+            if catalog.digest(number) != digest:
+                raise CorruptFileError(
+                    f"{self.label}: {names[number]} was replaced: its footer is not the one that was read when it came"
+                )
+        readable = self._readable(catalog)
+        kinds, kind_of = bind(self.source, self.wanted, catalog, self.label, self.kinds)
+        numbers = []
+        for kind in kinds:
+            if kind not in self.kinds:
+                self.kinds = [*self.kinds, kind]
+            numbers.append(self.kinds.index(kind))
+        # Threads that decode read these one by one: what is there already stays where it is.
+        self._kind_of = np.concatenate([self._kind_of, np.array(numbers, np.int32)[kind_of]])
+        self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source) & readable])
+        self.catalog = self.catalog.plus(catalog)
+        self.groups = self._groups()
+
+    def _opened(self) -> Catalog:
+        """One whole file, to read the schema of. Blocks until there is one."""
+        follow = self.source.follow
+        assert isinstance(follow, Follow)
+        begin, label = time.monotonic(), cast("str | None", self.label)
+        while True:
+            names = self._names_there(label)
+            label = None if names else label  # of what is not read is warned once
+            for name in names:
+                with suppress(FileNotFoundError):  # gone since it was listed
+                    catalog, _ = self.open_more(self.named([name]))
+                    if len(catalog):
+                        return catalog
+            if follow.idle_s is not None and time.monotonic() - begin > follow.idle_s:
+                raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
+            time.sleep(min(follow.every_s, 1.0))
+
+    def _names_there(self, label: str | None) -> list[str]:
+        """See `discover`."""
+        _, root = self.root
+        try:
+            files = discover(self.source.path_list, self.source.filesystem, label=label)
+        except FileNotFoundError:
+            return []
+        return list(files.below(root).names())
+
+    @cached_property
+    def root(self) -> tuple[pafs.FileSystem, str]:
+        """The filesystem and the folder that are followed."""
+        return root_of(self.source.path_list[0], self.source.filesystem)
+
+    def named(self, names: Sequence[str]) -> FileList:
+        """Files below the root."""
+        system, root = self.root
+        return FileList.of(((system, root + name, UNKNOWN) for name in names), root)
