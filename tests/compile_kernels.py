@@ -17,10 +17,11 @@ def main() -> None:
     from golden_data import FILES
     from worlds import shared_world
 
-    from fsdata.kernels import warm
+    from fsdata.compose import all_kernels
+    from fsdata.kernels.warm import compile_lacking
     from fsranks.machine.cores import usable_cores
 
-    warm.compile_lacking(warm.ALL, usable_cores(), print)
+    compile_lacking(all_kernels(), usable_cores(), print)
     golden_tools.documents(FILES)
     shared_world(1).run(golden_comm._report, "several")
 

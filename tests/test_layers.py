@@ -120,6 +120,7 @@ IN_ORDER = {
         ("sources",),
         ("catalog",),
         ("decode",),
+        ("compose",),
         ("order", "batch"),
         ("nodes",),
         ("loader",),
@@ -163,14 +164,7 @@ STILL_IMPORTED = {
         *("loader.py", "nodes/batches.py", "nodes/dealt.py", "nodes/loader_options.py", "nodes/node.py"),
         "nodes/steps.py",
     ),
-    "histories": (
-        *("batch/jagged.py", "kernels/columns.py", "kernels/warm.py", "nodes/batches.py", "nodes/dealt.py"),
-        "nodes/steps.py",
-    ),
-    "lake": ("decode/source_files.py",),
-    "pages": (
-        *("decode/arrow/small_groups.py", "decode/decode_piece.py", "decode/source_files.py", "kernels/warm.py"),
-    ),
+    "histories": ("batch/jagged.py", "kernels/columns.py", "nodes/batches.py", "nodes/dealt.py", "nodes/steps.py"),
     "remote": (
         *("catalog/footers.py", "decode/opened_source.py", "decode/source_files.py", "loader.py", "nodes/dataset.py"),
         "nodes/rows.py",
@@ -178,6 +172,7 @@ STILL_IMPORTED = {
     "tensors": ("nodes/dealt.py",),
     "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }
+NAMES_ALL = {"__init__.py", "compose.py"}  # names of users, and what puts extensions to work, in functions only
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)
@@ -190,8 +185,11 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
         for path in files("fsdata")
         if any(each == name or each.startswith(f"{name}.") for each in imports(path))
     }
-    found = {each for each in found if each.split("/")[0] not in allowed} - {"__init__.py"}  # that names all by name
+    found = {each for each in found if each.split("/")[0] not in allowed} - NAMES_ALL
     assert found == set(STILL_IMPORTED.get(extension, ()))
+    assert {each for each in imports(root / "compose.py") if each.startswith(name)} <= imports_on_call(
+        root / "compose.py"
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,8 +1,8 @@
 """Decoding a piece of a row group: lists from pages where that is possible, the rest by pyarrow (orchestration)."""
 
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,38 @@ from fsdata.decode.piece import DecodedPiece, Nulls
 from fsdata.decode.piece_plan import PiecePlan, constant
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import ids_of
-from fsdata.pages.page_decoder import PageDecoder
 from fsdata.schema import Field
 
 
+class Pages(Protocol):
+    """What decodes lists in place of pyarrow: `fsdata.pages.page_decoder`.
+
+    Attributes:
+        chunks: how many column chunks it has decoded. left: (field, reason) -> how many it has not.
+        skipped: pages of the chunks that were not unpacked, as none of their rows was needed.
+    """
+
+    chunks: int
+    skipped: int
+    left: Counter[tuple[str, str]]
+
+    def forms(self, file: pq.ParquetFile, bindings: Sequence[Binding], schema: int) -> dict[Binding, Any]:
+        """How the fields are stored that it decodes; see there."""
+
+    def columns(
+        self,
+        row_group: pq.RowGroupMetaData,
+        source: Any,
+        needed: range | np.ndarray,
+        forms: Mapping[Binding, Any],
+        indexes: np.ndarray | None,
+        schema: int,
+    ) -> dict[Field, Column]:
+        """Columns of a row group, of those fields that are not left to pyarrow; see there."""
+
+
 def decode(
-    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: PageDecoder | None, source: Any
+    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: Pages | None, source: Any
 ) -> DecodedPiece:
     """Decode rows of a row group.
 

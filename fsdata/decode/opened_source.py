@@ -25,15 +25,18 @@ from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles, files_of
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
 
+OpenFiles = Callable[..., SourceFiles]
+"""Opens the files of a source, those of a joined table included."""
+
 
 class OpenSource:
-    """A source whose files are found, checked and bound. Made by `open_source`; thread-safe.
+    """A source whose files are found, checked and bound. Made by `fsdata.compose.open_source`; thread-safe.
 
     Attributes:
         label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
@@ -52,6 +55,7 @@ class OpenSource:
         schema: Schema,
         *,
         index: int,
+        open_files: OpenFiles,
         threads: int | None = None,
         retry: Retrying | None = None,
         pool: Pool | None = None,
@@ -64,7 +68,10 @@ class OpenSource:
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        self._files, self.attached = self._open(source, schema, threads, pool, show, hosts, notes)
+        """open_files: see `files_of` in `fsdata.compose`. Others: see `open_source` there."""
+        options = {"label": self.label, "retry": self._retry, "threads": threads, "notes": notes}
+        main = partial(open_files, index=index, lists=True, pool=pool, show=show, hosts=hosts, **options)
+        self._files, self.attached = self._open(source, schema, main, open_files=open_files, **options)
         found = (each.stage(self.attached, schema, index) for each in self.attached)
         self.stages = sorted((each for each in found if each is not None), key=lambda stage: stage.turn)
         self.groups = self._files.groups
@@ -95,11 +102,8 @@ class OpenSource:
         self,
         source: ParquetSource,
         schema: Schema,
-        threads: int | None,
-        pool: Pool | None,
-        show: bool,
-        hosts: Hosts | None,
-        notes: list[Fault] | None,
+        main: Callable[[ParquetSource, list[Field]], SourceFiles],
+        **options: Any,
     ) -> tuple[SourceFiles, list[Attached]]:
         joined = _check_joins(source, schema, self.label)
         wanted = [field for field in fields_of(schema) if field.name not in joined]
@@ -108,17 +112,15 @@ class OpenSource:
         wanted += [] if schema.time is None else [Field(schema.time, "time")]
         times = (join.row_time for join in source.join if join.row_time is not None)
         wanted += [Field(name, "row_time") for name in dict.fromkeys(times)]
-        options: dict[str, Any] = {"label": self.label, "threads": threads, "retry": self._retry, "notes": notes}
-        main: dict[str, Any] = {"pool": pool, "show": show, "hosts": hosts, "pages": True}
         also = {} if source.events is None else source.events.also(source, wanted)
         loads = [partial(join.open, schema, **options, **also.get(join, {})) for join in source.join]
         if source.events is not None:
             attached = _all_or_errors(loads)
-            files = source.events.rows(source, wanted, attached, index=self.index, label=self.label, notes=notes)
+            files = source.events.rows(
+                source, wanted, attached, index=self.index, label=self.label, notes=options["notes"]
+            )
             return files, attached
-        files, *attached = _all_or_errors(
-            [partial(files_of, source, wanted, index=self.index, **main, **options), *loads]
-        )
+        files, *attached = _all_or_errors([partial(main, source, wanted), *loads])
         for each in attached:
             _check_hashed_keys(files, each, self.label)
         return files, attached
@@ -303,35 +305,6 @@ class OpenSource:
                     forms[binding.field.name].add(binding.is_list)
         lists = frozenset(name for name, found in forms.items() if True in found)
         return lists, frozenset(name for name, found in forms.items() if found == {None})
-
-
-def open_source(
-    source: ParquetSource,
-    schema: Schema,
-    *,
-    index: int = 0,
-    threads: int | None = None,
-    pool: Pool | None = None,
-    show: bool = False,
-    hosts: Hosts | None = None,
-    notes: list[Fault] | None = None,
-) -> OpenSource:
-    """Find the files, read their footers, check them against the schema and load side tables.
-
-    Args:
-        index: the source's position in the loader, for messages.
-        threads: how many footers are read at a time.
-        pool: where the values of all rows are copied to, for rows that stay long.
-        show: a progress bar, if reading footers takes long. hosts: that share this work.
-        notes: where the faults of files and rows are noted; None to raise the first. What is read then is of no use.
-
-    Raises:
-        FileNotFoundError, PermissionError: a path that cannot be opened.
-        CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
-        SchemaError: everything in which the files differ from the schema, in one message.
-        DataError: a side table with duplicate keys.
-    """
-    return OpenSource(source, schema, index=index, threads=threads, pool=pool, show=show, hosts=hosts, notes=notes)
 
 
 def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple[str, OpenSource, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,18 +25,14 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
-from fsdata.decode.arrow.small_groups import read_together, readable_together
-from fsdata.decode.decode_piece import decode, decode_batch
+from fsdata.decode.decode_piece import Pages, decode, decode_batch
 from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_groups import RowGroup, RowGroups, left_out
+from fsdata.decode.row_groups import RowGroup, RowGroups
 from fsdata.decode.row_layout import Layout
-from fsdata.errors import CorruptFileError, DataError, Fault, Faults, SchemaError
-from fsdata.lake.catalog_file import read_catalog_file
-from fsdata.lake.tables import TableVersion, gone, open_table
-from fsdata.pages.page_decoder import PageDecoder
+from fsdata.errors import CorruptFileError, DataError, Fault, Faults
 from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
@@ -49,17 +45,24 @@ _REMOTE_THREADS = 16
 _MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of small row groups that are decoded at once
 _SMALL = "small row groups, decoded together"
 _MORE_OPEN = 32  # local files, beside those of the decode threads
-_ADVICE = (
-    "Start the job again, with files that nobody writes",
-    "Bring the catalog up to date: `freescale catalog --update`",
-)  # of files that were listed, and of those of a catalog
 
 
-def files_of(source: ParquetSource, *args: Any, **options: Any) -> "SourceFiles":
-    """The files of a source, bound; see `SourceFiles`."""
-    made = SourceFiles if source.follow is None else source.follow.files
-    found: SourceFiles = made(source, *args, **options)
-    return found
+class Together(Protocol):
+    """What reads small row groups of a file at once: `fsdata.pages.small_groups`."""
+
+    def readable(self, kind: pa.DataType) -> bool:
+        """Whether a column of this type may be among those that are read."""
+
+    def read(
+        self,
+        file: pq.ParquetFile,
+        source: Any,
+        chunks: np.ndarray,
+        groups: Sequence[int],
+        leaves: Sequence[int],
+        rows: int,
+    ) -> pa.RecordBatch:
+        """All rows of the row groups; see there."""
 
 
 class SourceFiles:
@@ -78,7 +81,8 @@ class SourceFiles:
         label: how messages call the source.
         threads: footers read at a time, and files kept open.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
-        pages: rows may refer to values that are not decoded yet, see `fsdata.pages`.
+        pages: decodes lists, so that rows refer to values that are not decoded yet; None leaves all to pyarrow.
+        together: reads small row groups at once; None: none are.
         notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first.
 
     Raises:
@@ -86,6 +90,8 @@ class SourceFiles:
     """
 
     samples = 0  # of the files, the first ones, that only say how the others are bound
+    version: str | None = None  # of a table, which version its files are
+    advice = "Start the job again, with files that nobody writes"  # if one is replaced
     known: Mapping[str, Counted] = MappingProxyType({})  # of columns that no field is made of, what they count
     time_windows: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -101,7 +107,8 @@ class SourceFiles:
         pool: Pool | None = None,
         show: bool = False,
         hosts: Hosts | None = None,
-        pages: bool = False,
+        pages: Pages | None = None,
+        together: Together | None = None,
         notes: list[Fault] | None = None,
     ) -> None:
         self.source = source
@@ -119,7 +126,6 @@ class SourceFiles:
         self._threads = at_once = threads or usable_cores()
         self.pruned = 0
         self._before: np.ndarray | None = None
-        self._table: TableVersion | None = None
         self.seconds: dict[str, float] = {}
         self.catalog = self._opened()
         begin = time.perf_counter()
@@ -130,13 +136,12 @@ class SourceFiles:
         self._keep = may_have_rows(self.catalog, source) & readable
         self._keep[: self.catalog.first[self.samples]] = False
         self._index = index
-        if source.catalog is not None:
-            self._look_at_files()
+        self._look_at_files()
         self.groups = self._groups()
         self._pool = pool
-        self._pages = PageDecoder(pool or Pool()) if pages and source.uses_pages else None
-        advice = _ADVICE[source.catalog is not None]
-        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=advice, more=_MORE_OPEN)
+        self._pages = pages
+        self._small = together
+        self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=self.advice, more=_MORE_OPEN)
         self.remote = RemoteFiles(self._open_files.open)
 
     @property
@@ -165,49 +170,36 @@ class SourceFiles:
 
     def _opened(self) -> Catalog:
         """Find the files and read what planning needs of them."""
-        return self._listed() if self.source.catalog is None else self._from_file()
-
-    def _listed(self) -> Catalog:
         begin = time.perf_counter()
-        if self.source.table is not None:
-            self._table = open_table(self.source.table, *self.source.table_parts)
-            files = self._table.files
-        else:
-            files = discover(self.source.path_list, self.source.filesystem, label=self.label)
+        files = self._listed()
         if not self._counted:
             files = files.without(self._pruned(files))
         listed = time.perf_counter()
-        try:
-            catalog, faults = self.open_more(files)
-        except FileNotFoundError as error:
-            if self._table is None:
-                raise
-            raise gone(self.label, self._table.version, str(error)) from error
-        if self._table is not None:
-            self._table.check_files(catalog.files, self._threads, self.label)
+        catalog, faults = self.open_more(files)
         self._skip_files(faults, len(files))
         self.seconds = {"listing": listed - begin, "footers": time.perf_counter() - listed}
         return self._without_pruned(catalog) if self._counted else catalog
 
-    def _from_file(self) -> Catalog:
-        assert self.source.catalog is not None
-        begin = time.perf_counter()
-        catalog = read_catalog_file(self.source.catalog, self.source.filesystem, self.retry)
-        if not len(catalog):
-            raise SchemaError(f"{self.label}: the catalog has no files")
-        catalog = self._without_pruned(catalog)
-        self.seconds = {"catalog": time.perf_counter() - begin}
-        return catalog
+    def _listed(self) -> FileList:
+        return discover(self.source.path_list, self.source.filesystem, label=self.label)
 
     def _without_pruned(self, catalog: Catalog) -> Catalog:
         kept = np.ones(len(catalog), bool)
         kept[self._pruned(catalog.files)] = False
         read, before = np.repeat(kept, np.diff(catalog.first)), np.cumsum(catalog.rows) - catalog.rows
-        if self.source.catalog is not None and self._counted:
-            some = left_out(catalog, read, before, self.source.skip, self.source.limit)
-            self._replaced(catalog, some[~kept[some]])
+        self._check_pruned(catalog, kept, read, before)
         self._before = before[read]
         return catalog.without(np.flatnonzero(~kept).tolist())
+
+    def _check_pruned(self, catalog: Catalog, kept: np.ndarray, read: np.ndarray, before: np.ndarray) -> None:
+        """Check files of which only the number of rows counts.
+
+        Args:
+            kept: bool [files]. read: bool [row groups]. before: int64 [row groups], the rows before each.
+        """
+
+    def _look_at_files(self) -> None:
+        """Check files that are known, when it is known what of them is read."""
 
     def _pruned(self, files: FileList) -> list[int]:
         without = pruned(files, self.source)
@@ -218,36 +210,6 @@ class SourceFiles:
     def _counted(self) -> bool:
         """Whether the rows of all files have to be known, also of those that are not read."""
         return self.source.skip > 0 or self.source.limit is not None
-
-    def _look_at_files(self) -> None:
-        """Check that files of the catalog are still those of which something is left out; the others are compared when
-        they are opened."""
-        catalog = self.catalog
-        assert self._before is not None
-        some = left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
-        for number in self._replaced(catalog, some):
-            self._keep[catalog.first[number] : catalog.first[number + 1]] = False
-
-    def _replaced(self, catalog: Catalog, some: np.ndarray) -> list[int]:
-        """Which of the files `some` of a catalog have another size or time now; they are noted under
-        `on_error="skip"`.
-
-        Raises: FileNotFoundError; CorruptFileError under `on_error="raise"`.
-        """
-        found = []
-        files = catalog.files.without(np.delete(np.arange(len(catalog)), some).tolist())
-        now = found_now(files, threads=self._at_once(files), retry=self.retry)
-        for number, then, there in zip(some.tolist(), files.versions[:, :2].tolist(), now, strict=True):
-            path = catalog.files.path(number)
-            if there is None:
-                raise FileNotFoundError(f"{self.label}: {path}: no such file. {_ADVICE[True]}")
-            if then[0] != there[0] or 0 < then[1] != there[1] > 0:
-                reason = f"{path}: replaced after it was listed: its size or time is another. {_ADVICE[True]}"
-                if self.source.on_error == "raise":
-                    raise CorruptFileError(f"{self.label}: {reason}")
-                self.leave_out(catalog.files.name(number), reason)
-                found.append(number)
-        return found
 
     def _readable(self, catalog: Catalog) -> np.ndarray:
         """bool [row groups], false in files with an encrypted column that is read; they are noted under
@@ -272,11 +234,14 @@ class SourceFiles:
         return np.repeat(found, np.diff(catalog.first))
 
     def versions(self) -> list[Version]:
-        """Of all files, in order: as they were listed, or as their folders say now where a catalog or a table names
-        the files. Blocks for listing these folders."""
+        """Of all files, in order: as they were listed, or as their folders say now. Blocks for listing the folders."""
         files = self.catalog.files
-        if self.source.catalog is None and (files.versions[:, 0] > 0).all():
+        if (files.versions[:, 0] > 0).all():
             return [(size, modified, inode) for size, modified, inode in files.versions.tolist()]
+        return self._versions_now()
+
+    def _versions_now(self) -> list[Version]:
+        files = self.catalog.files
         if files[0].local:
             return [local_version(path) for path in map(files.path, range(len(files)))]
         return [each or UNKNOWN for each in found_now(files, threads=self._at_once(files), retry=self.retry)]
@@ -294,11 +259,6 @@ class SourceFiles:
             self.leave_out(name, str(error))
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
-
-    @property
-    def version(self) -> str | None:
-        """Of a table, which version its files are."""
-        return None if self._table is None else self._table.version
 
     def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
         """How the fields that `serves` chooses are decoded, one plan per kind of file."""
@@ -338,17 +298,17 @@ class SourceFiles:
         return RowGroupBytes(self.remote, known, group.index, leaves)
 
     def _known(self, number: int) -> Known:
-        """What is compared when a file is opened: more of one that a catalog knows, which anybody may have written."""
+        """What is compared when a file is opened."""
         last = self._last_known  # the next row group mostly is of the same file
         if last is not None and last[0] == number:
             return last[1]
-        catalog = self.catalog
-        known = Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
-        if self.source.catalog is not None:
-            rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]]
-            known = replace(known, rows=rows, schema=catalog.schema(number))
+        known = self._what_is_known(number)
         self._last_known = number, known
         return known
+
+    def _what_is_known(self, number: int) -> Known:
+        catalog = self.catalog
+        return Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
 
     def decode(
         self,
@@ -414,7 +374,8 @@ class SourceFiles:
         wanted = GroupRows(group=places[0], start=0, stop=rows, to_end=True, schema=0, faults=faults, leaves=leaves)
 
         def read(file: OpenParquet) -> pa.RecordBatch:
-            return read_together(file.parquet, file.source, file.chunks, places, leaves(plan.batches.paths), rows)
+            assert self._small is not None
+            return self._small.read(file.parquet, file.source, file.chunks, places, leaves(plan.batches.paths), rows)
 
         piece = decode_batch(self._in_file(number, read), wanted, plan)
         if self._pages is not None and plan.stored:
@@ -440,9 +401,9 @@ class SourceFiles:
 
     def _together(self, kind: FileKind, plan: PiecePlan) -> bool:
         """Whether row groups of such files may be decoded together."""
-        if plan.batches.map is not None or (self.source.only_pages and plan.stored):
+        if self._small is None or plan.batches.map is not None or (self.source.only_pages and plan.stored):
             return False
-        return all(readable_together(kind.schema.field(name).type) for name in plan.batches.read)
+        return all(self._small.readable(kind.schema.field(name).type) for name in plan.batches.read)
 
     def _in_file(self, number: int, use: Callable[[OpenParquet], Result]) -> Result:
         """What `use` makes of a local file, which is closed if it raises."""

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -183,6 +183,7 @@ def load_histories(
     join: AsOf,
     schema: Schema,
     *,
+    open_files: Callable[..., SourceFiles],
     label: str,
     threads: int | None,
     retry: Retrying,
@@ -199,14 +200,14 @@ def load_histories(
             ascending time. With `notes` such rows are noted there, as are times in the future.
     """
     label = f"{label}, histories {join.source.label}"
-    files = SourceFiles(
+    files = open_files(
         join.source,
         lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog),
         index=0,
         label=label,
         threads=threads,
         retry=retry,
-        pages=True,
+        lists=True,
         notes=notes,
     )
     try:

@@ -81,6 +81,11 @@ class Lookup(Joined):
                     f"{label}: Lookup brings {field.name!r}, which has to stand beside {self.on!r}, in {where}"
                 )
 
+    def kernels(self) -> tuple[Any, ...]:
+        from fsdata.histories.kernels import lookups
+
+        return (lookups.fill_places,)
+
     def default_of(self, name: str) -> float:
         return self.default.get(name, 0) if isinstance(self.default, Mapping) else self.default
 

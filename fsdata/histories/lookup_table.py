@@ -3,7 +3,7 @@
 Letters: M rows of the table, S places of a hash table.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType
@@ -107,7 +107,14 @@ class Lookups(Stage):
 
 
 def load_lookup(
-    join: Lookup, schema: Schema, *, label: str, threads: int | None, retry: Retrying, notes: list[Fault] | None = None
+    join: Lookup,
+    schema: Schema,
+    *,
+    open_files: Callable[..., SourceFiles],
+    label: str,
+    threads: int | None,
+    retry: Retrying,
+    notes: list[Fault] | None = None,
 ) -> LookupTable:
     """Read a dimension table, or map the one that another process of this host has read.
 
@@ -124,7 +131,7 @@ def load_lookup(
         fields = (Field(name, "label" if name in floats else "context") for name in join.fields)
         return [*fields, Field(join.on, "join_key")]
 
-    files = SourceFiles(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
+    files = open_files(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
     *fields, _ = files.wanted
     try:
         for field in fields:

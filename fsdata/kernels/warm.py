@@ -7,6 +7,7 @@ list that no other process is at. Ranks of a machine share the work in the same 
 The lists have the kernels that Python calls. Numba compiles with them what they call, or takes it from the folder.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,26 +16,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsdata.histories.kernels import histories, lookups
 from fsdata.kernels import columns, footer, packing, scalars, texts
-from fsdata.pages.kernels import headers, locations, rows
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
 
 # Those that take long come first, so that the processes end at about the same time.
 COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
-READING = (
-    *(rows.read_pages, footer.read_chunks, headers.read_headers, rows.finish_rows),
-    *(rows.room_for, locations.begin_with_rows, *COPYING),
-    *(scalars.read_arrays, scalars.find_not_finite, scalars.spread),
-)
+READING = (footer.read_chunks, *COPYING, scalars.read_arrays, scalars.find_not_finite, scalars.spread)
 BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),
     *(packing.contiguous, packing.zigzag, packing.sums),
 )
 JOINS = (columns.gather_joined,)
-RARE = (rows.decode_page, locations.read_locations, packing.to_fewest, lookups.fill_places, texts.fnv1a)
-ALL = (*JOINS, *READING, *BALANCING, *histories.KERNELS, *RARE)
+RARE = (packing.to_fewest, texts.fnv1a)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 
 
@@ -98,5 +92,6 @@ def _name(kernel: Any) -> str:
     return f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
 
 
-if __name__ == "__main__":  # one of `_others`, with the names of its kernels; all without names
-    compile_lacking([kernel for kernel in ALL if not sys.argv[1:] or _name(kernel) in sys.argv[1:]], 1)
+if __name__ == "__main__":  # one of `_others`, with the names of its kernels
+    named = (name.rpartition(".") for name in sys.argv[1:])
+    compile_lacking([getattr(importlib.import_module(module), kernel) for module, _, kernel in named], 1)

@@ -1,1 +1,3 @@
-"""Files that are not listed: `tables` of Delta Lake and Iceberg name theirs, a `catalog_file` was made beforehand."""
+"""Files that are not listed: those of `table_files` are named by Delta Lake and Iceberg (`tables`), those of
+`catalog_files` by a catalog that was made beforehand (`catalog_file`).
+"""

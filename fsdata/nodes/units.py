@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.decode.opened_source import open_source
+from fsdata.compose import kernels_of, open_source
 from fsdata.decode.reused_buffers import Pool
-from fsdata.kernels.warm import JOINS, RARE, READING, make_ready
+from fsdata.kernels.warm import make_ready
 from fsdata.nodes.dataset import Dataset
 from fsdata.nodes.loader_options import check_sources, checked_order
 from fsdata.nodes.node import First, check_worker
@@ -84,7 +84,7 @@ class Units(First[Window]):
         pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
             check_sources(sources, schema)
-            make_ready(_kernels(sources, self.context.world_size))
+            make_ready(kernels_of(sources, self.context.world_size))
             hosts = _hosts(self.context, timeout_s)
             shown = self.context.rank == 0
             opened = [
@@ -161,13 +161,6 @@ class Units(First[Window]):
     def close(self) -> None:
         """Close the files that decoding keeps open."""
         self.data.close()
-
-
-def _kernels(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
-    """Those that may be called. Other ranks would wait where one is compiled later, so rare ones count, too."""
-    joins = [join for source in sources for join in source.join]
-    joined = [*(JOINS if joins else ()), *dict.fromkeys(each for join in joins for each in join.kernels())]
-    return [*joined, *READING, *(RARE if world_size > 1 else ())]
 
 
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:

@@ -25,7 +25,7 @@ from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.source_files import SourceFiles, files_of
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.history_table import ONE_ROW, Pile, check_keys, keyed_rows, own_copy, versions
 from fsdata.schema import Field, Schema, fields_of
@@ -142,12 +142,19 @@ class SideFiles:
 
 
 def open_side(
-    join: Join, schema: Schema, *, label: str, threads: int | None, retry: Retrying, notes: list[Fault] | None = None
+    join: Join,
+    schema: Schema,
+    *,
+    open_files: Callable[..., SourceFiles],
+    label: str,
+    threads: int | None,
+    retry: Retrying,
+    notes: list[Fault] | None = None,
 ) -> SideFiles:
     """Raises: as `SourceFiles`."""
     wanted = [field for field in fields_of(schema) if field.name in join.fields]
     label = f"{label}, side table {join.source.label}"
-    files = files_of(
+    files = open_files(
         join.source,
         [*wanted, Field(join.on, "join_key")],
         index=0,

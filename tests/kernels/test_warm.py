@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, compose
 from fsdata.kernels import columns, warm
 from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
@@ -41,7 +41,7 @@ def types_of_kernels() -> dict[str, set[object]]:
 
 def compiled_by_loaders(rank: int, size: int, folder: Path) -> list[str]:
     """Kernels with types that they do not have of `warm`."""
-    for kernel in warm.ALL:
+    for kernel in compose.all_kernels():
         compile_kernel(kernel)
     before = types_of_kernels()
     for options in golden_loader.ORDERS.values():

@@ -29,11 +29,13 @@ def warm(
         if jobs is not None and jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
-        from fsdata.kernels.warm import ALL, compile_lacking, folders_of
+        from fsdata.compose import all_kernels
+        from fsdata.kernels.warm import compile_lacking, folders_of
         from fsranks.libraries import compile_kernel
         from fsranks.machine.cores import usable_cores
 
-        if not folders_of(ALL):
+        kernels = all_kernels()
+        if not folders_of(kernels):
             raise CommandFailed(
                 "numba finds no folder to keep compiled kernels in: let NUMBA_CACHE_DIR name one that can be written"
             )
@@ -42,8 +44,7 @@ def warm(
         def said(name: str) -> None:
             terminal.say(f"{time.monotonic() - begin:5.1f} s  {name}")
 
-        counts = [("fsdata", len(ALL), compile_lacking(ALL, jobs or usable_cores(), said))]
-        kernels = list(ALL)
+        counts = [("fsdata", len(kernels), compile_lacking(kernels, jobs or usable_cores(), said))]
 
         def add(part: str, *modules: ModuleType) -> None:
             found = [each for module in modules for each in _kernels_in(module)]

@@ -21,17 +21,17 @@ from fsdata.pages import kernels as pages
 from fsdata.pages.kernels import headers
 
 
-def readable_together(kind: pa.DataType) -> bool:
+def readable(kind: pa.DataType) -> bool:
     """Whether what was read of a column of this type says how many values its pages have: numbers, texts, and lists of
     them."""
     item = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
     return bool(pa.types.is_primitive(item)) or is_text(item)
 
 
-def read_together(
+def read(
     file: pq.ParquetFile, source: Any, chunks: np.ndarray, groups: Sequence[int], leaves: Sequence[int], rows: int
 ) -> pa.RecordBatch:
-    """All `rows` rows of the row groups, whose columns are `readable_together`. Blocks; decoding runs without the GIL.
+    """All `rows` rows of the row groups, whose columns are `readable`. Blocks; decoding runs without the GIL.
 
     Args:
         source: what `file` reads from.
