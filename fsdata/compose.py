@@ -4,12 +4,13 @@ Each extension is imported when an argument asks for it. What the user says by a
 `Follow`) needs nothing here: it opens itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.decode.decode_piece import Pages
+from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.source_files import SourceFiles, Together
@@ -63,8 +64,15 @@ def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool 
 
     lists: rows may refer to lists that are not decoded yet.
     """
-    decoders = {"pages": page_decoder(source, pool) if lists else None, "together": small_groups()}
-    return _kind_of_files(source)(source, *args, pool=pool, **decoders, **options)
+    return _kind_of_files(source)(
+        source,
+        *args,
+        pool=pool,
+        pages=page_decoder(source, pool) if lists else None,
+        together=small_groups(),
+        remote=remote_files,
+        **options,
+    )
 
 
 def _kind_of_files(source: ParquetSource) -> Any:
@@ -97,6 +105,20 @@ def small_groups() -> Together | None:
     from fsdata.pages import small_groups
 
     return small_groups
+
+
+def remote_files(open_one: Callable[[Known], OpenParquet]) -> RemoteReads:
+    """What reads files that are not local."""
+    from fsdata.remote.row_group import RemoteFiles
+
+    return RemoteFiles(open_one)
+
+
+def read_ahead_of(most: int) -> Any:
+    """What reads row groups of such files ahead, up to `most` bytes."""
+    from fsdata.remote.read_ahead import ReadAhead
+
+    return ReadAhead(most)
 
 
 def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:

@@ -28,10 +28,9 @@ from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
 from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
-from fsdata.options import integer
+from fsdata.options import bytes_of, integer
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
-from fsdata.remote.read_ahead import bytes_of
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsranks.errors import describe

@@ -14,6 +14,9 @@ from fsdata.errors import SchemaError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
 _LARGEST = 2**63 - 1  # of the numbers that kernels and files have
 
 
@@ -110,3 +113,20 @@ def seconds(text: object, option: str) -> float:
     if match is None:
         raise SchemaError(f"Follow({option}=...) is a duration such as '90s', '10m', '1.5h' or '2d', got {text!r}")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def bytes_of(given: int | str, name: str) -> int:
+    """`given` as a number of bytes: an integer, or a text like "256MB" or "1.5 GiB".
+
+    Raises:
+        ValueError: neither of them, or less than 0. `name` is the argument that the message is about.
+    """
+    if is_integer(given, 0):
+        return int(given)
+    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if match is None or match[2].upper() not in _BYTES:
+        raise ValueError(
+            f'{name} must be a number of bytes of at least 0, or a text like "256MB" with a unit of B, kB, MB, GB, TB, '
+            f"KiB, MiB, GiB, TiB, got {given!r}"
+        )
+    return round(float(match[1]) * _BYTES[match[2].upper()])

@@ -151,7 +151,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "growing": ("balance", "tables"),
     "histories": (),
     "lake": (),
-    "pages": ("remote",),
+    "pages": (),
     "remote": (),
     "setup": ("histories", "tables"),
     "tables": ("histories",),
@@ -165,10 +165,6 @@ STILL_IMPORTED = {
         "nodes/steps.py",
     ),
     "histories": ("batch/jagged.py", "kernels/columns.py", "nodes/batches.py", "nodes/dealt.py", "nodes/steps.py"),
-    "remote": (
-        *("catalog/footers.py", "decode/opened_source.py", "decode/source_files.py", "loader.py", "nodes/dataset.py"),
-        "nodes/rows.py",
-    ),
     "tensors": ("nodes/dealt.py",),
     "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }

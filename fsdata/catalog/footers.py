@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import marked
 from fsdata.catalog.listing.file_list import FileRef
+from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
-from fsdata.remote.remote_file import RemoteFile
 
 SHOWN_AFTER_S = 2.0
 _REDRAWN_AFTER_S = 0.1
@@ -277,6 +277,13 @@ def raw_footer(file: FileRef) -> tuple[bytes, int]:
     with open_file(file) as handle:
         size = handle.size()
         return footer_bytes(handle, size, file), size
+
+
+def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[tuple[int, int]]:
+    """Where the column chunks of `leaves` stand, dictionaries included, in the order of `leaves`."""
+    chunks = [row_group.column(leaf) for leaf in leaves]
+    begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
+    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
 
 
 def open_file(file: FileRef) -> Any:

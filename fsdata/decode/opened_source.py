@@ -20,6 +20,7 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.attached import Attached
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
+from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
@@ -27,7 +28,6 @@ from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
-from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
 
@@ -191,14 +191,14 @@ class OpenSource:
     @property
     def remote_reads(self) -> tuple[int, int]:
         """Bytes of row groups of the main table that were read from remote files, and reads that were not planned."""
-        return self._files.remote.bytes_read, self._files.remote.unplanned_reads
+        return self._files.remote_reads
 
-    def fetch(self, group: RowGroup, layout: Layout) -> RowGroupBytes | None:
+    def fetch(self, group: RowGroup, layout: Layout) -> RemoteGroup | None:
         """The bytes that `read` needs, for read-ahead; None if the file is local."""
         return self._files.fetch(self._plan(layout), group)
 
     def read(
-        self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RowGroupBytes | None = None
+        self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RemoteGroup | None = None
     ) -> SurvivingRows:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -26,14 +26,13 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
 from fsdata.decode.decode_piece import Pages, decode, decode_batch
-from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteFiles
+from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan, plan_pieces
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup, RowGroups
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults
-from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
@@ -69,7 +68,6 @@ class SourceFiles:
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Attributes:
-        remote: the files that are not local.
         wanted: the fields that are served.
         pruned: files that are not read, because `filter` leaves out all of their folder.
         time_windows: see `OpenSource`.
@@ -83,6 +81,7 @@ class SourceFiles:
         show: a progress bar, if reading footers takes long. hosts: that share this work.
         pages: decodes lists, so that rows refer to values that are not decoded yet; None leaves all to pyarrow.
         together: reads small row groups at once; None: none are.
+        remote: makes what reads files that are not local, of what opens one.
         notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first.
 
     Raises:
@@ -109,6 +108,7 @@ class SourceFiles:
         hosts: Hosts | None = None,
         pages: Pages | None = None,
         together: Together | None = None,
+        remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None,
         notes: list[Fault] | None = None,
     ) -> None:
         self.source = source
@@ -142,7 +142,7 @@ class SourceFiles:
         self._pages = pages
         self._small = together
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=self.advice, more=_MORE_OPEN)
-        self.remote = RemoteFiles(self._open_files.open)
+        self._remote_of = remote
 
     @property
     def pruned_groups(self) -> int:
@@ -289,13 +289,24 @@ class SourceFiles:
         """What becomes of the faults of a row group."""
         return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
 
-    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RowGroupBytes | None:
+    @cached_property
+    def _remote(self) -> RemoteReads:
+        assert self._remote_of is not None
+        return self._remote_of(self._open_files.open)
+
+    @property
+    def remote_reads(self) -> tuple[int, int]:
+        """Bytes of row groups that were read from files that are not local, and reads that were not planned."""
+        made: RemoteReads | None = vars(self).get("_remote")
+        return (0, 0) if made is None else (made.bytes_read, made.unplanned_reads)
+
+    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RemoteGroup | None:
         """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
         known, number = self._known(group.file), group.file
         if known.file.local:
             return None
         leaves = self._leaves_of(number)(plans[self._kind_of[number]].batches.paths)
-        return RowGroupBytes(self.remote, known, group.index, leaves)
+        return self._remote.group(known, group.index, leaves)
 
     def _known(self, number: int) -> Known:
         """What is compared when a file is opened."""
@@ -316,7 +327,7 @@ class SourceFiles:
         group: RowGroup,
         start: int,
         stop: int,
-        fetched: RowGroupBytes | None = None,
+        fetched: RemoteGroup | None = None,
     ) -> DecodedPiece | None:
         """Rows [start, stop) of a row group; None if it is damaged and skipped.
 

@@ -7,7 +7,7 @@ Letters: E events, K keys, A anchors (the events that are rows), T windows of ti
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,6 @@ class EventGroups(Sequence[RowGroup]):
         return RowGroup(self._source, 0, int(index), int(self.row_counts[index]), int(self._first[index]))
 
 
-@dataclass(frozen=True, slots=True)
-class NoReads:
-    """Of files that are not local: there are none."""
-
-    bytes_read: int = 0
-    unplanned_reads: int = 0
-
-
 class EventRows:
     """The anchors of a source, bound to the fields that are wanted. Thread-safe after construction.
 
@@ -93,7 +85,7 @@ class EventRows:
     """
 
     version = None
-    remote = NoReads()
+    remote_reads = 0, 0
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Block, Column, RowRefs, SurvivingRows, concat
+from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
@@ -21,7 +22,6 @@ from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress, SegmentState
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
-from fsdata.remote.row_group import RowGroupBytes
 from fsdata.schema import Schema
 
 SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
@@ -78,7 +78,7 @@ def _read(source: OpenSource, threads: int) -> np.ndarray:
 _FIRST_ROWS = 512
 _FEW_VALUES = 1 << 22  # are decoded in some 30 ms
 
-Fetched = Sequence[RowGroupBytes | None]
+Fetched = Sequence[RemoteGroup | None]
 """What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
 
 
@@ -370,10 +370,10 @@ def kept_of(planned: Sequence[int], found: Sequence[SurvivingRows]) -> np.ndarra
 
 def fetch_planner(
     sources: Sequence[OpenSource], layout: Layout, units: ByNumber
-) -> Callable[[Piece], list[RowGroupBytes | None]]:
+) -> Callable[[Piece], list[RemoteGroup | None]]:
     """A function that says which row groups a piece is decoded from."""
 
-    def row_groups(piece: Piece) -> list[RowGroupBytes | None]:
+    def row_groups(piece: Piece) -> list[RemoteGroup | None]:
         here = ((sources[each.source], each.group) for each in units[piece.unit].ranges)
         return [source.fetch(source.groups[group], layout) for source, group in here]
 

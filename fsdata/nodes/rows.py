@@ -7,18 +7,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
+from typing import Any
 from weakref import ref
 
 import numpy as np
 
+from fsdata.compose import read_ahead_of
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.nodes.units import Units
-from fsdata.options import integer
+from fsdata.options import bytes_of, integer
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Piece, Window
-from fsdata.remote.read_ahead import Fetch, Fetches, ReadAhead, bytes_of
 from fsranks.machine.cores import cores_of_this_rank
 
 _LOG = logging.getLogger("fsdata")
@@ -63,13 +64,13 @@ class Rows(Node[Decoded]):
         self._threads = integer("num_threads", cores_of_this_rank() if num_threads is None else num_threads, 1)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-decode")
         most = bytes_of(read_ahead, "read_ahead")
-        self.read_ahead = ReadAhead(most) if most and source.remote else None
+        self.read_ahead = read_ahead_of(most) if most and source.remote else None
         self._memory = None if memory is None else bytes_of(memory, "memory")
         self._told = False
         self.most_bytes = 0
         self._windows: Iterator[Window] = iter(())
         self._to_submit: Iterator[Callable[[], SurvivingRows]] = iter(())
-        self._fetches: Fetches[Piece] | None = None
+        self._fetches: Any = None
         self._pending: deque[Future[SurvivingRows]] = deque()
         self._given: list[ref[Block]] = []
         self._largest = 0  # bytes of a piece
@@ -172,7 +173,8 @@ class Rows(Node[Decoded]):
             self._told = True
             _LOG.warning(_TOO_SMALL, self._memory, window)
 
-    def _fetched(self, fetches: Fetches[Piece], fetch: Fetch[Piece]) -> SurvivingRows:
+    def _fetched(self, fetches: Any, fetch: Any) -> SurvivingRows:
+        """Of a piece whose bytes are on their way, see `fsdata.remote.read_ahead`."""
         try:
             with self.source.data.timing.of("fetch"):
                 fetch.wait()

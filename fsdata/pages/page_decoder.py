@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.bind import Binding
 from fsdata.catalog.binding.column_paths import leaf_at, names_at
+from fsdata.catalog.footers import column_ranges
 from fsdata.decode.reused_buffers import Pool
 from fsdata.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.pages.forms import Form, form_of, why_left
 from fsdata.pages.kernels import headers, locations
 from fsdata.pages.page_rows import said_by_headers, said_by_index, with_rows
-from fsdata.remote.byte_ranges import column_ranges
 from fsdata.schema import Field
 
 _LONGEST_PAUSE = 64  # chunks

@@ -8,19 +8,10 @@ connections are faster than one.
 import itertools
 from collections.abc import Iterable, Sequence
 
-import pyarrow.parquet as pq
-
 ByteRange = tuple[int, int]
 
 GAP_BYTES = 1 << 20
 REQUEST_BYTES = 8 << 20
-
-
-def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[ByteRange]:
-    """Where the column chunks of `leaves` stand, dictionaries included, in the order of `leaves`."""
-    chunks = [row_group.column(leaf) for leaf in leaves]
-    begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
-    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
 
 
 def requests(ranges: Iterable[ByteRange], *, gap: int = GAP_BYTES, most: int = REQUEST_BYTES) -> list[ByteRange]:

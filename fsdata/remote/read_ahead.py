@@ -8,38 +8,14 @@ Nothing waits in a circle: I/O threads wait for the store only, and requests go 
 decoded, so those that hold a request back are all decoded without it.
 """
 
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from fsdata.options import is_integer
 from fsdata.remote.byte_ranges import ByteRange
 from fsdata.remote.row_group import RowGroupBytes
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
-
-
-def bytes_of(given: int | str, name: str) -> int:
-    """`given` as a number of bytes: an integer, or a text like "256MB" or "1.5 GiB".
-
-    Raises:
-        ValueError: neither of them, or less than 0. `name` is the argument that the message is about.
-    """
-    if is_integer(given, 0):
-        return int(given)
-    match = _TEXT.fullmatch(given) if isinstance(given, str) else None
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(
-            f'{name} must be a number of bytes of at least 0, or a text like "256MB" with a unit of B, kB, MB, GB, TB, '
-            f"KiB, MiB, GiB, TiB, got {given!r}"
-        )
-    return round(float(match[1]) * _UNITS[match[2].upper()])
-
 
 ItemT = TypeVar("ItemT")
 

@@ -20,12 +20,13 @@ from isal.isal_zlib import crc32
 
 from freescale_tools.scan import level_kernels
 from fsdata.catalog.binding.arrow_types import plain
+from fsdata.catalog.footers import column_ranges
 from fsdata.kernels.thrift import DEPTH
 from fsdata.pages import kernels as pages
 from fsdata.pages.chunk import Damaged, LeftToArrow
 from fsdata.pages.forms import why_left
 from fsdata.pages.kernels import headers
-from fsdata.remote.byte_ranges import ByteRange, column_ranges
+from fsdata.remote.byte_ranges import ByteRange
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
 _HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer

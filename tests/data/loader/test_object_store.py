@@ -20,7 +20,7 @@ from s3_proxy import Proxy
 from sets import SCHEMA, write
 
 from fsdata import Balance, CorruptFileError, Follow, ParquetSource, Retry, Schema
-from fsdata.catalog import retry
+from fsdata.catalog import footers, retry
 from fsdata.growing import watcher
 from fsdata.remote import byte_ranges, row_group
 
@@ -127,7 +127,7 @@ def test_the_bound_is_kept(bucket):
 
 def test_bytes_that_were_not_planned_are_read_and_counted(bucket, monkeypatch):
     want, _ = epoch(sources(bucket[0] / "b"))
-    monkeypatch.setattr(row_group, "column_ranges", lambda *given: byte_ranges.column_ranges(*given)[1:])
+    monkeypatch.setattr(row_group, "column_ranges", lambda *given: footers.column_ranges(*given)[1:])
     found, stats = epoch(sources("b", filesystem=rclone_s3.filesystem(bucket[1])))
     assert_same(found, want)
     assert stats["remote"]["unplanned_reads"] >= 12

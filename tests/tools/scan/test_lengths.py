@@ -27,8 +27,8 @@ from freescale_tools.scan.files import open_files
 from freescale_tools.scan.lengths import kept_runs
 from freescale_tools.scan.times import even_edges
 from fsdata.catalog.footers import open_file
+from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
-from fsdata.remote.remote_file import RemoteFile
 
 readinto = RemoteFile.readinto
 ROWS = [[1, 2, 3], [], None, [4], [5, None], [7] * 12]

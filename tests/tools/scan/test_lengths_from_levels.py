@@ -22,8 +22,8 @@ from freescale_tools.scan.columns import leaf
 from freescale_tools.scan.files import open_files
 from freescale_tools.scan.levels import Lengths, read_lengths
 from freescale_tools.scan.rows import Rows, lengths_of
+from fsdata.catalog.footers import column_ranges
 from fsdata.pages.chunk import Damaged, LeftToArrow
-from fsdata.remote.byte_ranges import column_ranges
 
 CODECS = ["none", "zstd", "snappy", "gzip", "lz4"]
 ITEMS = {
