@@ -1,0 +1,66 @@
+"""An extension is a folder that can be deleted: the rest reads what it read before."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_kit import write
+
+# Those that the core does not import; tests/test_layers.py lists what keeps the others there.
+DELETABLE = ("embedding", "growing", "lake", "pages", "remote", "setup", "tables")
+
+READ = """
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
+
+schema = Schema(context=("user",), sequences=(Sequence("uih", fields=("item",), max_length=5),), labels=("y",))
+
+
+def loader(folder, given, **options):
+    source = ParquetSource(folder, **given)
+    return FreeScaleDataLoader(source, schema, batch_size=8, rank=0, world_size=1, num_threads=1, **options)
+
+
+def taken(batch):
+    return [batch.features.lengths().tolist(), batch.features.values().tolist(), batch.labels["y"].tolist()]
+
+
+def read(folder):
+    found = []
+    for given, options in (({}, {}), ({}, {"shuffle": True, "drop_last": True}), ({"limit": 70, "skip": 3}, {})):
+        with loader(folder, given, **options) as first:
+            batches = iter(first)
+            found += [taken(next(batches)) for _ in range(3)]
+            state = first.state_dict()
+        with loader(folder, given, **options) as resumed:
+            resumed.load_state_dict(state)
+            found += map(taken, resumed)
+    return found
+"""
+
+
+def read_without(extensions: tuple[str, ...], folder: Path) -> Any:
+    """What a new process reads that finds nothing of these extensions."""
+    gone = {f"fsdata.{each}": None for each in extensions}
+    code = f"import json, sys\nsys.modules.update({gone})\n{READ}\nprint(json.dumps(read(sys.argv[1])))"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "extensions", [DELETABLE, *(pytest.param((each,), marks=pytest.mark.long, id=each) for each in DELETABLE)]
+)
+def test_the_rest_reads_what_it_read_before(extensions: tuple[str, ...], tmp_path: Path) -> None:
+    rows = 100
+    for number in range(3):
+        lists = [list(range(number, number + row % 9)) for row in range(rows)]
+        columns = {"user": range(rows), "item": lists, "y": [float(row) for row in range(rows)]}
+        write(tmp_path / f"{number}.parquet", columns, group=20)
+    whole: dict[str, Any] = {}
+    exec(READ, whole)
+    expected = whole["read"](str(tmp_path))
+    assert len(expected) == 38 + 37 + 9
+    assert read_without(extensions, tmp_path) == expected
