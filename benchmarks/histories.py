@@ -28,9 +28,9 @@ from torch import distributed as dist
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.batch.windows import merge_windows
 from fsdata.histories.histories import histories_of
 from fsdata.histories.kernels import histories
-from fsdata.histories.windows import merge_windows
 
 CAP, BATCH, RANKS = 4096, 1024, 4
 REQUESTS, STRETCHES = 65_536, 8  # of the fat file

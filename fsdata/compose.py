@@ -8,11 +8,16 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
+from fsdata.batch.windows import Windows
 from fsdata.catalog.listing.hosts import Hosts
+from fsdata.decode.block import Spans
 from fsdata.decode.decode_piece import Pages
 from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
+from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles, Together
 from fsdata.errors import Fault
 from fsdata.kernels.warm import BALANCING, JOINS, RARE, READING
@@ -119,6 +124,13 @@ def read_ahead_of(most: int) -> Any:
     from fsdata.remote.read_ahead import ReadAhead
 
     return ReadAhead(most)
+
+
+def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, Windows]]:
+    """Samples that see overlapping events share them; see `fsdata.histories.shared_events`."""
+    from fsdata.histories.shared_events import share
+
+    return share(spans, layout)
 
 
 def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:

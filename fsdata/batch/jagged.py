@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsdata.histories.windows import Windows
+from fsdata.batch.windows import Windows
 from fsdata.kernels.ranges import add_ranges, copy_ranges
 from fsdata.schema import Split
 

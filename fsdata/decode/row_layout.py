@@ -17,8 +17,8 @@ class Layout:
     masks. The place of a field is its *slot*.
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.histories.samples`. schema:
-    what it is the layout of. All who ask share what the properties return: nobody may change it.
+    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.explode`. schema: what
+    it is the layout of. All who ask share what the properties return: nobody may change it.
     """
 
     fields: tuple[Field, ...]

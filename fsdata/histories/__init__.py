@@ -2,6 +2,6 @@
 
 `as_of` and `lookup` are what the user says. A `history_table` brings what had happened `as_of` a row's time, and a
 `lookup_table` what belongs to the ids of a field; the processes of a host hold both together. `histories` finds the
-window of a row, and `event_rows` are events of a table as rows. Rows with candidates become `samples`, which may be
-`sharing` histories; a batch merges the `windows` that its samples share.
+window of a row, and `event_rows` are events of a table as rows. Samples that see overlapping windows have
+`shared_events`; `sharing` keeps such samples on one rank.
 """

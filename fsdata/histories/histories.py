@@ -80,6 +80,9 @@ class Histories(Stage):
     def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
         return buckets_of(_of_each(sources), layout) if layout.references else None
 
+    def places(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
+        return places(rows, layout)
+
     def received(self, columns: list[Column], rows: int, layout: Layout, sources: Sequence[Sequence[Stage]]) -> RowRefs:
         return received(columns, rows, layout, _of_each(sources))
 

@@ -10,7 +10,7 @@ Each is a `torchdata.nodes.BaseNode`, so that it stands in a graph of torchdata:
 before `Dealt` any node that gives batches of tensors. All have one law of state, see `node`.
 
 `units` opens files as a `dataset`; `rows` decodes pieces of it; `steps` takes rows from them; `dealt` lets ranks meet.
-`batches` copies rows into tensors. `loader_options` are checked before all of it.
+`batches` copies rows into tensors, of samples if rows `explode`. `loader_options` are checked before all of it.
 """
 
 import importlib

@@ -16,11 +16,12 @@ from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
+from fsdata.batch.windows import Windows
+from fsdata.compose import share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.histories.samples import explode, share
-from fsdata.histories.windows import Windows
 from fsdata.nodes.dealt import Dealt, Kept
+from fsdata.nodes.explode import explode
 from fsdata.nodes.loader_options import can_pin
 from fsdata.nodes.node import Node, not_the_end
 from fsdata.order.progress import Progress
@@ -115,7 +116,7 @@ class BatchMaker:
         windows: dict[str, Windows] = {}
         parts, length, counted = [spans], spans.length, spans.counts
         if layout.shared:
-            parts, length, windows = share(spans, layout)
+            parts, length, windows = share_events(spans, layout)
             counted = np.add.reduce(length, axis=1)
         counts = counted.tolist()
         flat, places = self._tensors(counts)

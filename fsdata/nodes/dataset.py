@@ -165,6 +165,11 @@ class Dataset:
         stage = next(stage for stage in self.sources[0].stages if stage.references)
         return stage.received(columns, rows, self.layout, [source.stages for source in self.sources])
 
+    def places(self, rows: RowRefs) -> dict[str, np.ndarray]:
+        """See `Stage.places`."""
+        stages = self.sources[0].stages if self.layout.shared and self.layout.references else ()
+        return next((stage.places(rows, self.layout) for stage in stages if stage.references), {})
+
     @property
     def time_windows(self) -> np.ndarray | None:
         """int64 [T + 1]: the rows of each window of time, of which each is an epoch; None without windows."""

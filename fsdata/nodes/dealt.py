@@ -16,7 +16,7 @@ from fsdata.balance.exchange import CLOSED, StatusWord, StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import Spans
-from fsdata.histories.samples import items_of
+from fsdata.nodes.explode import items_of
 from fsdata.nodes.loader_options import UNEVEN, Uneven
 from fsdata.nodes.node import Node
 from fsdata.nodes.steps import Parts, Step, Steps

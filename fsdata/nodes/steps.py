@@ -12,8 +12,7 @@ from fsdata.balance.exchange.transfer import RowsOf
 from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
-from fsdata.histories.histories import places
-from fsdata.histories.samples import items_of
+from fsdata.nodes.explode import items_of
 from fsdata.nodes.node import Node, Timing
 from fsdata.nodes.rows import Decoded, Rows
 from fsdata.options import boolean, integer
@@ -185,7 +184,7 @@ class Steps(Node[Part]):
                     self.put_back(rows.take(slice(fit, None)))
                     rows, ended = rows.take(slice(fit)), False
         status = self.status(rows=rows.num_rows, position=self.position, ended=ended)
-        return Part(rows, status, places(rows, self.data.layout))
+        return Part(rows, status, self.data.places(rows))
 
     def planner(self, balance: Balance) -> StepPlanner:
         schema = self.data.layout.schema

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
-from fsdata.histories.windows import Windows, merge_windows
+from fsdata.batch.windows import Windows, merge_windows
 from fsdata.kernels.ranges import copy_ranges
 from fsdata.options import integer
 from fsdata.views.plain import JaggedFeatures

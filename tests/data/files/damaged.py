@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))  # as a program it finds only its own folder
+
 import compact_thrift as thrift
 import numpy as np
 import random_files

@@ -1,42 +1,18 @@
-"""Rows become samples when their batch is made, on the rank that computes them (pure planning; no value is copied).
+"""Samples that see overlapping stretches of one history share it (`Sequence(share=...)`): a batch holds these events
+once (pure planning; no value is copied).
 
-With `Schema(explode="candidates")` every candidate of a row is a sample; rows are read, planned and moved whole.
-Samples that see overlapping stretches of one history share it (`Sequence(share=...)`): a batch holds these events once.
 Where histories stand in the rows, only the samples of one row share; they stand next to each other.
 
-Letters: N rows or samples, C candidates of all rows, M merged windows, F fields.
+Letters: N samples, M merged windows, F fields.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from fsdata.batch.windows import Windows, merge_windows
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import REFERENCE, Layout
-from fsdata.histories.windows import Windows, merge_windows
-
-
-def explode(spans: Spans, layout: Layout) -> tuple[Spans, np.ndarray]:
-    """(a sample for each candidate, in order, with all other fields of its row; int64 [C], the row of each)."""
-    assert layout.exploded is not None
-    count = spans.length[layout.groups[layout.exploded]]
-    row = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    found = spans.take(row)
-    for slot, field in enumerate(layout.fields):
-        if field.group == layout.exploded:
-            found.start[slot] += within
-            found.length[slot] = 1
-    return found.with_length(found.length), row
-
-
-def items_of(lengths: Mapping[str, np.ndarray], exploded: str | None) -> dict[str, int]:
-    """Group name -> elements of the group in all samples. lengths: group name -> int64 [N] of the rows."""
-    if exploded is None:
-        return {name: int(length.sum()) for name, length in lengths.items()}
-    count = lengths[exploded]
-    return {name: int((count if name == exploded else length * count).sum()) for name, length in lengths.items()}
 
 
 def windows_of_rows(places: np.ndarray, length: np.ndarray) -> Windows:
