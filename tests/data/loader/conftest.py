@@ -1,5 +1,6 @@
 """The files that the tests of the loader read."""
 
+from contextlib import ExitStack
 from functools import partial
 
 import histories
@@ -42,5 +43,7 @@ def history_folder(tmp_path_factory):
 
 @pytest.fixture
 def loader_of(folder):
-    """Makes loaders, of the two sources if it is given no others."""
-    return partial(loader_on, folder, prefetch=0)
+    """Makes loaders, of the two sources if it is given no others. They are closed at the end of the test."""
+    with ExitStack() as opened:
+        make = partial(loader_on, folder)
+        yield lambda *given, **options: opened.enter_context(make(*given, **{"prefetch": 0} | options))
