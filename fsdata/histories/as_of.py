@@ -321,7 +321,7 @@ class Events(EventSource):
         looked_up = {name: join.on for join in source.join if isinstance(join, Lookup) for name in join.fields}
         read |= {looked_up[name]: True for name in read if name in looked_up}
         lists = {name: read[name] for name in sorted(read) if name not in {self.of.on, POSITION, *looked_up}}
-        return {self.of: {"also": lists}}
+        return {source.join[0]: {"also": lists}}  # `of`, or what a check has put in its place
 
     def rows(
         self, source: ParquetSource, wanted: SequenceOf[Field], attached: SequenceOf[Any], **options: Any

@@ -77,7 +77,7 @@ class EventRows:
         windows: int64 [T + 1], where the anchors of each window of time begin; all are one window without.
 
     Args:
-        attached: the opened tables of the source.
+        attached: the opened tables of the source, the histories first.
         others: see `SourceFiles`.
 
     Raises:
@@ -99,7 +99,8 @@ class EventRows:
     ) -> None:
         assert isinstance(source.events, Events)
         self._events = events = source.events
-        (table,) = (each for each in attached if isinstance(each, HistoryTable) and each.join is events.of)
+        table = attached[0]
+        assert isinstance(table, HistoryTable)
         lookups = [each for each in attached if isinstance(each, LookupTable)]
         begin = time.perf_counter()
         self.label = label

@@ -54,3 +54,16 @@ def test_faults_of_histories(tmp_path, columns, expected):
 def test_good_histories_pass_and_a_request_needs_a_time(tmp_path):
     assert found(tmp_path) == []
     assert found(tmp_path, {"at": [10, None, 30]}) == [("null", "at", [1])]
+
+
+def test_events_as_rows_are_checked_with_the_lists_that_only_they_are_made_of(tmp_path):
+    """The tables of a source are read by other rules in a check, so its joins are not those that it was made with."""
+    columns = {"user": [0, 1], "item": [[1, 2], [3]], "kind": [[4, 5], [6]], "y": [[1, None], [0]]}
+    histories = ParquetSource(write(tmp_path / "histories.parquet", columns), defaults={"y": 2})
+    join = AsOf(histories, on="user", at="position", fields=("item",))
+    schema = Schema(sequences=(Sequence("uih", ("item",)),), context=("user", "position", "of"), labels=("y",))
+    source = join.anchors(columns={"of": "kind"})
+    assert find(source, schema=schema) == []
+    join = AsOf(ParquetSource(histories.path_list), on="user", at="position", fields=("item",))
+    (fault,) = find(join.anchors(columns={"of": "kind"}), schema=schema)
+    assert (fault.kind, fault.field) == ("null element", "y")
