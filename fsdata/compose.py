@@ -75,7 +75,7 @@ def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool 
         pool=pool,
         pages=page_decoder(source, pool) if lists else None,
         together=small_groups(),
-        remote=remote_files,
+        remote=remote_files if _is_there("remote") else None,
         **options,
     )
 

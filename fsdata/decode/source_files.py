@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -142,7 +142,7 @@ class SourceFiles:
         self._pages = pages
         self._small = together
         self._open_files = OpenFiles(keep=max(at_once, 2) + 1, advice=self.advice, more=_MORE_OPEN)
-        self._remote_of = remote
+        self._remote = None if remote is None else remote(self._open_files.open)
 
     @property
     def pruned_groups(self) -> int:
@@ -289,16 +289,11 @@ class SourceFiles:
         """What becomes of the faults of a row group."""
         return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
 
-    @cached_property
-    def _remote(self) -> RemoteReads:
-        assert self._remote_of is not None
-        return self._remote_of(self._open_files.open)
-
     @property
     def remote_reads(self) -> tuple[int, int]:
         """Bytes of row groups that were read from files that are not local, and reads that were not planned."""
-        made: RemoteReads | None = vars(self).get("_remote")
-        return (0, 0) if made is None else (made.bytes_read, made.unplanned_reads)
+        remote = self._remote
+        return (0, 0) if remote is None else (remote.bytes_read, remote.unplanned_reads)
 
     def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RemoteGroup | None:
         """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
@@ -306,6 +301,8 @@ class SourceFiles:
         if known.file.local:
             return None
         leaves = self._leaves_of(number)(plans[self._kind_of[number]].batches.paths)
+        if self._remote is None:
+            raise ModuleNotFoundError(f"{known.file.path}: files that are not local are read by fsdata.remote")
         return self._remote.group(known, group.index, leaves)
 
     def _known(self, number: int) -> Known:
