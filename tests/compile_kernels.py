@@ -17,7 +17,7 @@ def main() -> None:
     from golden_data import FILES
     from worlds import shared_world
 
-    from fsdata.compose import all_kernels
+    from fsdata.compose.reading import all_kernels
     from fsdata.kernels.warm import compile_lacking
     from fsranks.machine.cores import usable_cores
 

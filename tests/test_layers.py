@@ -168,7 +168,8 @@ STILL_IMPORTED = {
     "tensors": ("nodes/dealt.py",),
     "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }
-NAMES_ALL = {"__init__.py", "compose.py"}  # names of users, and what puts extensions to work, in functions only
+# Names of users, and what puts extensions to work, in functions only.
+NAMES_ALL = {"__init__.py", "compose/reading.py"}
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)
@@ -183,9 +184,8 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
     }
     found = {each for each in found if each.split("/")[0] not in allowed} - NAMES_ALL
     assert found == set(STILL_IMPORTED.get(extension, ()))
-    assert {each for each in imports(root / "compose.py") if each.startswith(name)} <= imports_on_call(
-        root / "compose.py"
-    )
+    for path in files("fsdata", "compose"):
+        assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

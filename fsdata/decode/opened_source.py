@@ -36,7 +36,7 @@ OpenFiles = Callable[..., SourceFiles]
 
 
 class OpenSource:
-    """A source whose files are found, checked and bound. Made by `fsdata.compose.open_source`; thread-safe.
+    """A source whose files are found, checked and bound. Made by `fsdata.compose.reading.open_source`; thread-safe.
 
     Attributes:
         label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
@@ -68,7 +68,7 @@ class OpenSource:
         self.weight = source.weight
         self._schema = schema
         self._retry = retry or Retrying(source.retry)
-        """open_files: see `files_of` in `fsdata.compose`. Others: see `open_source` there."""
+        """open_files: see `files_of` in `fsdata.compose.reading`. Others: see `open_source` there."""
         options = {"label": self.label, "retry": self._retry, "threads": threads, "notes": notes}
         main = partial(open_files, index=index, lists=True, pool=pool, show=show, hosts=hosts, **options)
         self._files, self.attached = self._open(source, schema, main, open_files=open_files, **options)

@@ -17,7 +17,7 @@ from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.batch.windows import Windows
-from fsdata.compose import share_events
+from fsdata.compose.reading import share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.nodes.dealt import Dealt, Kept

@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from fsdata.compose import read_ahead_of
+from fsdata.compose.reading import read_ahead_of
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
 from fsdata.nodes.node import Node, not_the_end

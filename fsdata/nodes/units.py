@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.compose import kernels_of, open_source
+from fsdata.compose.reading import kernels_of, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels.warm import make_ready
 from fsdata.nodes.dataset import Dataset

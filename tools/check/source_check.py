@@ -15,7 +15,7 @@ from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import out_of_reach
 from fsdata import ParquetSource, Schema
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError

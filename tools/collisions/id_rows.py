@@ -17,7 +17,7 @@ from fsdata import ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
 from fsdata.catalog.binding.arrow_types import is_list
 from fsdata.catalog.footers import Footer, Skipped
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.decode.block import RowRefs
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroup

@@ -23,7 +23,7 @@ from fsdata import Sequence as Group
 from fsdata.catalog.binding.arrow_types import is_text, plain
 from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.footers import Skipped
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import layout_of

@@ -29,7 +29,7 @@ def warm(
         if jobs is not None and jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
-        from fsdata.compose import all_kernels
+        from fsdata.compose.reading import all_kernels
         from fsdata.kernels.warm import compile_lacking, folders_of
         from fsranks.libraries import compile_kernel
         from fsranks.machine.cores import usable_cores

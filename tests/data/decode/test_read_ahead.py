@@ -21,7 +21,7 @@ from fsdata import ParquetSource, Schema, Sequence
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
-from fsdata.compose import files_of
+from fsdata.compose.reading import files_of
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_layout import layout_of
 from fsdata.options import bytes_of

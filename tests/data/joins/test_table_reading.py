@@ -14,7 +14,7 @@ from event_log import SCHEMA, Log, anchors
 from patience import PATIENCE_S
 
 from fsdata import DataError, FreeScaleDataLoader
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.errors import Fault
 from fsdata.histories import history_table
 

@@ -12,7 +12,7 @@ from freescale_tools.check.source_check import SourceCheck, check_forms
 from freescale_tools.console.errors import UsageError
 from freescale_tools.console.terminal import Terminal
 from fsdata import AsOf, Follow, Join, ParquetSource, Schema, Sequence
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.errors import DataError
 
 SCHEMA = Schema(

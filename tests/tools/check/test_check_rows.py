@@ -5,7 +5,7 @@ import pyarrow as pa
 from tools_kit import write
 
 from fsdata import ParquetSource, Schema, Sequence
-from fsdata.compose import open_source
+from fsdata.compose.reading import open_source
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, Fault
 

@@ -1,7 +1,6 @@
-"""Extensions and what they extend, put together: the one file that knows which argument needs which folder.
+"""What rows are read with: files of all kinds, decoders, read-ahead, shared events, and the kernels of all of them.
 
-Each extension is imported when an argument asks for it. What the user says by an object of an extension (`AsOf`,
-`Follow`) needs nothing here: it opens itself.
+What the user says by an object of an extension (`AsOf`, `Follow`) needs nothing here: it opens itself.
 """
 
 from collections.abc import Callable, Sequence
