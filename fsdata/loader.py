@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
-from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
-from fsdata.balance.options import Balance
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
+from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.errors import PeerError
-from fsdata.kernels.warm import BALANCING, make_ready
 from fsdata.nodes.batches import Adapted, Batches, Made
-from fsdata.nodes.dealt import DROPS, TOKENS, Dealt, Kept, check_group
-from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_types
+from fsdata.nodes.guards import check_group
+from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_adapt
+from fsdata.nodes.local_steps import DROPS, TOKENS, LocalSteps
 from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Rows
+from fsdata.nodes.status_exchange import CLOSED, RESTARTED
 from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
@@ -62,7 +62,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         shuffle: permute the order of row groups, and whole rows inside windows of `shuffle_window` row groups; a pure
             function of (seed, epoch).
         seed: of the shuffling.
-        balance: deal every global batch out anew; None keeps samples where they were read. Needs torch.distributed.
+        balance: a `Balance`: deal every global batch out anew; None keeps samples where they were read. Needs
+            torch.distributed.
         mix: how several sources become one order: one after another, interleaved by `ParquetSource(weight=...)`, or
             merged by `Schema(time=...)`. Each source keeps its own order; with `shuffle` the mixed order is shuffled.
         shuffle_window: row groups that are held in memory, twice, to be shuffled together. Or a share of the epoch,
@@ -114,7 +115,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         max_tokens: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        balance: Balance | None = None,
+        balance: Balancing | None = None,
         mix: Mix = "sequential",
         shuffle_window: int | float = 4,
         memory: int | str | None = None,
@@ -158,16 +159,16 @@ class FreeScaleDataLoader(Generic[BatchT]):
             what="FreeScaleDataLoader",
             also=partial(self._also, balance, adapt),
         )
-        self._context, self._data = units.context, units.data
-        needs_peers = self._needs_peers(units, balance)
-        self._exchange: StepExchange | None = None
-        if needs_peers:
+        self._context, self._data, self._job = units.context, units.data, units.job
+        if self._needs_peers(units, balance):
             self._turn.settle()
-        if needs_peers or (balance is not None and balance.max_tokens is not None):
-            self._exchange = StepExchange(self._context, timeout_s=timeout_s)
         self._memory: HostMemory = PageLocked() if self._options.pin else Reused(units.pool)
         self._rows = Rows(units, num_threads=self._options.num_threads, read_ahead=read_ahead, memory=memory)
-        self._root = self._nodes(balance, adapt)
+        try:
+            self._root = self._nodes(balance, adapt)
+        except BaseException:
+            self._job.close()
+            raise
         self._pin = self._options.pin and adapt is not None  # other batches are page-locked as they are made
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
@@ -178,37 +179,37 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._batches = 0
         before_pools_end(self._end_at_exit)
 
-    def _also(self, balance: Balance | None, adapt: object, units: Units) -> dict[str, str]:
+    def _also(self, balance: Balancing | None, adapt: object, units: Units) -> dict[str, str]:
         """What else ranks have to have alike; raises what is wrong with it."""
-        check_types(balance, adapt)
+        check_balance(balance)
+        check_adapt(adapt)
         if balance is not None and self._options.max_tokens is not None:
             raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
-        if balance is not None:
-            make_ready(BALANCING)
         if self._needs_peers(units, balance):
             tokens = None if self._options.max_tokens is None else TOKENS
             why = "balance" if balance else units.data.meets or tokens or DROPS
             check_group(units.context, why)
         return {**self._options.shared(), "balance": repr(balance)}
 
-    def _needs_peers(self, units: Units, balance: Balance | None) -> bool:
+    def _needs_peers(self, units: Units, balance: Balancing | None) -> bool:
         """Whether ranks meet in steps."""
         talks = balance is not None or units.data.may_drop or units.data.followed
         talks |= self._options.max_tokens is not None
         return units.context.world_size > 1 and talks
 
-    def _nodes(self, balance: Balance | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
+    def _nodes(self, balance: Balancing | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
         """The way of the data, behind the rows: see `fsdata.nodes`."""
-        options, exchange = self._options, self._exchange
+        options, timeout_s = self._options, self._options.timeout_s
         steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last, max_tokens=options.max_tokens)
-        dealt: Kept | Dealt
-        if balance is not None and exchange is not None:
-            dealt = Dealt(steps, balance, exchange=exchange)
+        dealt: Node[Any]
+        if balance is not None and (self._context.world_size > 1 or balance.max_tokens is not None):
+            dealt = balanced_steps(steps, balance, timeout_s)
         else:
-            dealt = Kept(steps, uneven=options.uneven, exchange=exchange)
-        loader = weakref.ref(self)  # its thread must not keep a loader that nobody refers to
-        whole = self._data.steps(dealt, exchange=exchange, alive=lambda: loader() is not None)
-        batches = Batches(whole, memory=self._memory, cost=None if balance is None else balance.cost)
+            dealt = LocalSteps(steps, uneven=options.uneven, timeout_s=timeout_s)
+        if self._data.followed:
+            loader = weakref.ref(self)  # its thread must not keep a loader that nothing else refers to
+            dealt = followed_steps(dealt, timeout_s, lambda: loader() is not None)
+        batches = Batches(dealt, memory=self._memory, cost=None if balance is None else balance.cost)
         return batches if adapt is None else Adapted(batches, adapt)
 
     def __iter__(self) -> Iterator[BatchT]:
@@ -262,8 +263,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerError) and self._exchange is not None and not self._turn.forked:
-            self._exchange.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
+        if isinstance(error, PeerError) and not self._turn.forked:
+            self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def set_epoch(self, epoch: int) -> None:
@@ -301,7 +302,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._end_epoch()
         self._turn.revoke(STATE_LOADED)
         self._progress = self._loaded = loaded
-        self._root.forget()
+        self._job.forget()
 
     @property
     def windows(self) -> int | None:
@@ -329,7 +330,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if not 0 <= compute_seconds < float("inf"):
             raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")
         if self._ahead is not None:
-            self._root.report(compute_seconds, self._progress)
+            self._job.report(compute_seconds, self._progress)
 
     @property
     def skipped(self) -> list[Any]:
@@ -344,7 +345,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def stats(self) -> dict[str, Any]:
         """What this rank has done since the loader was made, for logs: `batches` handed out, batches that are `waiting`
         now, `dropped`, `retries`, `skipped`, what was read from files that are not local, and `seconds` by what they
-        went into (see `fsdata.nodes.node.Timing`). JSON-able, cheap, from any thread.
+        went into (see `fsdata.nodes.timing.Timing`). JSON-able, cheap, from any thread.
 
         `decoded_peak_bytes` is the most that rows took which were decoded and not yet in a batch.
         `remote` has the `bytes` of row groups that were read, `unplanned_reads` of bytes that a decoder asked for and
@@ -374,7 +375,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def dropped(self) -> int:
         """Rows of this rank that `uneven="drop"` (as counted by the footers) and `drop_last` left out at the ends of
         epochs."""
-        return self._root.dropped
+        return self._job.dropped
 
     @property
     def retries(self) -> int:
@@ -401,9 +402,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         for source in self._data.sources:
             source.end_retries()
         self._end_epoch(why, _GRACE_S)
-        self._root.close()
-        if self._exchange is not None:
-            self._exchange.close(why)
+        self._job.close(why)
 
     def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[BatchT]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
@@ -414,7 +413,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._turn.settle()
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
-        self._root.begin(progress)
+        self._job.begin(progress)
         self._ahead = ahead = Ahead(partial(made_of, self._root), depth=self._options.prefetch, pin=self._pin)
         while (made := self._next(ahead)) is not None:
             self._progress = made.progress
@@ -473,13 +472,10 @@ class FreeScaleDataLoader(Generic[BatchT]):
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        self._root.stop()  # so that the step in hand waits for no further data
-        if (exchange := self._exchange) is None:
-            ahead.end()
-        else:
-            ahead.end(grace_s, lambda: exchange.abort(why))
-        self._root.end()  # the thread that makes steps is through
-        self._root.leave(why, grace_s)  # and nobody else uses the exchange
+        self._job.stop()  # so that the step in hand waits for no further data
+        ahead.end(grace_s, lambda: self._job.abort(why))
+        self._job.end()  # the thread that makes steps is through
+        self._job.leave(why, grace_s)  # and no other thread uses the exchange
 
 
 def made_of(root: Node[Any]) -> Made[Any] | None:
@@ -488,4 +484,4 @@ def made_of(root: Node[Any]) -> Made[Any] | None:
         batch = root.next()
     except StopIteration:
         return None
-    return Made(batch, root.progress)
+    return Made(batch, root.place())

@@ -97,14 +97,14 @@ BREAKS: tuple[Break, ...] = (
         why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
     ),
     Break(
-        file="fsdata/kernels/packing.py",
+        file="fsdata/balance/kernels/packing.py",
         before="if (net > 0 and net > room_b) or (net < 0 and -net > room_a):",
         after="if net > 0 and net > room_b:",
         tests=("tests/data/balance",),
         why="a rank gets more than max_tokens, and may run out of memory",
     ),
     Break(
-        file="fsdata/balance/exchange/step_exchange.py",
+        file="fsdata/nodes/status_exchange.py",
         before='f"rank {left[0]} left the loop before {at}',
         after='f"rank {self.context.rank} left the loop before {at}',
         tests=("tests/data/balance", "tests/data/loader/test_loader_ranks.py"),
@@ -196,7 +196,7 @@ BREAKS: tuple[Break, ...] = (
         why="a rank that was stopped inside an exchange is not named",
     ),
     Break(
-        file="fsdata/balance/exchange/step_exchange.py",
+        file="fsdata/nodes/status_exchange.py",
         before="bool(failed) or all(other.ended for other in statuses)",
         after="bool(failed) or any(other.ended for other in statuses)",
         tests=("tests/faults",),

@@ -146,9 +146,9 @@ IN_ORDER = {
 
 # Folders of fsdata beside its core, and what each may import beside it.
 EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "balance": ("histories",),
+    "balance": (),
     "embedding": ("balance",),
-    "growing": ("balance", "tables"),
+    "growing": ("tables",),
     "histories": (),
     "lake": (),
     "pages": (),
@@ -160,16 +160,11 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
 }
 # Files of the core that still import an extension. It becomes shorter; nothing is added.
 STILL_IMPORTED = {
-    "balance": (
-        *("loader.py", "nodes/batches.py", "nodes/dealt.py", "nodes/loader_options.py", "nodes/node.py"),
-        "nodes/steps.py",
-    ),
     "histories": ("kernels/columns.py",),
-    "tensors": ("nodes/dealt.py",),
     "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }
 # Names of users, and what puts extensions to work, in functions only.
-NAMES_ALL = {"__init__.py", "compose/reading.py"}
+NAMES_ALL = {"__init__.py", "compose/reading.py", "compose/stepping.py"}
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)

@@ -5,7 +5,7 @@
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -16,10 +16,11 @@ from fsdata.balance.cost import CostModel, Polynomial
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
 from fsdata.balance.step_plan import Assignment, GlobalBatch
-from fsdata.histories.sharing import SHARES, events_shared, sharing_groups
 from fsdata.kernels import load_numba
 from fsdata.options import boolean, integer, one_of
+from fsdata.order.tokens import tokens_of
 
 AUTO: Literal["auto"] = "auto"
 _LARGEST_SUM = 2**62
@@ -291,18 +292,6 @@ class StepPlanner:
         if self._choice is None or not self._choice.sparing:
             return "fbs+swap", None
         return ("repair", None) if balance.ranks_per_node is None else ("hierarchical", balance.ranks_per_node)
-
-
-def tokens_of(lengths: Mapping[str, np.ndarray], exploded: str | None, rows: int) -> np.ndarray:
-    """int64 [N]: elements of all groups of each row, where all candidates of a row become samples of all of them; 1
-    where nothing is jagged."""
-    if not lengths:
-        return np.ones(rows, np.int64)
-    found: np.ndarray = np.sum(list(lengths.values()), axis=0)
-    if exploded is not None:
-        count = lengths[exploded]
-        found = (found - count + 1) * count
-    return found
 
 
 def _part(

@@ -8,36 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusWord:
-    """What one rank says about its part of a step.
-
-    The caller fills in the first four fields; the exchange adds the others.
-
-    Attributes:
-        epoch, step: position of the step; all ranks must agree on them.
-        position: a number of the caller's (where its reading stands); the exchange only passes it on.
-        ended: nothing follows the rows that this rank contributes to this step.
-        rows: samples this rank contributes.
-        longest: elements of the longest field of any of them.
-        left: the rank left the loop here.
-        failed: the rank's reading failed here; it sends the message next.
-        compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
-        moving_ns: how long stage III of the step before took here.
-    """
-
-    epoch: int
-    step: int
-    position: int = 0
-    ended: bool = False
-    rows: int = 0
-    longest: int = 0
-    left: bool = False
-    failed: bool = False
-    compute_ns: int = 0
-    compute_step: int = -1
-    moving_ns: int = 0
+from fsdata.order.status_word import StatusWord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

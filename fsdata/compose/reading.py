@@ -19,7 +19,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles, Together
 from fsdata.errors import Fault
-from fsdata.kernels.warm import BALANCING, JOINS, RARE, READING
+from fsdata.kernels.warm import JOINS, RARE, READING
 from fsdata.schema import Schema
 from fsdata.sources.source import ParquetSource
 
@@ -147,7 +147,11 @@ def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
 
 def all_kernels() -> list[Any]:
     """Those of loaders, with those of the extensions that are there."""
-    found = [*JOINS, *READING, *BALANCING]
+    found = [*JOINS, *READING]
+    if _is_there("balance"):
+        from fsdata.balance.kernels import called as of_balance
+
+        found += of_balance.BALANCING
     if _is_there("pages"):
         from fsdata.pages.kernels import called
 

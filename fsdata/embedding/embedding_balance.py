@@ -29,12 +29,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fsdata.balance.kernels.called import BALANCING
 from fsdata.balance.options import AUTO, Balance, StepPlanner
-from fsdata.balance.step_plan import GlobalBatch, Planner, StatusWord
+from fsdata.balance.step_plan import GlobalBatch, Planner
 from fsdata.embedding.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
 from fsdata.errors import MismatchError
 from fsdata.kernels import ranges
-from fsdata.kernels.warm import BALANCING, make_ready
+from fsdata.kernels.warm import make_ready
+from fsdata.order.status_word import StatusWord
 from fsranks.control_group import ControlGroup
 from fsranks.libraries import compile_kernel
 from fsranks.rank_context import resolve

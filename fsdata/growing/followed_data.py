@@ -10,14 +10,13 @@ import numpy as np
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroups
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.growing.followed import FOLLOWS, Followed
+from fsdata.growing.followed import FOLLOWS
 from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable
 from fsdata.growing.late_side import LateSide
 from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
 from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
-from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, compact
@@ -54,10 +53,6 @@ class FollowedData(Dataset):
         units = _UnitsOfSegment(source, self._places)
         self.read = piece_reader([source], self.layout, units, None)
         self.fetches_of = fetch_planner([source], self.layout, units)
-
-    def steps(self, dealt: Kept | Dealt, **options: Any) -> Followed:
-        """The steps of one segment after another; see there."""
-        return Followed(dealt, **options)
 
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""

@@ -16,19 +16,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fsdata.kernels import columns, footer, packing, scalars, texts
+from fsdata.kernels import columns, deal, footer, scalars, texts
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
 
 # Those that take long come first, so that the processes end at about the same time.
 COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (footer.read_chunks, *COPYING, scalars.read_arrays, scalars.find_not_finite, scalars.spread)
-BALANCING = (
-    *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),
-    *(packing.contiguous, packing.zigzag, packing.sums),
-)
 JOINS = (columns.gather_joined,)
-RARE = (packing.to_fewest, texts.fnv1a)
+RARE = (deal.to_fewest, texts.fnv1a)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 
 

@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from fsdata.balance.cost import CostModel
-from fsdata.batch.batch import Batch, StepStats
+from fsdata.batch.batch import Batch, CostOf, StepStats
 from fsdata.batch.batch_plan import BatchPlan
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
@@ -20,10 +19,11 @@ from fsdata.batch.windows import Windows
 from fsdata.compose.reading import share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
-from fsdata.nodes.dealt import Dealt, Kept
 from fsdata.nodes.explode import explode
+from fsdata.nodes.guards import not_the_end
 from fsdata.nodes.loader_options import can_pin
-from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.node import Node
+from fsdata.nodes.steps import Step
 from fsdata.order.progress import Progress
 
 BatchT = TypeVar("BatchT")
@@ -50,14 +50,13 @@ class Batches(Node[Batch]):
 
     def __init__(
         self,
-        source: Kept | Dealt | Node[Any],
+        source: Node[Step],
         *,
         pin_memory: bool = False,
         memory: HostMemory | None = None,
-        cost: CostModel | None = None,
+        cost: CostOf | None = None,
     ) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         if memory is None:
             memory = PageLocked() if can_pin(pin_memory) else Reused(self.units.pool)
         self._maker = BatchMaker(self.units.data.layout, memory, cost)
@@ -78,8 +77,7 @@ class Adapted(Node[Any]):
     """What `adapt` makes of every batch."""
 
     def __init__(self, source: Batches, adapt: Callable[[Batch], Any]) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._adapt = adapt
 
     def next(self) -> Any:
@@ -96,14 +94,14 @@ class Adapted(Node[Any]):
                 f"adapt=... failed with the batch of step {stats.step} of epoch {stats.epoch} on rank "
                 f"{self.units.context.rank}"
             )
-            self.source.fail(error)
+            self.job.fail(error, self.place())
             raise
 
 
 class BatchMaker:
     """Makes batches of rows of one layout, in `memory`. cost: `Batch.cost`."""
 
-    def __init__(self, layout: Layout, memory: HostMemory, cost: CostModel | None = None) -> None:
+    def __init__(self, layout: Layout, memory: HostMemory, cost: CostOf | None = None) -> None:
         self._layout = layout
         self._cost = cost
         self._memory = memory

@@ -17,7 +17,7 @@ from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
-from fsdata.nodes.node import Node, Timing
+from fsdata.nodes.timing import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
 from fsdata.order.progress import Progress, SegmentState
@@ -148,10 +148,6 @@ class Dataset:
         for number, source in enumerate(sources):
             for item, value in source.fingerprint.items():
                 self.fingerprint[f"source {number} {item}"] = value
-
-    def steps(self, dealt: Node[Any], **_: Any) -> Node[Any]:
-        """What goes on where the steps of `dealt` end: nothing, but where data is followed."""
-        return dealt
 
     def close(self) -> None:
         """Close the files that decoding threads keep open."""

@@ -5,8 +5,6 @@ With `Schema(explode="candidates")` every candidate of a row is a sample; rows a
 Letters: N rows, C candidates of all rows.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from fsdata.decode.block import Spans
@@ -25,11 +23,3 @@ def explode(spans: Spans, layout: Layout) -> tuple[Spans, np.ndarray]:
             found.start[slot] += within
             found.length[slot] = 1
     return found.with_length(found.length), row
-
-
-def items_of(lengths: Mapping[str, np.ndarray], exploded: str | None) -> dict[str, int]:
-    """Group name -> elements of the group in all samples. lengths: group name -> int64 [N] of the rows."""
-    if exploded is None:
-        return {name: int(length.sum()) for name, length in lengths.items()}
-    count = lengths[exploded]
-    return {name: int((count if name == exploded else length * count).sum()) for name, length in lengths.items()}

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fsdata.balance.options import Balance
 from fsdata.options import boolean, integer, one_of, plain, positive
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
@@ -80,9 +79,7 @@ def check_sources(sources: Sequence[ParquetSource], schema: Schema) -> None:
         raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
 
 
-def check_types(balance: object, adapt: object) -> None:
+def check_adapt(adapt: object) -> None:
     """Raises TypeError."""
-    if balance is not None and not isinstance(balance, Balance):
-        raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
     if adapt is not None and not callable(adapt):
         raise TypeError(f"adapt is a function of a Batch or None, got {adapt!r}")

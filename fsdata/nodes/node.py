@@ -1,102 +1,103 @@
-"""What all nodes have in common: one place in the data, which each hands to the node before it, and one clock."""
+"""What all nodes have in common: the job that they take part in. Its place, the ranks that meet in it, and its end.
 
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable
+All nodes have one state, that of the job: how many rows every rank has passed (`fsdata.order.progress`). It is a small
+JSON-able dict, the same on every rank, and any number of ranks can go on from it. (Behind a source of the user's own
+the state is that of this source, see `fsdata.tensors.parts`.)
+"""
+
+import weakref
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
-from fsdata.balance.exchange import RESTARTED
+from fsdata.nodes.guards import check_group
+from fsdata.nodes.status_exchange import CLOSED, RESTARTED, StatusExchange
 from fsdata.order.progress import Progress
+from fsdata.order.status_word import StatusWord
 from fsranks.rank_context import RankContext
 
 T = TypeVar("T", covariant=True)
-ResultT = TypeVar("ResultT")
+ExchangeT = TypeVar("ExchangeT", bound=StatusExchange)
+_GRACE_S = 5.0
 
 
-def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
-    """What `call` gives. StopIteration of the user's code is no end of the data, and must not end the loop."""
-    try:
-        return call()
-    except StopIteration as error:
-        raise RuntimeError(f"{what} raised StopIteration") from error
+class Planner(Protocol):
+    """What plans steps, and may learn from the times of those before."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What it has learned, JSON-able."""
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with what it had learned there."""
+
+    def forget(self) -> None:
+        """Be as a new one."""
 
 
-def check_worker(what: str, context: RankContext, *, own_share: bool = False) -> None:
-    """RuntimeError in a worker process of a torch DataLoader: each worker would read all rows of its rank, and ranks
-    cannot reach each other from workers.
+class Job:
+    """Made by the first node of a graph; every node behind takes part in it.
 
-    own_share: this worker has rank and world size of its own, so rows come once.
-    """
-    worker = get_worker_info()
-    if worker is None or (own_share and context.group is None):
-        return
-    if worker.num_workers == 1 and context.group is None:
-        return
-    raise RuntimeError(
-        f"{what} is used in a worker process of a torch DataLoader (worker {worker.id} of {worker.num_workers}): every "
-        "worker would read all rows of its rank, so that each row comes once per worker, and workers cannot exchange "
-        f"samples with other ranks. Iterate {what} itself in the training process: it makes batches ahead in threads. "
-        "Or make a loader without balance in each worker, with rank=rank * num_workers + worker and "
-        "world_size=ranks * num_workers"
-    )
-
-
-class Node(BaseNode[T]):
-    """A node of the way from files to batches.
-
-    Once for every epoch: `begin`, then `stop`, `end`; once for all: `close`, which ends threads.
-
-    All nodes have one state, that of the job: how many rows every rank has passed (`fsdata.order.progress`). It is a
-    small JSON-able dict, the same on every rank, and any number of ranks can go on from it. (Behind a source of the
-    user's own the state is that of this source, see `fsdata.tensors.parts`.)
+    Once for every epoch: `begin`, then `stop`, `end`; once for all: `close`. `fail`, `leave` and `close` are heard by
+    the other ranks, if they meet in steps.
 
     Attributes:
-        source: the node before this one.
+        exchange: what ranks meet by at every step; None where they need not, see `connect`.
+        meets_in_steps: whether they meet by it at every step, or between segments only.
+        planner: of steps that are balanced; None where they are not.
+        first_number: of the exchange of the first step since this began.
+        over: the epoch has ended, here or by an error: ranks do not meet in it any more.
+        dropped: rows of this rank that were left out at the ends of epochs.
     """
 
-    source: "Node[Any]"
+    def __init__(self, first: "First[Any]") -> None:
+        # By weak references: nodes refer to the job, and what no loader refers to any more goes at once, with its
+        # threads and its memory.
+        self._nodes = [weakref.ref(first)]
+        self._by_segment = 0  # so many of the first nodes are begun by `begin_segment`
+        self._began = Progress.start(0, 1)
+        self.exchange: StatusExchange | None = None
+        self.meets_in_steps = False
+        self.planner: Planner | None = None
+        self.first_number = 0
+        self.over = False
+        self.dropped = 0
 
-    @property
-    def units(self) -> Any:
-        """The first node, see `fsdata.nodes.units`."""
-        return self.source.units
-
-    @property
-    def progress(self) -> Progress:
-        """Where the job stands after the item last given."""
-        return self.source.progress
-
-    @property
-    def over(self) -> bool:
-        """The epoch has ended, here or by an error; ranks do not meet in it any more."""
-        return self.source.over
+    def join(self, node: "Node[Any]", *, begins_segments: bool = False) -> None:
+        """Take part behind the others. begins_segments: they begin when `node` begins a segment."""
+        self._nodes = [each for each in self._nodes if each() is not None]
+        if begins_segments:
+            self._by_segment = len(self._nodes)
+        self._nodes.append(weakref.ref(node))
 
     @property
     def tuning(self) -> dict[str, Any] | None:
         """What the planner of steps has learned, see `Progress`."""
-        tuning: dict[str, Any] | None = self.source.tuning
-        return tuning
+        return None if self.planner is None else self.planner.state_dict()
 
-    @property
-    def dropped(self) -> int:
-        """Rows of this rank that were left out at the ends of epochs."""
-        return self.source.dropped
+    def connect(self, context: RankContext, why: str, timeout_s: float, kind: type[ExchangeT]) -> ExchangeT:
+        """The exchange that ranks meet by, made where there is none of this kind yet. Collective then.
 
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        ValueError where ranks have no way to meet.
+        """
+        if isinstance(self.exchange, kind):
+            return self.exchange
+        if self.exchange is not None:
+            raise ValueError(f"{why} needs another exchange than the {type(self.exchange).__name__} that there is")
+        check_group(context, why)
+        self.exchange = made = kind(context, timeout_s=timeout_s)
+        return made
+
+    def reset(self, state: dict[str, Any] | None) -> None:
         """Begin at a state, or with the next epoch. What comes of the epoch under way is forgotten; where ranks meet in
         its steps, the others get a PeerError at the next one, unless they begin anew as well. Blocks until they come.
 
         Raises:
             StateError: the state is of another version, or of other data or another order.
         """
-        place = self.units.place_of(initial_state)
-        if initial_state is None:
+        first: Any = self._nodes[0]()  # is there, as nodes behind it refer to it
+        place: Progress = first.place_of(state)
+        if state is None:
             place = replace(place, tuning=self.tuning)
         else:
             self.forget()
@@ -105,127 +106,145 @@ class Node(BaseNode[T]):
 
     def begin(self, progress: Progress) -> None:
         """Begin at this place."""
-        super().reset(None)
-        self.source.begin(progress)
+        self._begin(self._alive()[self._by_segment :], progress)
 
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.units.state_of(self.progress)
-        return state
+    def begin_segment(self, progress: Progress) -> None:
+        """Begin those nodes that begin with a segment."""
+        self._begin(self._alive()[: self._by_segment], progress)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the other ranks, if they meet once more in this epoch, that this rank failed after the item last given.
+    def _begin(self, nodes: "list[Node[Any]]", progress: Progress) -> None:
+        self._began = progress
+        self.over = False
+        if self.planner is not None:
+            self.planner.load_state_dict(progress.tuning)
+        for node in nodes:
+            BaseNode.reset(node, None)
+            node.on_begin(progress)
 
-        Blocks until they come to that meeting. Returns; the caller raises its own error.
-        """
-        self.source.fail(error)
-
-    def leave(self, why: str, grace_s: float | None = None) -> None:
-        """Tell the other ranks, if they meet once more in this epoch, that this one leaves it. See `StepExchange`."""
-        self.source.leave(why, grace_s)
+    def end_steps(self) -> None:
+        """No step follows in this epoch; of data that is followed, in this segment."""
+        if not self._by_segment:
+            self.over = True
 
     def report(self, compute_seconds: float, after: Progress) -> None:
-        """Hear how long the batch that led to `after` computed here."""
-        self.source.report(compute_seconds, after)
+        """With the next status word, say how long the batch that led to `after` computed here."""
+        step = after.step - self._began.step - 1
+        if step >= 0 and self.planner is not None and self.exchange is not None:
+            self.exchange.report(compute_seconds, self.first_number + step)
 
     def forget(self) -> None:
         """Forget what the planner has learned: a state of another place in the job comes next."""
-        self.source.forget()
+        if self.planner is not None:
+            self.planner.forget()
 
-    def end(self) -> None:
-        """Make no further item until the next `begin`; what is under way ends by itself."""
-        self.source.end()
+    def fail(self, error: BaseException, at: Progress) -> None:
+        """Tell the other ranks, if they meet once more in this epoch, that this rank failed after the step before `at`.
+
+        Blocks until they come to that meeting. Returns; the caller raises its own error.
+        """
+        if self.exchange is not None and self.meets_in_steps and not self.over:
+            self.exchange.fail(error, StatusWord(epoch=at.epoch, step=at.step))
+        self.over = True
+
+    def leave(self, why: str, grace_s: float | None = None) -> None:
+        """Tell the other ranks, if they meet once more in this epoch, that this one leaves it. See `StatusExchange`."""
+        if self.exchange is not None and not self.over:
+            self.over = True
+            self.exchange.leave(why, grace_s)
+
+    def abort(self, why: str) -> None:
+        """Break the exchange, from any thread: a step that waits for other ranks raises."""
+        if self.exchange is not None:
+            self.exchange.abort(why)
 
     def stop(self) -> None:
         """Wait for no further data; only data that is followed is waited for."""
-        self.source.stop()
+        for node in self._alive():
+            node.on_stop()
+
+    def end(self) -> None:
+        """Make no further item until the next `begin`; what is under way ends by itself."""
+        for node in reversed(self._alive()):
+            node.on_end()
+
+    def close(self, why: str = CLOSED) -> None:
+        """End threads and groups. Twice is fine. why: what the other ranks read."""
+        for node in reversed(self._alive()):
+            node.on_close()
+        self.leave(why, _GRACE_S)
+        if self.exchange is not None:
+            self.exchange.close(why)
+
+    def _alive(self) -> "list[Node[Any]]":
+        return [node for each in self._nodes if (node := each()) is not None]
+
+
+class Node(BaseNode[T]):
+    """A node of the way from files to batches.
+
+    Its job calls `on_begin`, `on_stop` and `on_end` once for every epoch, and `on_close`. Users call `reset` and
+    `state_dict`, as of any node of torchdata, and `close`.
+
+    Attributes:
+        source: the node before this one.
+    """
+
+    def __init__(self, source: "Node[Any]", *, begins_segments: bool = False) -> None:
+        super().__init__()
+        self.source: Any = source
+        self.job: Job = source.job
+        self.job.join(self, begins_segments=begins_segments)
+
+    @property
+    def units(self) -> Any:
+        """The first node, see `fsdata.nodes.units`."""
+        return self.source.units
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `Job.reset`."""
+        self.job.reset(initial_state)
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.units.state_of(self.place())
+        return state
+
+    def place(self) -> Progress:
+        """Where the job stands after the item last given."""
+        place: Progress = self.source.place()
+        return place
 
     def close(self) -> None:
-        """End threads and groups that nodes have made. Twice is fine."""
-        self.source.close()
+        """End threads and groups of all nodes. Twice is fine."""
+        self.job.close()
+
+    def on_begin(self, progress: Progress) -> None:
+        """An epoch, or a segment, begins at this place. It has begun for the nodes before this one."""
+
+    def on_stop(self) -> None:
+        """Wait for no further data."""
+
+    def on_end(self) -> None:
+        """Make no further item until the next `on_begin`. Running decodes may end by themselves."""
+
+    def on_close(self) -> None:
+        """End threads, close files. Twice is fine."""
 
 
 class First(Node[T]):
-    """A node without one before it: it knows the places in its data, and nothing waits, learns or is told there."""
+    """A node without one before it: it knows the places in its data."""
 
-    over = False
-    dropped = 0
-    tuning = None
+    def __init__(self) -> None:
+        BaseNode.__init__(self)
+        self.job = Job(self)
 
     @property
-    def units(self) -> Self:
+    def units(self) -> Any:
         return self
 
     def place_of(self, state: dict[str, Any] | None) -> Progress:
-        """The place of a state, or the beginning of the next epoch. Raises: see `reset`."""
+        """The place of a state, or the beginning of the next epoch. Raises: see `Job.reset`."""
         raise NotImplementedError
 
     def state_of(self, progress: Progress) -> dict[str, Any]:
         """The state of a place."""
         raise NotImplementedError
-
-    def begin(self, progress: Progress) -> None:
-        BaseNode.reset(self, None)
-
-    def forget(self) -> None:
-        """Nothing is learned here."""
-
-    def end(self) -> None:
-        """Nothing is under way."""
-
-    def fail(self, error: BaseException) -> None:
-        """No rank waits for this node."""
-
-    def leave(self, why: str, grace_s: float | None = None) -> None:
-        """No rank waits for this node."""
-
-    def report(self, compute_seconds: float, after: Progress) -> None:
-        """Nothing here depends on it."""
-
-    def stop(self) -> None:
-        """Nothing waits here."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Timing:
-    """Seconds by name. Thread-safe.
-
-    Names: `fetch`, waiting for bytes that are read ahead, and `decode`, with reading bytes that are not, both in all
-    decoding threads together; `wait_for_decoding`, `exchange` (small exchanges and moving samples, with waiting for
-    peers) and `assemble`, in the thread that makes batches; `wait`, of the training loop for the next batch.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._lock = threading.Lock()
-
-    def of(self, name: str) -> "_Block":
-        """Count the time of the block, also where it raises."""
-        return _Block(self, name)
-
-    def add(self, name: str, seconds: float) -> None:
-        with self._lock:
-            self._seconds[name] += seconds
-
-    def seconds(self) -> dict[str, float]:
-        with self._lock:
-            return dict(self._seconds)
-
-
-class _Block:
-    """A context manager; a class, as a generator takes twice the time, and every step has several."""
-
-    __slots__ = ("_begin", "_name", "_timing")
-
-    def __init__(self, timing: Timing, name: str) -> None:
-        self._timing = timing
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timing.add(self._name, time.perf_counter() - self._begin)

@@ -15,7 +15,8 @@ import numpy as np
 from fsdata.compose.reading import read_ahead_of
 from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
 from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
-from fsdata.nodes.node import Node, not_the_end
+from fsdata.nodes.guards import not_the_end
+from fsdata.nodes.node import Node
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
 from fsdata.order.progress import Progress
@@ -59,7 +60,7 @@ class Rows(Node[Decoded]):
         read_ahead: int | str = "256MB",
         memory: int | str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(source)
         self.source: Units = source
         self._threads = integer("num_threads", cores_of_this_rank() if num_threads is None else num_threads, 1)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-decode")
@@ -78,13 +79,11 @@ class Rows(Node[Decoded]):
         self._order: Callable[[Window], np.ndarray] | None = None
         self._error: Exception | None = None  # behind the rows last given
 
-    @property
-    def progress(self) -> Progress:
+    def place(self) -> Progress:
         return self.source.place_after(self._decoded)
 
-    def begin(self, progress: Progress) -> None:
-        self.end()
-        super().begin(progress)
+    def on_begin(self, progress: Progress) -> None:
+        self.on_end()
         data = self.source.data
         self._decoded, self._error = 0, None
         self._order = data.order_of(progress.epoch)
@@ -129,14 +128,13 @@ class Rows(Node[Decoded]):
         """Where most is held: before the last rows of a window go."""
         self.most_bytes = max(self.most_bytes, self._held())
 
-    def close(self) -> None:
-        self.end()
+    def on_close(self) -> None:
+        self.on_end()
         self._executor.shutdown(cancel_futures=True)
         if self.read_ahead is not None:
             self.read_ahead.close()
-        super().close()
 
-    def end(self) -> None:
+    def on_end(self) -> None:
         """Decode no further; running decodes end by themselves. Blocks for requests under way."""
         for future in self._pending:
             future.cancel()

@@ -1,22 +1,22 @@
 """The third node: windows of rows become this rank's part of one step after another."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fsdata.balance.exchange import RecordSpec, StatusWord, StepExchange, StepResult, told
-from fsdata.balance.exchange.transfer import RowsOf
-from fsdata.balance.options import Balance, StepPlanner, tokens_of
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
-from fsdata.nodes.explode import items_of
-from fsdata.nodes.node import Node, Timing
+from fsdata.nodes.node import Node
 from fsdata.nodes.rows import Decoded, Rows
+from fsdata.nodes.status_exchange import failures_reported_to_peers
+from fsdata.nodes.timing import Timing
 from fsdata.options import boolean, integer
 from fsdata.order.progress import Progress
+from fsdata.order.status_word import StatusWord
+from fsdata.order.tokens import tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,10 @@ class Part:
     Attributes:
         rows: by reference; None where this rank has no data of its own any more.
         status: epoch, step, where this rank stands, and whether nothing follows.
-        places: see `fsdata.balance.exchange.GlobalBatch`.
     """
 
     rows: RowRefs | None
     status: StatusWord
-    places: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +47,6 @@ class Step:
     stats: StepStats
 
 
-class Parts(Protocol):
-    """What `Dealt` deals out: `Steps`, or batches of the user's own (`fsdata.tensors.parts`)."""
-
-    timing: Timing
-
-    @property
-    def spec(self) -> RecordSpec:
-        """The fields of the samples; known once a part was given."""
-
-    @property
-    def rows_of(self) -> RowsOf | None:
-        """What makes rows of samples that arrive."""
-
-    @property
-    def position(self) -> int:
-        """Rows of this rank that were passed with the part last given."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the epoch ends before the next step."""
-
-    def planner(self, balance: Balance) -> StepPlanner:
-        """What plans its steps."""
-
-    def status(self) -> StatusWord:
-        """Of the step in hand."""
-
-    def part(self, exchange: StepExchange | None) -> Part:
-        """What this rank gives to the next step, nothing where it has no more. Blocks. Other ranks are told of errors.
-
-        Raises StopIteration where no rank has any.
-        """
-
-    def put_back(self, rows: RowRefs) -> None:
-        """Give the last rows of the part last given again, in the next one."""
-
-    def leaves_out(self, result: StepResult) -> bool:
-        """Whether the epoch ends without this step."""
-
-    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Any:
-        """What the node behind gets of a step that was dealt out; on to the next one.
-
-        passed: [W] rows of every rank. tuning: state of the planner.
-        """
-
-
 class Steps(Node[Part]):
     """This rank's part of every step: `batch_size` rows, fewer at the end. Blocks on decoding.
 
@@ -107,29 +59,30 @@ class Steps(Node[Part]):
     Attributes:
         left: int64 [W], planned rows that each rank had to pass. passed: int64 [W], of them, those that were.
         position: rows of `left` that this rank has passed with the part last given.
-        sure: no row can drop out, and none is left for the next step: sizes of steps are known beforehand, and the last
-            one is dealt evenly.
-        hold: end before a step for which some rank has too few rows. These rows are not passed, nor dropped.
+        sizes_known: no row can drop out, and none is left for the next step: sizes of steps are known beforehand, and
+            the last one is dealt evenly.
+        defer_short_step: end before a step for which some rank has too few rows. These rows are not passed, nor
+            dropped.
+        began: the place where the epoch, or its segment, began.
     """
 
     def __init__(
         self, source: Rows, batch_size: int, *, drop_last: bool = False, max_tokens: int | None = None
     ) -> None:
-        super().__init__()
-        self.source: Rows = source
         self.batch_size: int = integer("batch_size", batch_size, 1)
         self.drop_last = boolean("drop_last", drop_last)
         self.max_tokens: int | None = integer("max_tokens", max_tokens, 1, optional=True)
-        self.hold = False
+        super().__init__(source)
+        self.source: Rows = source
+        self.defer_short_step = False
         self.data = self.units.data
         self.timing: Timing = self.data.timing
         self.context = self.units.context
         self.rank, self.world_size = self.context.rank, self.context.world_size
-        self.sure = not self.data.may_drop and self.max_tokens is None
-        self.spec = RecordSpec.of_layout(self.data.layout)
-        self.rows_of: RowsOf = self.data.rows_of
+        self.sizes_known = not self.data.may_drop and self.max_tokens is None
         self.left = self.passed = np.zeros(self.world_size, np.int64)
-        self.position = self._dropped = 0
+        self.position = 0
+        self.began = Progress.start(0, self.world_size)
         self._progress: Progress | None = None
         self._open: deque[Decoded] = deque()
         self._used = 0  # rows of the first of them
@@ -137,34 +90,26 @@ class Steps(Node[Part]):
         self._passed: list[np.ndarray | range] = []  # positions after each row of the last take, part by part
         self._origin = np.empty((0, 2), np.int64)
 
-    @property
-    def progress(self) -> Progress:
-        if self._progress is None:
-            return self.units.place_after(self.position)
-        return self._progress
-
-    @property
-    def dropped(self) -> int:
-        return self._dropped
+    def place(self) -> Progress:
+        return self._progress or self.units.place_after(self.position)
 
     def drop(self, rows: int) -> None:
         """Count rows of this rank that are left out."""
-        self._dropped += rows
+        self.job.dropped += rows
 
-    def begin(self, progress: Progress) -> None:
-        super().begin(progress)
+    def on_begin(self, progress: Progress) -> None:
         self.left = self.units.left
         self.passed = np.zeros(self.world_size, np.int64)
         self.position = self._used = 0
         self._open.clear()
-        self._began = self._progress = progress
+        self.began = self._progress = progress
         self.step = 0
 
     def next(self) -> Part:
         part = self.part()
         if part.rows is None or not part.rows.num_rows:
             raise StopIteration
-        if self.sure:
+        if self.sizes_known:
             self.advance(self.passed + self.counts())
         elif self.world_size == 1:
             self.advance([self.position])
@@ -172,47 +117,20 @@ class Steps(Node[Part]):
             self._progress = None
         return part
 
-    def part(self, exchange: StepExchange | None = None) -> Part:
+    def part(self) -> Part:
+        """What this rank gives to the next step. Blocks on decoding. Where ranks meet, errors reach the others."""
         counts = self.counts()
-        wanted = int(counts[self.rank]) if self.sure else self.batch_size
-        with told(exchange, self.status()):
+        wanted = int(counts[self.rank]) if self.sizes_known else self.batch_size
+        with failures_reported_to_peers(self.job.exchange, self.status()):
             rows = self.take(wanted)
-            ended = not self.counts(counts).any() if self.sure else rows.num_rows < wanted
+            ended = not self.counts(counts).any() if self.sizes_known else rows.num_rows < wanted
             if self.max_tokens is not None:
                 fit = self._that_fit(rows, self.max_tokens)
                 if fit < rows.num_rows:
                     self.put_back(rows.take(slice(fit, None)))
                     rows, ended = rows.take(slice(fit)), False
         status = self.status(rows=rows.num_rows, position=self.position, ended=ended)
-        return Part(rows, status, self.data.places(rows))
-
-    def planner(self, balance: Balance) -> StepPlanner:
-        schema = self.data.layout.schema
-        assert schema is not None
-        nested = [name for group in schema.groups for name in group.nested]
-        return StepPlanner(balance, self.world_size, carry=True, nested=nested, exploded=schema.explode)
-
-    def leaves_out(self, result: StepResult) -> bool:
-        if self.hold and not self.sure and any(each.ended for each in result.statuses):
-            return True
-        left_out = not result.global_samples or (result.ended and self.too_short(result.global_samples))
-        if left_out:
-            self.drop(result.statuses[self.rank].rows)
-        return left_out
-
-    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Step:
-        exploded, spans = self.data.layout.exploded, result.rows.spans()
-        stats = self.stats(
-            self.samples_of(spans),
-            result.global_samples if exploded is None else result.global_items[exploded],
-            items_of(result.lengths, exploded),
-            straggler_before=result.straggler_before,
-            straggler_after=result.straggler_after,
-            moved=result.moved,
-            carried=result.carried,
-        )
-        self.advance(passed, tuning)
-        return Step(spans, result.origin, stats)
+        return Part(rows, status)
 
     def samples_of(self, spans: Spans) -> int:
         """How many samples rows become."""
@@ -223,8 +141,8 @@ class Steps(Node[Part]):
         """Of the step in hand. items: see `StepStats`."""
         of_labels = {label: items[group] for label, group in self.data.layout.event_labels.items() if group in items}
         return StepStats(
-            epoch=self._began.epoch,
-            step=self._began.step + self.step,
+            epoch=self.began.epoch,
+            step=self.began.step + self.step,
             world_size=self.world_size,
             samples=samples,
             global_samples=of_all,
@@ -240,22 +158,22 @@ class Steps(Node[Part]):
         return np.minimum(self.left - self.passed - more, self.batch_size)
 
     @property
-    def held(self) -> bool:
-        """Whether the next step is held back, as far as planned rows tell."""
-        return self.hold and int((self.left - self.passed).min()) < self.batch_size
+    def defers_next(self) -> bool:
+        """Whether the epoch ends before the next step, as far as planned rows tell."""
+        return self.defer_short_step and int((self.left - self.passed).min()) < self.batch_size
 
     def too_short(self, rows: int) -> bool:
         """Whether a last global batch of so many rows is left out."""
         return self.drop_last and rows < self.world_size * self.batch_size
 
     def status(self, **known: Any) -> StatusWord:
-        return StatusWord(epoch=self._began.epoch, step=self._began.step + self.step, **known)
+        return StatusWord(epoch=self.began.epoch, step=self.began.step + self.step, **known)
 
     def advance(self, passed: Sequence[int] | np.ndarray, tuning: dict[str, Any] | None = None) -> None:
         """Go on to the next step. passed: [W] rows of every rank since this began. tuning: see `Progress`."""
         self.step += 1
         self.passed = np.array(passed, np.int64)
-        self._progress = self._began.moved(self.passed.tolist(), self.step, tuning)
+        self._progress = self.began.moved(self.passed.tolist(), self.step, tuning)
 
     def own_origin(self, samples: int) -> np.ndarray:
         """int64 [n, 2] of rows that stay where they were read."""
@@ -283,7 +201,7 @@ class Steps(Node[Part]):
                 self.source.note_held()
                 self._open.popleft()
                 self._used = 0
-        return concat(parts) if parts else no_rows(len(self.spec.names))
+        return concat(parts) if parts else no_rows(len(self.data.layout.names))
 
     def _that_fit(self, rows: RowRefs, max_tokens: int) -> int:
         """How many of the first rows have no more elements together."""
@@ -294,7 +212,7 @@ class Steps(Node[Part]):
         if not fit and rows.num_rows:
             raise ValueError(
                 f"max_tokens={max_tokens} is below the next sample of rank {self.rank}, which has {tokens[0]} elements "
-                f"(step {self._began.step + self.step}). Raise max_tokens, or truncate with Sequence(max_length=...)"
+                f"(step {self.began.step + self.step}). Raise max_tokens, or truncate with Sequence(max_length=...)"
             )
         return fit
 

@@ -16,8 +16,9 @@ from fsdata.compose.reading import kernels_of, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels.warm import make_ready
 from fsdata.nodes.dataset import Dataset
+from fsdata.nodes.guards import check_worker
 from fsdata.nodes.loader_options import check_sources, checked_order
-from fsdata.nodes.node import First, check_worker
+from fsdata.nodes.node import First
 from fsdata.options import integer, one_of
 from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
@@ -119,16 +120,15 @@ class Units(First[Window]):
         """Whether some of the files are not local."""
         return any(source.remote for source in self.data.sources)
 
-    @property
-    def progress(self) -> Progress:
+    def place(self) -> Progress:
         return self.place_after(self._passed)
 
     def place_after(self, passed: int) -> Progress:
         """Where the job stands when this rank has passed so many rows."""
         if passed and self.context.world_size > 1:
             raise RuntimeError(
-                "this rank does not know how many rows the others have passed: take the state of a Steps, Kept or "
-                "Dealt node behind this one"
+                "this rank does not know how many rows the others have passed: take the state of a Steps, LocalSteps "
+                "or BalancedSteps node behind this one"
             )
         return self._began.moved([passed] * self.context.world_size)
 
@@ -140,12 +140,12 @@ class Units(First[Window]):
     def state_of(self, progress: Progress) -> dict[str, Any]:
         return to_state(progress, self.data.fingerprint)
 
-    def begin(self, progress: Progress) -> None:
-        super().begin(progress)
+    def on_begin(self, progress: Progress) -> None:
         self._check_worker()  # of a loader that was made before the worker was forked
         if self.data.followed and progress.segment is None:
             raise ValueError(
-                "a source that is followed needs a Followed node behind Kept or Dealt, which waits for files"
+                "a source that is followed needs a Followed node behind LocalSteps or BalancedSteps, which waits for "
+                "files"
             )
         self.next_epoch = progress.epoch + 1
         self._began, self._passed = progress, 0
@@ -158,7 +158,7 @@ class Units(First[Window]):
         self._passed += window.rows
         return window
 
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Close the files that decoding keeps open."""
         self.data.close()
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsdata.kernels.packing import to_fewest
+from fsdata.kernels.deal import to_fewest
 from fsdata.order.stream import Stream, Window, grouped, in_turn
 
 COMPILED_FROM = 20_000  # spans

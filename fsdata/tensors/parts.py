@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,15 +11,20 @@ import numpy as np
 import torch
 from torchdata.nodes import BaseNode
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, RecordSpec, StatusWord, StepExchange, StepResult, told
-from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.exchange import RecordSpec
+from fsdata.balance.kernels.called import BALANCING
+from fsdata.balance.options import Balance
 from fsdata.batch.batch import StepStats, loss_weight
 from fsdata.decode.block import RowRefs
 from fsdata.errors import DataError, MismatchError, StateError
-from fsdata.kernels.warm import BALANCING, COPYING, make_ready
-from fsdata.nodes.node import First, Timing, check_worker, not_the_end
+from fsdata.kernels.warm import COPYING, make_ready
+from fsdata.nodes.guards import check_worker, not_the_end
+from fsdata.nodes.node import First
+from fsdata.nodes.status_exchange import StatusExchange, failures_reported_to_peers
 from fsdata.nodes.steps import Part
+from fsdata.nodes.timing import Timing
 from fsdata.order.progress import Progress
+from fsdata.order.status_word import StatusWord
 from fsdata.tensors.entries import may_move
 from fsdata.tensors.tensor_tree import LENGTH, Measure, TakenApart, Template, from_text, take_apart, to_text
 from fsranks.meeting import Meeting, differences
@@ -76,13 +81,6 @@ def copy_of_state(value: Any, known: dict[int, Any] | None = None) -> Any:
     return found
 
 
-class _Planner(StepPlanner):
-    """Plans by what the user has measured."""
-
-    def __call__(self, batch: GlobalBatch) -> Assignment:
-        return super().__call__(replace(batch, lengths=measured(batch.lengths)))
-
-
 class TensorParts(First[Part]):
     """One batch of `source` is this rank's part of a step. See `fsdata.rebalance`.
 
@@ -91,8 +89,7 @@ class TensorParts(First[Part]):
         last: of the batch last given. state: (a copy of the state of the source after it,), or () if it has none.
     """
 
-    rows_of = None
-    held = False
+    defers_next = False
     position = 0
 
     def __init__(
@@ -119,7 +116,6 @@ class TensorParts(First[Part]):
         self._constants: dict[str, Any] = {}
         self._pulled: tuple[Any, TakenApart | None] = (None, None)
         self._met = False
-        self._exchange: StepExchange | None = None
         self._place = Progress.start(-1, context.world_size)
         self.timing = Timing()
         self.template: Template | None = None
@@ -131,8 +127,7 @@ class TensorParts(First[Part]):
         assert self.template is not None
         return self.template.spec
 
-    @property
-    def progress(self) -> Progress:
+    def place(self) -> Progress:
         return self._place
 
     def place_of(self, state: dict[str, Any] | None) -> Progress:
@@ -151,8 +146,7 @@ class TensorParts(First[Part]):
         source = copy_of_state(self.state[0]) if self.state else self._source.state_dict()
         return {"epoch": progress.epoch, "step": progress.step, "source": source}
 
-    def begin(self, progress: Progress) -> None:
-        super().begin(progress)
+    def on_begin(self, progress: Progress) -> None:
         if isinstance(self._source, BaseNode):
             self._source.reset(self._initial)
         elif self._initial is not None:
@@ -161,24 +155,25 @@ class TensorParts(First[Part]):
         self._place = progress
 
     def next(self) -> Part:
-        part = self.part(None)
+        part = self.part()
         if part.rows is None:
             raise StopIteration
         return part
 
-    def planner(self, balance: Balance) -> StepPlanner:
-        return _Planner(balance, self.context.world_size)
-
     def status(self) -> StatusWord:
         return StatusWord(epoch=self._place.epoch, step=self._place.step)
 
-    def part(self, exchange: StepExchange | None) -> Part:
-        status, self._exchange = self.status(), exchange
-        with told(exchange, status):
+    def part(self) -> Part:
+        """This rank's next batch, nothing where it has no more. Blocks. Where ranks meet, errors reach the others.
+
+        Raises StopIteration where no rank has any.
+        """
+        status, exchange = self.status(), self.job.exchange
+        with failures_reported_to_peers(exchange, status):
             self._pulled = self._pull()
         if exchange is not None and not self._met:
             everyone = self._introduce(exchange, status)
-            with told(exchange, status):
+            with failures_reported_to_peers(exchange, status):
                 self._adopt(everyone)
             self._met = True
         if self.template is None:
@@ -186,46 +181,34 @@ class TensorParts(First[Part]):
         apart = self._pulled[1]
         return Part(None if apart is None else apart.rows, replace(status, ended=apart is None))
 
-    def put_back(self, rows: RowRefs) -> None:
-        raise NotImplementedError  # its planner carries nothing over
-
-    def leaves_out(self, result: StepResult) -> bool:
-        return result.ended and not result.global_samples
-
-    def finish(self, part: Part, result: StepResult, passed: Sequence[int], tuning: dict[str, Any] | None) -> Any:
-        assert self.template is not None
-        items = measured(result.global_items)
-        stats = self._stats(
-            result.rows.num_rows,
-            result.global_samples,
-            items,
-            straggler_before=result.straggler_before,
-            straggler_after=result.straggler_after,
-            moved=result.moved,
-        )
-        batch = self._pulled[0]
-        if result.rows is not part.rows:
-            with told(self._exchange, self.status()):
-                batch = self.template.build(result.rows, self._constants)
-        return self._given(batch, Last(stats=stats, origin=torch.from_numpy(result.origin)), tuning)
-
     def alone(self) -> Any:
         """The next batch as it is, where there is one rank. Raises StopIteration at the end."""
-        part = self.part(None)
+        part = self.part()
         if part.rows is None:
             raise StopIteration
         count = part.rows.num_rows
         lengths = dict(zip(self.spec.groups, self.spec.group_lengths(part.rows.spans().length), strict=True))
         items = {name: int(values.sum()) for name, values in measured(lengths).items()}
         origin = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], dim=1)
-        return self._given(self._pulled[0], Last(stats=self._stats(count, count, items), origin=origin), None)
+        return self.give(self.pulled, Last(stats=self.stats(count, count, items), origin=origin), None)
 
-    def _given(self, batch: Any, last: Last, tuning: dict[str, Any] | None) -> Any:
+    @property
+    def pulled(self) -> Any:
+        """The batch of the part last given, as the user's source made it; None where it has no more."""
+        return self._pulled[0]
+
+    def built(self, rows: RowRefs) -> Any:
+        """A batch of these samples. Replicated values are those of this rank."""
+        assert self.template is not None
+        return self.template.build(rows, self._constants)
+
+    def give(self, batch: Any, last: Last, tuning: dict[str, Any] | None) -> Any:
+        """`batch`, which is what the node behind gets; on to the next step."""
         self.last = last
         self._place = self._place.moved([0] * self.context.world_size, 1, tuning)
         return batch
 
-    def _stats(self, samples: int, of_all: int, items: dict[str, int], **known: Any) -> StepStats:
+    def stats(self, samples: int, of_all: int, items: dict[str, int], **known: Any) -> StepStats:
         return StepStats(
             epoch=self._place.epoch,
             step=self._place.step,
@@ -272,7 +255,7 @@ class TensorParts(First[Part]):
                     f"a dict, whose path is {path!r} then"
                 )
 
-    def _introduce(self, exchange: StepExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
+    def _introduce(self, exchange: StatusExchange, status: StatusWord) -> dict[int, dict[str, Any]]:
         """How the batches of every rank that has one are built; MismatchError on all ranks if they differ."""
         mine = {} if self.template is None else {"fields": self.template.describe(), **_written(self.template)}
         everyone = [json.loads(text) for text in exchange.gather(json.dumps(mine).encode(), status)]

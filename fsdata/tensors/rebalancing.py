@@ -11,12 +11,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch.distributed as dist
 
-from fsdata.balance.exchange import CLOSED, RESTARTED, StepExchange
 from fsdata.balance.options import Balance
 from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
 from fsdata.errors import PeerError
-from fsdata.nodes.dealt import Dealt
+from fsdata.nodes.status_exchange import CLOSED, RESTARTED
 from fsdata.order.progress import Progress
+from fsdata.tensors.balanced_tensors import BalancedTensors
 from fsdata.tensors.parts import Last, Lengths, TensorParts, copy_of_state
 from fsranks.errors import describe
 from fsranks.machine.at_exit import before_pools_end, why_over
@@ -85,20 +85,20 @@ class Rebalanced(Generic[BatchT]):
         balance = Balance() if balance is None else balance
         self._loader = loader
         self._parts = TensorParts(loader, lengths, replicate, context, balance, timeout_s)
-        self._dealt: Dealt | None = None
+        self._job = self._parts.job
+        self._balanced: BalancedTensors | None = None
         if context.world_size > 1:
             if context.group is None:
                 raise ValueError(
                     f"this is rank {context.rank} of {context.world_size}, but torch.distributed is not initialized: "
                     "call torch.distributed.init_process_group() first"
                 )
-            exchange = StepExchange(context, timeout_s=timeout_s)
-            self._dealt = Dealt(self._parts, balance, exchange=exchange)
+            self._balanced = BalancedTensors(self._parts, balance, timeout_s=timeout_s)
         self._ahead: Ahead[Any] | None = None
         self._made: tuple[Last, tuple[Any, ...], Progress] | None = None
         self._closed = False
         self._turn = Turn()
-        if self._dealt is not None:
+        if self._balanced is not None:
             self._turn.settle()
         before_pools_end(self._end_at_exit)
 
@@ -108,9 +108,8 @@ class Rebalanced(Generic[BatchT]):
         turn = self._turn.take()
         self._end_epoch()
         self._turn.settle()
-        root = self._dealt or self._parts
-        root.reset()
-        self._ahead = Ahead(_maker(self._parts, self._dealt), depth=_DEPTH, pin=False)
+        self._job.reset(None)
+        self._ahead = Ahead(_maker(self._parts, self._balanced), depth=_DEPTH, pin=False)
         return self._batches(self._ahead, turn)
 
     def _batches(self, ahead: Ahead[Any], turn: object) -> Iterator[BatchT]:
@@ -170,8 +169,8 @@ class Rebalanced(Generic[BatchT]):
 
         For `Balance(autotune=True)` and `Balance(method="auto")`.
         """
-        if self._dealt is not None and self._made is not None:
-            self._dealt.report(compute_seconds, self._made[2])
+        if self._made is not None:
+            self._job.report(compute_seconds, self._made[2])
 
     def close(self) -> None:
         """End the thread and the group. Twice is fine. The wrapped loader stays the caller's.
@@ -191,8 +190,7 @@ class Rebalanced(Generic[BatchT]):
         if self._turn.forked:
             return  # the thread and the connections are those of the other process
         self._end_epoch(why, _GRACE_S)
-        if self._dealt is not None:
-            self._dealt.exchange.close(why)
+        self._job.close(why)
 
     def __enter__(self) -> Self:
         return self
@@ -200,10 +198,8 @@ class Rebalanced(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerError) and self._dealt is not None and not self._turn.forked:
-            self._dealt.exchange.abort(
-                f"lost the others: {error}"
-            )  # no rank takes a next step to hear that this rank leaves
+        if isinstance(error, PeerError) and not self._turn.forked:
+            self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
@@ -212,22 +208,18 @@ class Rebalanced(Generic[BatchT]):
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        if self._dealt is None:
-            ahead.end()
-        else:
-            exchange = self._dealt.exchange
-            ahead.end(grace_s, lambda: exchange.abort(why))
-            exchange.leave(why, grace_s)
+        ahead.end(grace_s, lambda: self._job.abort(why))
+        self._job.leave(why, grace_s)
 
 
-def _maker(parts: TensorParts, dealt: Dealt | None) -> Callable[[], Any]:
+def _maker(parts: TensorParts, balanced: BalancedTensors | None) -> Callable[[], Any]:
     """What makes the next (batch, what is known of it, state of the loader after it, place), or None at the end."""
 
     def make() -> Any:
         try:
-            batch = parts.alone() if dealt is None else dealt.next()
+            batch = parts.alone() if balanced is None else balanced.next()
         except StopIteration:
             return None
-        return batch, parts.last, parts.state, parts.progress
+        return batch, parts.last, parts.state, parts.place()
 
     return make

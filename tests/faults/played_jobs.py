@@ -16,10 +16,13 @@ from samples import SPEC, lengths_of, read, rows_of, sample
 
 from fscomm.exchange.control_word import NO_STEP, ControlWords, Mode
 from fscomm.report.recorder import Recorder
-from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
+from fsdata.balance.exchange import StepExchange, StepResult
+from fsdata.balance.step_plan import Assignment, GlobalBatch
 from fsdata.growing.followed import Followed
 from fsdata.growing.segment import FileAt
 from fsdata.growing.watcher import News
+from fsdata.nodes.node import First
+from fsdata.order.status_word import StatusWord
 from fsranks.control_group import ControlGroup
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
@@ -151,29 +154,26 @@ class _Data:
         pass
 
 
-class _Steps:
+class _Steps(First[Any]):
     """The steps of one segment, as a node and the nodes before it. Every rank takes one row of each."""
 
-    dropped = 0
-    hold = False
+    defer_short_step = False
 
     def __init__(self, data: _Data, context: RankContext, of: Callable[[_Place, bool], Iterator[Any]]) -> None:
+        super().__init__()
         self.data, self.context = data, context
-        self.units = self.source = self
+        self.source = self
         self._of = of
 
-    def begin(self, progress: _Place) -> None:
-        self._steps = self._of(progress, self.hold)
+    def on_begin(self, progress: Any) -> None:
+        self._steps = self._of(progress, self.defer_short_step)
 
     def next(self) -> Any:
-        made, self.progress = next(self._steps)
+        made, self._place = next(self._steps)
         return made
 
-    def end(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def place(self) -> Any:
+        return self._place
 
 
 class _Watcher:
@@ -217,8 +217,10 @@ def follow(job: Job, rank: int, seed: int, slip: Slip) -> Iterator[tuple[int, in
             yield (place.segment, number * size + rank), at
 
     watcher = _Watcher(job, seed, slip) if rank == 0 else None
-    steps: Any = Followed(_Steps(_Data(watcher), job.context(rank), make), exchange=exchange)  # type: ignore[arg-type]
-    steps.begin(_Place())
+    of_segments = _Steps(_Data(watcher), job.context(rank), make)
+    of_segments.job.exchange = exchange
+    steps = Followed(of_segments)
+    steps.job.begin(_Place())  # type: ignore[arg-type]
     try:
         for number, made in enumerate(iter(_next(steps), None)):
             yield made

@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema, compose
+from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata.compose import reading
 from fsdata.kernels import columns, warm
 from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
 from fsranks.libraries import compile_kernel
 
 ALONE = {"rank": 0, "world_size": 1}
-SMALL = ("fsdata.kernels.packing.zigzag", "fsdata.kernels.packing.sums")
+SMALL = ("fsdata.balance.kernels.packing.zigzag", "fsdata.balance.kernels.packing.sums")
 """Compiled in a fraction of a second."""
 
 
@@ -41,7 +42,7 @@ def types_of_kernels() -> dict[str, set[object]]:
 
 def compiled_by_loaders(rank: int, size: int, folder: Path) -> list[str]:
     """Kernels with types that they do not have of `warm`."""
-    for kernel in compose.all_kernels():
+    for kernel in reading.all_kernels():
         compile_kernel(kernel)
     before = types_of_kernels()
     for options in golden_loader.ORDERS.values():
@@ -88,7 +89,7 @@ WARM = """
 import os, subprocess
 from fsdata.kernels import columns, warm
 from fsdata.nodes import units
-from fsdata.kernels import packing
+from fsdata.balance.kernels import packing
 
 def started(command, **options):
     print("beside:", *command[-2:], flush=True)

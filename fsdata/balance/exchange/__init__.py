@@ -1,22 +1,10 @@
 """Balancing while the model trains: the samples of a global batch move to the ranks that a plan gives them to.
 
-`step_exchange` is one step: `messages` with every rank's status word and lengths, others that compare the plans, then a
-`transfer` of samples by a `route`.
+`step_exchange` is one step: every rank's status word with the lengths of its samples, others that compare the plans,
+then a `transfer` of samples by a `route`.
 """
 
 from fsdata.balance.exchange.route import RecordSpec
-from fsdata.balance.exchange.step_exchange import CLOSED, RESTARTED, StepExchange, StepResult, told
-from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner, StatusWord
+from fsdata.balance.exchange.step_exchange import StepExchange, StepResult
 
-__all__ = [
-    "CLOSED",
-    "RESTARTED",
-    "Assignment",
-    "GlobalBatch",
-    "Planner",
-    "RecordSpec",
-    "StatusWord",
-    "StepExchange",
-    "StepResult",
-    "told",
-]
+__all__ = ["RecordSpec", "StepExchange", "StepResult"]

@@ -8,29 +8,23 @@ the previous step trains (PAPER.md section 1, Algorithm 1).
 Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
 """
 
-import contextlib
-import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsdata.balance.exchange import messages
-from fsdata.balance.exchange.messages import FittedGather
 from fsdata.balance.exchange.route import RecordSpec
 from fsdata.balance.exchange.transfer import RowsOf, Transfer, check_lengths
-from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner, StatusWord
+from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner
 from fsdata.decode.block import RowRefs, Spans, no_rows
-from fsdata.errors import MismatchError, PeerError
-from fsranks.control_group import control_group
+from fsdata.errors import MismatchError
+from fsdata.nodes.fitted_gather import FittedGather
+from fsdata.nodes.status_exchange import StatusExchange, cut_short, failure_of_others, failures_reported_to_peers
+from fsdata.order.status_word import StatusWord
 from fsranks.errors import describe
 from fsranks.rank_context import RankContext
-
-_MESSAGE_BYTES = 2048
-CLOSED = "closed its loader"
-RESTARTED = "began another loop over its loader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,44 +71,16 @@ class StepResult:
         return int(self.counts.sum())
 
 
-class StepExchange:
-    """Exchanges steps with the other ranks, in lock step.
+class StepExchange(StatusExchange):
+    """A status exchange that deals out samples, too: `step` in place of `agree`.
 
-    `step`, `agree`, `gather`, `fail` and `leave` block, in one thread at a time; every rank makes one such call per
-    step. All ranks may `tell` each other a number after a `step`. `report`, `abort` and `close` may be called from any
-    thread. Making it is collective and belongs into the constructor of the loader, after `Meeting.agree`.
-
-    Raises (step, agree, gather, tell): PeerError naming the rank that failed (with its message), left, died or did not
-    come within `timeout_s`; MismatchError if ranks are at different steps or planned differently.
+    Raises (step): as `agree`; MismatchError if ranks planned differently.
     """
 
     def __init__(self, context: RankContext, *, timeout_s: float = 300.0) -> None:
-        self.context = context
-        self._group = control_group(context, timeout_s=timeout_s)
-        self._statuses = FittedGather(self._group)
+        super().__init__(context, timeout_s=timeout_s)
         self._plans = FittedGather(self._group)
         self._transfer = Transfer(self._group)
-        self._report_lock = threading.Lock()
-        self._report = (0, -1)
-        self._moving_ns = 0
-        self._between_epochs = True  # nobody waits for a word of this rank
-
-    def report(self, compute_seconds: float, number: int) -> None:
-        """Remember how long step `number` computed here; rides on the next status word."""
-        with self._report_lock:
-            self._report = (max(1, round(compute_seconds * 1e9)), number)
-
-    def agree(self, status: StatusWord) -> tuple[StatusWord, ...]:
-        """Stage I alone: the statuses of all ranks. For loaders that keep their rows but must stop together."""
-        return self._words(status, 0)[0]
-
-    def gather(self, mine: bytes, status: StatusWord) -> list[bytes]:
-        """What every rank has to say beside the statuses, any number of bytes each."""
-        return self._words(status, 0, mine)[1]
-
-    def tell(self, mine: int) -> list[int]:
-        """One number of every rank."""
-        return self._group.all_gather(np.array([mine], np.int64))[:, 0].tolist()
 
     def step(
         self,
@@ -173,7 +139,7 @@ class StepExchange:
         self, spans: Spans, spec: RecordSpec, status: StatusWord, places: Mapping[str, np.ndarray]
     ) -> tuple[GlobalBatch, np.ndarray]:
         """What all ranks have for this step, and int64 [G, N], the lengths of all groups."""
-        with told(self, status):
+        with failures_reported_to_peers(self, status):
             lengths = check_lengths(spans, spec)
         number, longest = self._group.number, int(lengths.max(initial=0))
         status = replace(status, rows=spans.num_rows, longest=longest)
@@ -190,73 +156,6 @@ class StepExchange:
         )
         return batch, everywhere
 
-    def fail(self, error: BaseException, status: StatusWord) -> None:
-        """Take part in a step only to tell the others what failed here. Returns; the caller raises its own error."""
-        try:
-            self._words(replace(status, failed=True), 0, _cut_short(describe(error)))
-        except PeerError as peer:
-            error.add_note(f"while telling the other ranks: {peer}")
-
-    def leave(self, why: str = CLOSED, grace_s: float | None = None) -> None:
-        """Say in the next step that this rank leaves the loop, because it did `why`.
-
-        Nothing is said between epochs, and on a broken group.
-
-        Afterwards the exchange is ready for another epoch. Waits for the others to come to that step, but after
-        `grace_s` gives up and breaks the group: they then hear of it when they need this rank.
-        """
-        if self._between_epochs:
-            return
-        timer = None if grace_s is None else threading.Timer(grace_s, self.abort, [why])
-        try:
-            if timer is not None:
-                timer.start()
-        except RuntimeError:  # Python 3.12 and later start no thread when they end
-            self.abort(why)
-            return
-        try:
-            self._words(StatusWord(epoch=0, step=0, left=True), 0, _cut_short(why))
-        except PeerError:
-            # This rank leaves in any case: it need not know which other ranks are gone.
-            self._between_epochs = True
-        finally:
-            if timer is not None:
-                timer.cancel()
-                timer.join()
-
-    def abort(self, why: str = CLOSED) -> None:
-        """Break the group: a call that blocks in another thread raises at once. Only `close` makes sense after it.
-
-        why: what the other ranks read, behind the name of this one.
-        """
-        self._group.abort(why)
-
-    def close(self, why: str = CLOSED) -> None:
-        """End the group; ranks that wait for this one raise. No call may be under way. Twice is fine."""
-        self._group.close(why)
-
-    def _words(self, status: StatusWord, digest: int, text: bytes = b"") -> tuple[tuple[StatusWord, ...], list[bytes]]:
-        """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
-        with self._report_lock:
-            (compute_ns, compute_step), self._report = self._report, (0, -1)
-        mine = replace(status, compute_ns=compute_ns, compute_step=compute_step, moving_ns=self._moving_ns)
-        words, texts = self._statuses.gather(messages.encode(mine, self._group.number, digest), text)
-        self._group.number += 1
-        statuses = messages.decode(words)
-        at = f"step {mine.step} of epoch {mine.epoch}"
-        left = [rank for rank, other in enumerate(statuses) if other.left]
-        failed = [rank for rank, other in enumerate(statuses) if other.failed]
-        self._between_epochs = bool(left) or bool(failed) or all(other.ended for other in statuses)
-        if failed and not mine.failed:
-            raise _of_others(failed, texts, at)
-        if left and not failed and not mine.left:
-            why = texts[left[0]].decode(errors="replace")
-            alike = why in (CLOSED, RESTARTED)
-            advice = "All ranks must take the same number of steps" if alike else "Look at the log of that rank"
-            raise PeerError(f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. {advice}")
-        messages.check(words)
-        return statuses, texts
-
     def _plan(self, planner: Planner, batch: GlobalBatch) -> Assignment:
         """The plan, once all ranks have shown that they made the same one.
 
@@ -272,7 +171,7 @@ class StepExchange:
             _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
             digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
         except BaseException as caught:
-            error, text = caught, _cut_short(describe(caught))
+            error, text = caught, cut_short(describe(caught))
         words, texts = self._plans.gather(np.array([digest], np.int64), text)
         digests = words[:, 0]
         failed = np.flatnonzero(digests < 0).tolist()
@@ -281,7 +180,7 @@ class StepExchange:
             raise error
         if failed:
             status = batch.statuses[self.context.rank]
-            raise _of_others(failed, texts, f"step {status.step} of epoch {status.epoch}")
+            raise failure_of_others(failed, texts, f"step {status.step} of epoch {status.epoch}")
         if (digests != digests[0]).any():
             other = int(np.argmax(digests != digests[0]))
             raise MismatchError(
@@ -289,22 +188,6 @@ class StepExchange:
                 "model must be a pure function to integers, and all ranks need the same versions of numpy and numba"
             )
         return plan
-
-
-@contextlib.contextmanager
-def told(exchange: StepExchange | None, status: StatusWord) -> Iterator[None]:
-    """What fails inside fails on this rank alone: the others hear of it in their next step. Blocks until they do.
-
-    Only Ctrl-C does not wait for them: they hear of it when this rank closes its loader or ends.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # user code may raise SystemExit, polars raises PanicException
-        if exchange is not None:
-            exchange.fail(error, status)
-        raise
 
 
 def encode_lengths(lengths: np.ndarray, longest: int) -> bytes:
@@ -340,16 +223,6 @@ def decode_lengths(statuses: tuple[StatusWord, ...], texts: list[bytes], groups:
             )
         parts.append(np.frombuffer(text, dtype).reshape(groups, status.rows))
     return np.concatenate(parts, axis=1, dtype=np.int64)
-
-
-def _cut_short(text: str) -> bytes:
-    return text.encode()[:_MESSAGE_BYTES]
-
-
-def _of_others(failed: list[int], texts: list[bytes], at: str) -> PeerError:
-    """What failed on other ranks, for a rank where nothing did."""
-    said = [f"rank {rank} failed at {at}: {texts[rank].decode(errors='replace')}" for rank in failed]
-    return PeerError("; ".join(said))
 
 
 def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:

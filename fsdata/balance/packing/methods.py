@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fsdata.balance.kernels import packing as kernels
 from fsdata.balance.packing.plan import OverCapError
-from fsdata.kernels import packing as kernels
 
 
 def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_per_node: int) -> np.ndarray:

@@ -6,9 +6,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from fsdata.balance.kernels import packing as kernels
 from fsdata.balance.packing.methods import EQUAL_COUNTS, METHODS, NEED_HOME, UNLIMITED, Problem
 from fsdata.balance.packing.plan import OverCapError, Plan, lowest_straggler, straggler_share
-from fsdata.kernels import packing as kernels
 from fsdata.options import integer
 
 Method = Literal["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical"]

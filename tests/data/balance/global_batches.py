@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fsdata.balance.exchange import GlobalBatch, StatusWord
+from fsdata.balance.step_plan import GlobalBatch
+from fsdata.order.status_word import StatusWord
 
 
 def global_batch(

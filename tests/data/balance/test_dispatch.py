@@ -16,8 +16,8 @@ from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from worlds import shared_world
 
 from fsdata import Balance
-from fsdata.balance.exchange.step_exchange import Assignment
 from fsdata.balance.options import StepPlanner
+from fsdata.balance.step_plan import Assignment
 from fsdata.embedding.embedding_balance import Dispatcher, EmbeddingBalance, combine, dispatch, dispatch_samples
 from fsdata.errors import MismatchError, PeerError
 

@@ -8,14 +8,15 @@ from patience import PATIENCE_S
 from samples import SPEC, columns_of, lengths_of
 from worlds import shared_world
 
-from fsdata.balance.exchange import RecordSpec, StatusWord
-from fsdata.balance.exchange.messages import PROTOCOL, FittedGather, check, decode, encode
+from fsdata.balance.exchange import RecordSpec
 from fsdata.balance.exchange.route import Parcel
 from fsdata.balance.exchange.step_exchange import decode_lengths, encode_lengths
 from fsdata.balance.exchange.transfer import check_lengths
 from fsdata.decode.block import Block, RowRefs
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import DataError, MismatchError
+from fsdata.nodes.fitted_gather import FittedGather
+from fsdata.order.status_word import PROTOCOL, StatusWord, check, decode, encode
 from fsdata.schema import Schema, Sequence
 from fsranks.control_group import ControlGroup
 from fsranks.rank_context import resolve

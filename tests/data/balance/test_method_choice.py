@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from global_batches import global_batch
 
-from fsdata.balance.exchange import GlobalBatch
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.packing import pack
+from fsdata.balance.step_plan import GlobalBatch
 from fsdata.errors import StateError
 
 SAMPLES = 32

@@ -6,7 +6,7 @@ import packing_reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata.kernels import packing as kernels
+from fsdata.balance.kernels import packing as kernels
 
 NO_CAP = np.iinfo(np.int64).max
 costs = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**4), st.integers(0, 2**56)), max_size=40)

@@ -12,10 +12,12 @@ from patience import PATIENCE_S, until
 from samples import SPEC, columns_of, lengths_of, read, rows_of, sample
 from worlds import shared_world
 
-from fsdata.balance.exchange import Assignment, GlobalBatch, StatusWord, StepExchange, StepResult
+from fsdata.balance.exchange import StepExchange, StepResult
 from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.step_plan import Assignment, GlobalBatch
 from fsdata.decode.block import Block, RowRefs, concat, no_rows
 from fsdata.errors import DataError, MismatchError, PeerError
+from fsdata.order.status_word import StatusWord
 from fsranks.rank_context import resolve
 
 
@@ -48,7 +50,7 @@ def carrying(rank: int, world_size: int, why: str, advice: str) -> None:
     assert (step.carried, step.ended, step.rest.num_rows) == (2, False, rank < 2)
     if rank < 2:
         assert read(step.rest, 0) == sample(2, rank, 0, lengths_of(2, rank, 1))
-    assert exchange.tell(10 + rank) == [10, 11, 12]
+    assert exchange.gather_number(10 + rank) == [10, 11, 12]
     if rank == 0:
         exchange.leave(why)  # not between epochs: the carried rows are still to come
     else:

@@ -11,7 +11,7 @@ from patience import until
 from worlds import shared_world
 
 from fsdata import Balance, ParquetSource, Schema, Sequence
-from fsdata.nodes.node import Timing
+from fsdata.nodes.timing import Timing
 
 SCHEMA = Schema(context=("row",))
 HISTORIES = Schema(context=("row",), sequences=(Sequence("uih", ("item",)),))

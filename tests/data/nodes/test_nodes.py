@@ -13,7 +13,7 @@ from sets import SCHEMA, two_sources, write
 from worlds import shared_world
 
 from fsdata import Balance, Follow, ParquetSource, PeerError, SchemaError, StateError, rebalance
-from fsdata.nodes import Batches, Dealt, Followed, Kept, Rows, Steps, Units
+from fsdata.nodes import BalancedSteps, BalancedTensors, Batches, Followed, LocalSteps, Rows, Steps, Units
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def sources(tmp_path_factory):
     return two_sources(tmp_path_factory.mktemp("sets"))
 
 
-def graph(sources, dealt=Kept, batch_size=4, **options):
+def graph(sources, dealt=LocalSteps, batch_size=4, **options):
     units = Units(sources, SCHEMA, num_threads=2, **options)
     return Batches(dealt(Steps(Rows(units, num_threads=2), batch_size)))
 
@@ -77,7 +77,7 @@ def test_nodes_end_their_threads(sources, begun):
 
 def dealt_by_nodes(rank, world_size, folder):
     sources = [ParquetSource(folder / "own")]
-    batches = graph(sources, lambda steps: Dealt(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
+    batches = graph(sources, lambda steps: BalancedSteps(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
     made = list(batches)
     with loader_on(sources, SCHEMA, batch_size=4, shuffle=True, balance=Balance()) as loader:
         assert_same(made, loader)
@@ -101,7 +101,7 @@ def test_dealt_over_ranks(tmp_path):
 def begun_anew(rank, world_size, folder, alone):
     """Both ranks begin anew after one batch, and rank 1, if it is `alone`, also after the next one."""
     sources = [ParquetSource(folder / "own")]
-    batches = graph(sources, lambda steps: Dealt(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
+    batches = graph(sources, lambda steps: BalancedSteps(steps, Balance(), timeout_s=PATIENCE_S), shuffle=True)
     start = batches.state_dict()
     first = next(batches)
     batches.reset(start)
@@ -136,7 +136,9 @@ def rows_of_rank(rank):
 
 def dealt_behind_a_node(rank, world_size):
     given = rows_of_rank(rank)
-    node = Dealt(td.IterableWrapper(given), Balance(), lengths=lambda batch: batch["length"], timeout_s=PATIENCE_S)
+    node = BalancedTensors(
+        td.IterableWrapper(given), Balance(), lengths=lambda batch: batch["length"], timeout_s=PATIENCE_S
+    )
     made = list(node)
     state = node.state_dict()
     with rebalance(given, lengths=lambda batch: batch["length"], timeout_s=PATIENCE_S) as other:
@@ -158,7 +160,7 @@ def test_dealt_behind_a_node_of_ones_own():
 
 
 def test_dealt_alone_gives_the_batches_of_its_source_and_their_place():
-    node = Dealt(td.IterableWrapper(rows_of_rank(0)), lengths=lambda batch: batch["length"])
+    node = BalancedTensors(td.IterableWrapper(rows_of_rank(0)), lengths=lambda batch: batch["length"])
     first = [next(node)["mark"].tolist() for _ in range(2)]
     state = node.state_dict()
     whole = [*first, *(batch["mark"].tolist() for batch in node)]
@@ -176,8 +178,8 @@ def test_a_folder_that_grows_needs_its_node(tmp_path):
     source = ParquetSource(tmp_path / "own", follow=Follow(every="10ms", lag="0s", idle="50ms"))
     steps = Steps(Rows(Units(source, SCHEMA)), 5)
     with pytest.raises(ValueError, match="needs a Followed node"):
-        next(Kept(steps))
-    batches = Batches(Followed(Kept(steps)))
+        next(LocalSteps(steps))
+    batches = Batches(Followed(LocalSteps(steps)))
     assert rows_of(batches) == list(range(21))
     batches.close()
 
@@ -195,7 +197,7 @@ class Fragile:
 
 def built_badly(rank, world_size):
     given = [Fragile(**batch) for batch in rows_of_rank(rank)]
-    node = Dealt(td.IterableWrapper(given), lengths=lambda batch: batch.length, timeout_s=PATIENCE_S)
+    node = BalancedTensors(td.IterableWrapper(given), lengths=lambda batch: batch.length, timeout_s=PATIENCE_S)
     Fragile.broken = rank == 1
     error = ValueError if rank == 1 else PeerError
     with pytest.raises(error, match="it fell apart"):
@@ -210,8 +212,8 @@ def test_other_ranks_hear_that_a_batch_cannot_be_built():
 
 def test_what_is_for_another_node_is_refused(sources):
     steps = Steps(Rows(Units(sources, SCHEMA)), 4, max_tokens=9)
-    with pytest.raises(ValueError, match=r"Steps\(max_tokens=...\) is for Kept"):
-        Dealt(steps)
+    with pytest.raises(ValueError, match=r"Steps\(max_tokens=...\) is for LocalSteps"):
+        BalancedSteps(steps)
 
 
 def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):

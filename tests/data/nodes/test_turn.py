@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from worlds import shared_world
 
 from fsdata import Balance, Follow, FreeScaleDataLoader, ParquetSource, PeerError, StateError
-from fsdata.nodes import Batches, Kept, Rows, Steps, Units
+from fsdata.nodes import Batches, LocalSteps, Rows, Steps, Units
 from fsdata.tensors.rebalancing import rebalance
 
 
@@ -202,7 +202,7 @@ class Wrapped(IterableDataset):
 
 
 def nodes_on(source):
-    return Batches(Kept(Steps(Rows(Units(source, SCHEMA)), 4)))
+    return Batches(LocalSteps(Steps(Rows(Units(source, SCHEMA)), 4)))
 
 
 def share_of_worker(source):

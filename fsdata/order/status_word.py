@@ -1,24 +1,49 @@
-"""What the ranks say to each other at the start of a step: a status word of twelve int64, and some bytes.
+"""What every rank says to the others at the start of a step: twelve int64.
 
-The bytes travel behind the numbers, in as much room as the last calls needed. All ranks know how much that is, because
-the numbers say how many bytes each rank has. If those of one rank do not fit, all ranks see so alike, and the bytes of
-all travel in a second exchange.
-
-Letters: W ranks, k numbers.
+Letters: W ranks.
 """
 
-from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
-from fsdata.balance.step_plan import StatusWord
 from fsdata.errors import MismatchError
-from fsranks.control_group import AnyGroup
 
 PROTOCOL = 4
 SIZE = 12
 _FLAGS = 6  # the column of these bits
 _ENDED, _LEFT, _FAILED = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusWord:
+    """What one rank says about its part of a step.
+
+    The caller fills in the first four fields; the exchange adds the others.
+
+    Attributes:
+        epoch, step: position of the step; all ranks must agree on them.
+        position: a number of the caller's (where its reading stands); the exchange only passes it on.
+        ended: nothing follows the rows that this rank contributes to this step.
+        rows: samples this rank contributes.
+        longest: elements of the longest field of any of them.
+        left: the rank left the loop here.
+        failed: the rank's reading failed here; it sends the message next.
+        compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
+        moving_ns: how long stage III of the step before took here.
+    """
+
+    epoch: int
+    step: int
+    position: int = 0
+    ended: bool = False
+    rows: int = 0
+    longest: int = 0
+    left: bool = False
+    failed: bool = False
+    compute_ns: int = 0
+    compute_step: int = -1
+    moving_ns: int = 0
 
 
 def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:
@@ -97,48 +122,3 @@ def check(words: np.ndarray) -> None:
                 f"ranks disagree on {what}: rank {ranks[0]} has {values[0]}, rank {other} has {words[other, column]}. "
                 "All ranks must iterate the same loader, built with the same arguments, the same number of times"
             )
-
-
-_REMEMBERED = 16  # calls: one that needed much more, an error's message say, is not paid for ever after
-_STEP = 64
-_LIMIT = 1 << 30
-
-
-def room(sizes: deque[int]) -> int:
-    """Bytes behind the numbers: the most that a rank had in one of the last calls, rounded up."""
-    return -(-max(sizes, default=0) // _STEP) * _STEP
-
-
-class FittedGather:
-    """Every rank makes the same calls, with the same k. For one thread."""
-
-    def __init__(self, group: AnyGroup) -> None:
-        self._group = group
-        self._sizes: deque[int] = deque(maxlen=_REMEMBERED)
-
-    def gather(self, numbers: np.ndarray, text: bytes = b"") -> tuple[np.ndarray, list[bytes]]:
-        """int64 [W, k] from int64 [k], and the bytes of every rank, any number of them.
-
-        Raises MismatchError on all ranks alike if a rank says that it has more than a gigabyte: its numbers are not
-        those of this call.
-        """
-        head = np.array([len(text), *numbers], np.int64).view(np.uint8)
-        size = len(head) + room(self._sizes)
-        said = self._group.all_gather(_padded(head, text if len(head) + len(text) <= size else b"", size))
-        words = said[:, : len(head)].copy().view(np.int64)
-        sizes = words[:, 0]
-        largest = int(sizes.max())
-        if sizes.min() < 0 or largest > _LIMIT:
-            raise MismatchError(f"ranks say that they have {sizes.tolist()} bytes, at most {_LIMIT} are possible")
-        self._sizes.append(largest)
-        texts = said[:, len(head) :]
-        if largest > texts.shape[1]:
-            texts = self._group.all_gather(_padded(np.empty(0, np.uint8), text, largest))
-        return words[:, 1:], [each[:count].tobytes() for each, count in zip(texts, sizes, strict=True)]
-
-
-def _padded(head: np.ndarray, text: bytes, size: int) -> np.ndarray:
-    out = np.zeros(size, np.uint8)
-    out[: len(head)] = head
-    out[len(head) : len(head) + len(text)] = np.frombuffer(text, np.uint8)
-    return out

@@ -1,0 +1,154 @@
+"""The fourth node, where samples move between ranks: every rank computes its share of the global batch.
+
+PAPER section 1, Algorithm 1. `fsdata.tensors.balanced_tensors` does it with batches of any other loader.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fsdata.balance.exchange import RecordSpec, StepExchange, StepResult
+from fsdata.balance.exchange.transfer import RowsOf
+from fsdata.balance.options import Balance, StepPlanner
+from fsdata.nodes.node import Node
+from fsdata.nodes.steps import Part, Step, Steps
+from fsdata.order.progress import Progress
+from fsdata.order.tokens import items_of
+
+T = TypeVar("T", covariant=True)
+
+
+class BalancedNode(Node[T]):
+    """Steps whose global batch is dealt out anew; ranks that ran out of data still get their share.
+
+    Rows that the plan carries over to the next step go back, as if they had not been read.
+
+    Args:
+        source: gives this rank's part of every step: its `part()`, `position` and `defers_next`, `timing`, `context`.
+        planner: of its steps. timeout_s: how long this rank waits for others in a step.
+    """
+
+    rows_of: RowsOf | None = None
+
+    def __init__(self, source: Node[Part], planner: StepPlanner, timeout_s: float) -> None:
+        super().__init__(source)
+        self.planner = planner
+        self.exchange = self.job.connect(self.source.context, "balance", timeout_s, StepExchange)
+        self.job.planner, self.job.meets_in_steps = planner, True
+        self._made = 0
+        self._ended = False
+
+    @property
+    @abstractmethod
+    def spec(self) -> RecordSpec:
+        """The fields of the samples; known once the source has given a part."""
+
+    @abstractmethod
+    def leaves_out(self, result: StepResult) -> bool:
+        """Whether the epoch ends without this step."""
+
+    @abstractmethod
+    def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> T:
+        """What the node behind gets; the source goes on to the next step. passed: [W] rows of every rank."""
+
+    def on_begin(self, progress: Progress) -> None:
+        self._made = 0
+        self._ended = False
+
+    def next(self) -> T:
+        """Raises StopIteration when all ranks have ended. Blocks on the source and on peers."""
+        try:
+            if self._ended or self.source.defers_next:
+                raise StopIteration
+            return self._step()
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._ended = True
+        self.job.end_steps()
+
+    def _step(self) -> T:
+        part: Part = self.source.part()
+        with self.source.timing.of("exchange"):
+            step = self.exchange.step(
+                part.rows, self.spec, self.planner, part.status, self._first_events(part), self.rows_of
+            )
+            left_out = self.leaves_out(step)
+            passed = [] if left_out else self._passed(step)
+        if left_out:
+            raise StopIteration
+        if step.ended:
+            self._end()
+        self.job.first_number = step.number - self._made
+        self._made += 1
+        return self.finish(part, step, passed)
+
+    def _first_events(self, part: Part) -> dict[str, Any]:
+        """See `GlobalBatch.places`."""
+        return {}
+
+    def _passed(self, step: StepResult) -> list[int]:
+        """Rows that every rank has passed with `step`."""
+        if not step.carried:
+            return [status.position for status in step.statuses]
+        self.source.put_back(step.rest)
+        return self.exchange.gather_number(self.source.position)
+
+
+class BalancedSteps(BalancedNode[Step]):
+    """Of `Steps`. Making it is collective.
+
+    Args:
+        balance: how; default `Balance()`. timeout_s: how long this rank waits for others in a step.
+    """
+
+    def __init__(self, source: Steps, balance: Balance | None = None, *, timeout_s: float = 300.0) -> None:
+        if source.max_tokens is not None:
+            raise ValueError("Steps(max_tokens=...) is for LocalSteps: give BalancedSteps a Balance(max_tokens=...)")
+        schema = source.data.layout.schema
+        assert schema is not None
+        planner = StepPlanner(
+            balance or Balance(),
+            source.world_size,
+            carry=True,
+            nested=[name for group in schema.groups for name in group.nested],
+            exploded=schema.explode,
+        )
+        super().__init__(source, planner, timeout_s)
+        self.source: Steps = source
+        self.rows_of: RowsOf = source.data.rows_of
+        self._spec = RecordSpec.of_layout(source.data.layout)
+
+    @property
+    def spec(self) -> RecordSpec:
+        return self._spec
+
+    def _first_events(self, part: Part) -> dict[str, Any]:
+        assert part.rows is not None
+        return self.source.data.places(part.rows)
+
+    def leaves_out(self, result: StepResult) -> bool:
+        steps = self.source
+        if steps.defer_short_step and not steps.sizes_known and any(each.ended for each in result.statuses):
+            return True
+        left_out = not result.global_samples or (result.ended and steps.too_short(result.global_samples))
+        if left_out:
+            steps.drop(result.statuses[steps.rank].rows)
+        return left_out
+
+    def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> Step:
+        steps, spans = self.source, result.rows.spans()
+        exploded = steps.data.layout.exploded
+        stats = steps.stats(
+            steps.samples_of(spans),
+            result.global_samples if exploded is None else result.global_items[exploded],
+            items_of(result.lengths, exploded),
+            straggler_before=result.straggler_before,
+            straggler_after=result.straggler_after,
+            moved=result.moved,
+            carried=result.carried,
+        )
+        steps.advance(passed, self.planner.state_dict())
+        return Step(spans, result.origin, stats)

@@ -1,0 +1,42 @@
+"""What makes steps of the rows that a rank reads: local steps, balanced ones, and those of data that is followed."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fsdata.kernels.warm import make_ready
+
+
+class Balancing(Protocol):
+    """What the loader knows of its argument `balance`, a `fsdata.Balance`."""
+
+    @property
+    def max_tokens(self) -> int | None: ...
+
+    @property
+    def cost(self) -> Callable[..., Any]: ...
+
+
+def check_balance(balance: object) -> None:
+    """TypeError where it is none. Compiles what planning needs; blocks."""
+    if balance is None:
+        return
+    from fsdata.balance.kernels.called import BALANCING
+    from fsdata.balance.options import Balance
+
+    if not isinstance(balance, Balance):
+        raise TypeError(f"balance must be a Balance or None, got {balance!r}; write balance=Balance()")
+    make_ready(BALANCING)
+
+
+def balanced_steps(steps: Any, balance: Any, timeout_s: float) -> Any:
+    """A `BalancedSteps` behind these `Steps`. Collective."""
+    from fsdata.balance.balanced_steps import BalancedSteps
+
+    return BalancedSteps(steps, balance, timeout_s=timeout_s)
+
+
+def followed_steps(steps: Any, timeout_s: float, alive: Callable[[], bool]) -> Any:
+    """A `Followed` behind them. Collective."""
+    from fsdata.growing.followed import Followed
+
+    return Followed(steps, timeout_s=timeout_s, alive=alive)
