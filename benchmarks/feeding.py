@@ -24,7 +24,7 @@ from common.table import argument_parser, emit
 
 from freescale_tools.write.synth.presets import reference_set
 from fsdata import Batch, FreeScaleDataLoader, ParquetSource
-from fsdata.views.plain import JaggedFeatures
+from fsdata.batch.jagged_features import JaggedFeatures
 
 BATCH = 512
 HIDDEN = 512

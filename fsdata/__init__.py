@@ -72,7 +72,7 @@ __all__ = [
 _WHERE = {
     "AsOf": "fsdata.histories.as_of",
     "Balance": "fsdata.balance.options",
-    "Batch": "fsdata.batch.batch",
+    "Batch": "fsdata.views.batch",
     "CostModel": "fsdata.balance.cost",
     "EmbeddingBalance": "fsdata.embedding.embedding_balance",
     "Follow": "fsdata.growing.follow",

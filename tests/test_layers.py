@@ -161,10 +161,9 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
 # Files of the core that still import an extension. It becomes shorter; nothing is added.
 STILL_IMPORTED = {
     "histories": ("kernels/columns.py",),
-    "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }
 # Names of users, and what puts extensions to work, in functions only.
-NAMES_ALL = {"__init__.py", "compose/reading.py", "compose/stepping.py"}
+NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)

@@ -5,16 +5,20 @@ numbers of samples, a local mean would count the samples of a small batch for mo
 gives exactly the gradient of the mean over the global batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.schema import SAMPLES, Schema
-from fsdata.views.parts import CostOf, parts_of
-from fsdata.views.plain import padded, to_dict
+
+CostOf = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+"""Lengths by sequence -> int64 [B]; see `fsdata.CostModel`."""
+
+_NO_VIEWS = "{} is one of the views of a batch (fsdata.views), which are not there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ class Batch:
 
     Attributes:
         features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object. Where
-            torchrec is not installed: a mapping to jagged tensors of torch, `fsdata.views.plain.JaggedFeatures`.
+            torchrec is not installed: `fsdata.batch.jagged_features.JaggedFeatures`, a mapping to jagged tensors of
+            torch.
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
             float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.
@@ -93,7 +98,7 @@ class Batch:
         Sequences with `share` are expanded, so that every sample has its own events. `nested` fields and masks of joins
         are not in it: they stay in `batch.nested` and `batch.mask`.
         """
-        return to_dict(self)
+        raise NotImplementedError(_NO_VIEWS.format("to_dict()"))
 
     def padded(self, max_length: int | Mapping[str, int] | None = None) -> dict[str, Any]:
         """`to_dict()` with lists as tensors [B, max_length]: the values first, then zeros. `{sequence}_mask`, bool
@@ -105,7 +110,7 @@ class Batch:
             ValueError: no length for a sequence, one below 1, or a name that is no sequence. SchemaError: a field is
                 called like a mask.
         """
-        return padded(self, max_length)
+        raise NotImplementedError(_NO_VIEWS.format("padded()"))
 
     def parts(self, number: int) -> list["Batch"]:
         """The batch cut into `number` batches of consecutive samples that cost about the same, for steps that are
@@ -129,8 +134,7 @@ class Batch:
             ValueError: `number` is no integer of at least 1; fields with other rows than samples, or a
                 KeyedJaggedTensor with a batch size per key; `shared` or `nested` without a schema.
         """
-        found: list[Batch] = parts_of(self, number)
-        return found
+        raise NotImplementedError(_NO_VIEWS.format("parts()"))
 
     @property
     def loss_weight(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fsdata.views.plain import JaggedFeatures
+from fsdata.batch.jagged_features import JaggedFeatures
 from fsranks.libraries import keep_fx_notice_away
 
 

@@ -1,22 +1,17 @@
-"""What rows are read with: files of all kinds, decoders, read-ahead, shared events, and the kernels of all of them.
+"""What rows are read with: files of all kinds, decoders, read-ahead, and the kernels of all of them.
 
 What the user says by an object of an extension (`AsOf`, `Follow`) needs nothing here: it opens itself.
 """
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
-from fsdata.batch.windows import Windows
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.decode.block import Spans
+from fsdata.compose import is_there
 from fsdata.decode.decode_piece import Pages
 from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles, Together
 from fsdata.errors import Fault
 from fsdata.kernels.warm import JOINS, RARE, READING
@@ -74,7 +69,7 @@ def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool 
         pool=pool,
         pages=page_decoder(source, pool) if lists else None,
         together=small_groups(),
-        remote=remote_files if _is_there("remote") else None,
+        remote=remote_files if is_there("remote") else None,
         **options,
     )
 
@@ -95,7 +90,7 @@ def _kind_of_files(source: ParquetSource) -> Any:
 
 def page_decoder(source: ParquetSource, pool: Pool | None) -> Pages | None:
     """What decodes lists from pages, where the source wants that, or does not say and it is there."""
-    if not source.uses_pages or not (source.only_pages or _is_there("pages")):
+    if not source.uses_pages or not (source.only_pages or is_there("pages")):
         return None
     from fsdata.pages.page_decoder import PageDecoder
 
@@ -104,7 +99,7 @@ def page_decoder(source: ParquetSource, pool: Pool | None) -> Pages | None:
 
 def small_groups() -> Together | None:
     """What reads small row groups at once, if it is there."""
-    if not _is_there("pages"):
+    if not is_there("pages"):
         return None
     from fsdata.pages import small_groups
 
@@ -125,20 +120,13 @@ def read_ahead_of(most: int) -> Any:
     return ReadAhead(most)
 
 
-def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, Windows]]:
-    """Samples that see overlapping events share them; see `fsdata.histories.shared_events`."""
-    from fsdata.histories.shared_events import share
-
-    return share(spans, layout)
-
-
 def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
     """Those that reading the sources may call. Other ranks would wait where one is compiled later, so rare ones count,
     too."""
     joins = [join for source in sources for join in source.join]
     joined = [*(JOINS if joins else ()), *dict.fromkeys(each for join in joins for each in join.kernels())]
     reading, rare = list(READING), list(RARE)
-    if _is_there("pages"):
+    if is_there("pages"):
         from fsdata.pages.kernels import called
 
         reading, rare = [*called.READING, *READING], [*called.RARE, *RARE]
@@ -148,20 +136,16 @@ def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
 def all_kernels() -> list[Any]:
     """Those of loaders, with those of the extensions that are there."""
     found = [*JOINS, *READING]
-    if _is_there("balance"):
+    if is_there("balance"):
         from fsdata.balance.kernels import called as of_balance
 
         found += of_balance.BALANCING
-    if _is_there("pages"):
+    if is_there("pages"):
         from fsdata.pages.kernels import called
 
         found = [*called.READING, *found, *called.RARE]
-    if _is_there("histories"):
+    if is_there("histories"):
         from fsdata.histories.kernels import histories, lookups
 
         found += [*histories.KERNELS, lookups.fill_places]
     return [*found, *RARE]
-
-
-def _is_there(extension: str) -> bool:
-    return find_spec(f"fsdata.{extension}") is not None

@@ -16,7 +16,7 @@ from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
 from fsdata.batch.windows import Windows
-from fsdata.compose.reading import share_events
+from fsdata.compose.batching import batch_type, share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.nodes.explode import explode
@@ -106,6 +106,7 @@ class BatchMaker:
         self._cost = cost
         self._memory = memory
         self._plan = BatchPlan.of(layout)
+        self._type = batch_type()
 
     def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats) -> Batch:
         """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`."""
@@ -125,7 +126,7 @@ class BatchMaker:
             labels[name] = flat[row] if at is None else Jagged(flat[row], offsets[at])
         nested: dict[str, Any] = {}
         num_keys = layout.num_keys
-        batch = Batch(
+        batch = self._type(
             features=keyed_jagged_tensor(
                 layout.keys,
                 flat[0] if num_keys else memory.tensor(0, torch.int64),

@@ -7,7 +7,6 @@ merged anew, so that a part holds no event that none of its samples sees.
 Letters: B samples, K keys, E events of a sequence, R ranges of them.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -18,14 +17,11 @@ import torch
 from torch import Tensor
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
+from fsdata.batch.jagged_features import JaggedFeatures
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
 from fsdata.batch.windows import Windows, merge_windows
 from fsdata.kernels.ranges import copy_ranges
 from fsdata.options import integer
-from fsdata.views.plain import JaggedFeatures
-
-CostOf = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""Lengths by sequence -> int64 [B]; see `fsdata.balance.cost.CostModel`."""
 
 Ranges = tuple[np.ndarray, np.ndarray]
 """Where each range begins, and how many it holds: int64 [R] each."""

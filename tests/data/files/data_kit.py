@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema
-from fsdata.views.plain import JaggedFeatures
+from fsdata.batch.jagged_features import JaggedFeatures
 
 USERS = Schema(context=("user",))
 """Of files of one column, for tests in which only the way to a file matters; see `users` and `found`."""

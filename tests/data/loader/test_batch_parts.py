@@ -37,8 +37,8 @@ from fsdata import (
     global_mean,
     segment_mask,
 )
+from fsdata.batch.jagged_features import JaggedFeatures
 from fsdata.views.parts import cut_points
-from fsdata.views.plain import JaggedFeatures
 
 COST = Polynomial(linear=3, quadratic=1, candidate=5)
 SPLIT = Split(recent=1, segment=2, tokens=2)

@@ -14,8 +14,8 @@ from histories import SCHEMA as OF_HISTORIES
 from rank_loaders import torchrec_is
 
 from fsdata import ParquetSource, Schema, SchemaError, Sequence
+from fsdata.batch.jagged_features import JaggedFeatures
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor
-from fsdata.views.plain import JaggedFeatures
 
 LISTS = {"uih": ("item", "price", "watched", "weight", "next_item"), "recent": ("seen", "liked")}
 LISTS["candidates"] = ("candidate", "click")
