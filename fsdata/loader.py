@@ -16,10 +16,10 @@ from typing_extensions import TypeVar
 
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
-from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
+from fsdata.batch.prefetch import STATE_LOADED, IteratorGuard, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.errors import PeerError
-from fsdata.nodes.batches import Adapted, Batches, Made
+from fsdata.nodes.batches import Adapted, Batches, BatchWithProgress
 from fsdata.nodes.guards import check_group
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_adapt
 from fsdata.nodes.local_steps import DROPS, TOKENS, LocalSteps
@@ -143,7 +143,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             drop_last=drop_last,
             timeout_s=timeout_s,
         )
-        self._turn = Turn()
+        self._guard = IteratorGuard()
         units = Units(
             sources,
             schema,
@@ -161,7 +161,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         )
         self._context, self._data, self._job = units.context, units.data, units.job
         if self._needs_peers(units, balance):
-            self._turn.settle()
+            self._guard.settle()
         self._memory: HostMemory = PageLocked() if self._options.pin else Reused(units.pool)
         self._rows = Rows(units, num_threads=self._options.num_threads, read_ahead=read_ahead, memory=memory)
         try:
@@ -173,7 +173,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
-        self._ahead: Ahead[Made[BatchT]] | None = None
+        self._prefetcher: Prefetcher[BatchWithProgress[BatchT]] | None = None
         self._closed = False
         self._warned = False  # of an epoch without a batch
         self._batches = 0
@@ -215,7 +215,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise RuntimeError(_CLOSED)
-        turn = self._turn.take()
+        turn = self._guard.take()
         self._end_epoch()
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
@@ -263,7 +263,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerError) and not self._turn.forked:
+        if isinstance(error, PeerError) and not self._guard.forked:
             self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
@@ -278,7 +278,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._data.followed or (self._loaded is not None and self._loaded.epoch == epoch):
             return
         self._loaded, self._next_epoch = None, epoch
-        if self._ahead is None:
+        if self._prefetcher is None:
             self._progress = Progress.start(epoch, self._context.world_size, self._progress.tuning)
 
     def state_dict(self) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         loaded = from_state(state, self._data.fingerprint, self._data.segment_of).on(self._context.world_size)
         self._end_epoch()
-        self._turn.revoke(STATE_LOADED)
+        self._guard.revoke(STATE_LOADED)
         self._progress = self._loaded = loaded
         self._job.forget()
 
@@ -329,7 +329,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """
         if not 0 <= compute_seconds < float("inf"):
             raise ValueError(f"compute_seconds must be a time of at least 0, got {compute_seconds!r}")
-        if self._ahead is not None:
+        if self._prefetcher is not None:
             self._job.report(compute_seconds, self._progress)
 
     @property
@@ -354,11 +354,11 @@ class FreeScaleDataLoader(Generic[BatchT]):
         Batches are made ahead: where `wait` does not grow, loading costs the loop nothing. Where it does, the largest
         of the others says what is too slow; `decode` counts all decoding threads together.
         """
-        ahead = self._ahead  # another thread may end it
+        prefetcher = self._prefetcher  # another thread may end it
         reads = [source.remote_reads for source in self._data.sources]
         return {
             "batches": self._batches,
-            "waiting": 0 if ahead is None else ahead.waiting,
+            "waiting": 0 if prefetcher is None else prefetcher.waiting,
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),
@@ -397,7 +397,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._closed:
             return
         self._closed = True
-        if self._turn.forked:
+        if self._guard.forked:
             return  # threads, files and connections are those of the other process
         for source in self._data.sources:
             source.end_retries()
@@ -409,19 +409,21 @@ class FreeScaleDataLoader(Generic[BatchT]):
         if self._closed:
             raise RuntimeError(_CLOSED)
         yielded = False
-        self._turn.check(turn)
-        self._turn.settle()
+        self._guard.check(turn)
+        self._guard.settle()
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
         self._job.begin(progress)
-        self._ahead = ahead = Ahead(partial(made_of, self._root), depth=self._options.prefetch, pin=self._pin)
-        while (made := self._next(ahead)) is not None:
+        self._prefetcher = prefetcher = Prefetcher(
+            partial(next_of, self._root), depth=self._options.prefetch, pin=self._pin
+        )
+        while (made := self._next(prefetcher)) is not None:
             self._progress = made.progress
             yielded = True
             yield made.batch
-            self._turn.check(turn)  # else batches made ahead would follow, and move the place
-        self._turn.check(turn)
-        if self._ahead is not ahead:
+            self._guard.check(turn)  # else batches made ahead would follow, and move the place
+        self._guard.check(turn)
+        if self._prefetcher is not prefetcher:
             return  # closed
         self._end_epoch()
         if self._data.followed:
@@ -457,9 +459,9 @@ class FreeScaleDataLoader(Generic[BatchT]):
             f"of {rows} rows in the files, all of this rank dropped out as they were read: `filter`, `nulls`, `missing`"
         )
 
-    def _next(self, ahead: Ahead[Made[BatchT]]) -> Made[BatchT] | None:
+    def _next(self, prefetcher: Prefetcher[BatchWithProgress[BatchT]]) -> BatchWithProgress[BatchT] | None:
         with self._data.timing.of("wait"):
-            made = ahead.take()
+            made = prefetcher.take()
         self._batches += made is not None
         return made
 
@@ -468,20 +470,20 @@ class FreeScaleDataLoader(Generic[BatchT]):
 
         Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
         """
-        self._turn.check_process()
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        self._guard.check_process()
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is None:
             return
         self._job.stop()  # so that the step in hand waits for no further data
-        ahead.end(grace_s, lambda: self._job.abort(why))
+        prefetcher.end(grace_s, lambda: self._job.abort(why))
         self._job.end()  # the thread that makes steps is through
         self._job.leave(why, grace_s)  # and no other thread uses the exchange
 
 
-def made_of(root: Node[Any]) -> Made[Any] | None:
+def next_of(root: Node[Any]) -> BatchWithProgress[Any] | None:
     """The next batch, None at the end of the epoch."""
     try:
         batch = root.next()
     except StopIteration:
         return None
-    return Made(batch, root.place())
+    return BatchWithProgress(batch, root.place())

@@ -1,6 +1,7 @@
 """Steps made ahead of the training loop, in a thread that ends with the loop, with the loader, and with Python.
 
-A `Turn` says which iterator may take the next batch: one at a time, in the process that the thread belongs to.
+An `IteratorGuard` says which iterator may take the next batch: one at a time, in the process that the thread belongs
+to.
 """
 
 import copy
@@ -23,7 +24,7 @@ STATE_LOADED = (
 )
 
 
-class Turn:
+class IteratorGuard:
     """Handed to the newest iterator of a loader; the one before it loses it. For the training thread alone."""
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class _Making(Generic[ItemT]):
         return True
 
 
-class Ahead(Generic[ItemT]):
+class Prefetcher(Generic[ItemT]):
     """What `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them in the calling thread.
 
     When nobody refers to this object any more, the thread ends after the item in hand. Python waits for it before it

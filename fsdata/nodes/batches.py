@@ -30,13 +30,13 @@ BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True, slots=True)
-class Made(Generic[BatchT]):
+class BatchWithProgress(Generic[BatchT]):
     """A batch on its way to the training loop, and where the job stands after it."""
 
     batch: BatchT
     progress: Progress
 
-    def pin_memory(self) -> "Made[BatchT]":
+    def pin_memory(self) -> "BatchWithProgress[BatchT]":
         return replace(self, batch=pinned(self.batch))
 
 

@@ -25,7 +25,7 @@ from fsdata.order.stream import Stream, Window, grouped, in_turn
 COMPILED_FROM = 20_000  # spans
 
 
-class Hand(NamedTuple):
+class RankShare(NamedTuple):
     """What one rank was dealt: rows [start, stop) of spans, in order. int64[n] each."""
 
     span: np.ndarray
@@ -56,7 +56,7 @@ def quotas(rows: int, world_size: int) -> np.ndarray:
     return rows // world_size + (np.arange(world_size) < rows % world_size)
 
 
-def deal(rows: np.ndarray, world_size: int) -> list[Hand]:
+def deal(rows: np.ndarray, world_size: int) -> list[RankShare]:
     """Deal spans of so many rows, int64[N], to ranks in order, and even out the rows at the end.
 
     Spans without rows are left out.
@@ -67,13 +67,13 @@ def deal(rows: np.ndarray, world_size: int) -> list[Hand]:
     by_rank = spans[np.argsort(owner, kind="stable")]
     of_rank = np.split(by_rank, np.cumsum(np.bincount(owner, minlength=world_size))[:-1])
     missing = quotas(int(held.sum()), world_size) - held
-    hands, surplus = [], []
+    shares, surplus = [], []
     for mine, over in zip(of_rank, -missing, strict=True):
         kept, cut = _cut(mine, rows[mine], int(over))
-        hands.append(kept)
+        shares.append(kept)
         surplus += cut
     given = _hand_over(np.maximum(missing, 0), surplus)
-    return [_with(hand, more) for hand, more in zip(hands, given, strict=True)]
+    return [_with(share, more) for share, more in zip(shares, given, strict=True)]
 
 
 def _to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
@@ -86,7 +86,7 @@ def _to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.nd
         held[rank] = so_far
 
 
-def _cut(spans: np.ndarray, rows: np.ndarray, over: int) -> tuple[Hand, list[tuple[int, int, int]]]:
+def _cut(spans: np.ndarray, rows: np.ndarray, over: int) -> tuple[RankShare, list[tuple[int, int, int]]]:
     """What a rank keeps of its spans, and the `over` rows at their end as (span, start, stop)."""
     stop, whole = rows.copy(), len(spans)
     cut = []
@@ -97,7 +97,7 @@ def _cut(spans: np.ndarray, rows: np.ndarray, over: int) -> tuple[Hand, list[tup
         cut.append((int(spans[last]), int(stop[last]), int(rows[last])))
         over -= taken
         whole -= stop[last] == 0
-    return Hand(spans[:whole], np.zeros(whole, np.int64), stop[:whole]), cut[::-1]
+    return RankShare(spans[:whole], np.zeros(whole, np.int64), stop[:whole]), cut[::-1]
 
 
 def _hand_over(missing: np.ndarray, surplus: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
@@ -116,10 +116,10 @@ def _hand_over(missing: np.ndarray, surplus: list[tuple[int, int, int]]) -> list
     return given
 
 
-def _with(hand: Hand, more: list[tuple[int, int, int]]) -> Hand:
+def _with(share: RankShare, more: list[tuple[int, int, int]]) -> RankShare:
     if not more:
-        return hand
-    return Hand(*(np.concatenate(both) for both in zip(hand, np.array(more, np.int64).T, strict=True)))
+        return share
+    return RankShare(*(np.concatenate(both) for both in zip(share, np.array(more, np.int64).T, strict=True)))
 
 
 def epoch_streams(
@@ -141,7 +141,8 @@ def epoch_streams(
     order = np.arange(len(rows)) if in_order else permutation(len(rows), seed, epoch, 0)
     size = window_units(shuffle_window, -(-len(rows) // world_size)) if shuffle else 1
     return [
-        grouped(first_unit + order[hand.span], hand.start, hand.stop, size) for hand in deal(rows[order], world_size)
+        grouped(first_unit + order[share.span], share.start, share.stop, size)
+        for share in deal(rows[order], world_size)
     ]
 
 
@@ -155,4 +156,4 @@ def window_units(shuffle_window: int | float, units: int) -> int:
 def deal_again(streams: Sequence[Stream], positions: Sequence[int], world_size: int) -> list[Stream]:
     """Deal what is left of an epoch to another number of ranks; every remaining row goes to exactly one of them."""
     whole = in_turn([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
-    return [whole.of(*hand) for hand in deal(whole.last - whole.first, world_size)]
+    return [whole.of(*share) for share in deal(whole.last - whole.first, world_size)]

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch.distributed as dist
 
 from fsdata.balance.options import Balance
-from fsdata.batch.prefetch import STATE_LOADED, Ahead, Turn
+from fsdata.batch.prefetch import STATE_LOADED, IteratorGuard, Prefetcher
 from fsdata.errors import PeerError
 from fsdata.nodes.status_exchange import CLOSED, RESTARTED
 from fsdata.order.progress import Progress
@@ -94,32 +94,32 @@ class Rebalanced(Generic[BatchT]):
                     "call torch.distributed.init_process_group() first"
                 )
             self._balanced = BalancedTensors(self._parts, balance, timeout_s=timeout_s)
-        self._ahead: Ahead[Any] | None = None
+        self._prefetcher: Prefetcher[Any] | None = None
         self._made: tuple[Last, tuple[Any, ...], Progress] | None = None
         self._closed = False
-        self._turn = Turn()
+        self._guard = IteratorGuard()
         if self._balanced is not None:
-            self._turn.settle()
+            self._guard.settle()
         before_pools_end(self._end_at_exit)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise ValueError("this rebalance(...) is closed: make a new one")
-        turn = self._turn.take()
+        turn = self._guard.take()
         self._end_epoch()
-        self._turn.settle()
+        self._guard.settle()
         self._job.reset(None)
-        self._ahead = Ahead(_maker(self._parts, self._balanced), depth=_DEPTH, pin=False)
-        return self._batches(self._ahead, turn)
+        self._prefetcher = Prefetcher(_maker(self._parts, self._balanced), depth=_DEPTH, pin=False)
+        return self._batches(self._prefetcher, turn)
 
-    def _batches(self, ahead: Ahead[Any], turn: object) -> Iterator[BatchT]:
-        self._turn.check(turn)
-        while (made := ahead.take()) is not None:
+    def _batches(self, prefetcher: Prefetcher[Any], turn: object) -> Iterator[BatchT]:
+        self._guard.check(turn)
+        while (made := prefetcher.take()) is not None:
             batch, *self._made = made
             yield batch
-            self._turn.check(turn)  # else batches made ahead would follow, and move the place
-        self._turn.check(turn)
-        if self._ahead is ahead:
+            self._guard.check(turn)  # else batches made ahead would follow, and move the place
+        self._guard.check(turn)
+        if self._prefetcher is prefetcher:
             self._end_epoch()
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class Rebalanced(Generic[BatchT]):
 
         def load_state_dict(state: Any) -> None:
             self._end_epoch()
-            self._turn.revoke(STATE_LOADED)
+            self._guard.revoke(STATE_LOADED)
             load(state)
             self._made = None
 
@@ -187,7 +187,7 @@ class Rebalanced(Generic[BatchT]):
         if self._closed:
             return
         self._closed = True
-        if self._turn.forked:
+        if self._guard.forked:
             return  # the thread and the connections are those of the other process
         self._end_epoch(why, _GRACE_S)
         self._job.close(why)
@@ -198,17 +198,17 @@ class Rebalanced(Generic[BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerError) and not self._turn.forked:
+        if isinstance(error, PeerError) and not self._guard.forked:
             self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
         """End the thread of the epoch under way and tell the others why; wait for them at most `grace_s`."""
-        self._turn.check_process()
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        self._guard.check_process()
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is None:
             return
-        ahead.end(grace_s, lambda: self._job.abort(why))
+        prefetcher.end(grace_s, lambda: self._job.abort(why))
         self._job.leave(why, grace_s)
 
 

@@ -15,7 +15,7 @@ from worlds import shared_world
 
 from fsdata import Balance, ParquetSource, PeerError, StepStats, global_mean, rebalance
 from fsdata.batch.prefetch import pinned
-from fsdata.nodes.batches import Made
+from fsdata.nodes.batches import BatchWithProgress
 from fsdata.order.progress import Progress
 
 
@@ -124,8 +124,8 @@ def test_pinning_reaches_into_batches_of_any_structure():
     assert pinned(given) == of(True)
     assert type(pinned(given)["pair"]) is Pair
     assert given == of(False)
-    made = Made({"x": Pins()}, Progress.start(0, 1)).pin_memory()
-    assert made == Made({"x": Pins(True)}, Progress.start(0, 1))
+    made = BatchWithProgress({"x": Pins()}, Progress.start(0, 1)).pin_memory()
+    assert made == BatchWithProgress({"x": Pins(True)}, Progress.start(0, 1))
 
 
 def fails_on_rank_1(rank, world_size, folder, step, dropping):

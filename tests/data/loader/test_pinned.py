@@ -11,7 +11,7 @@ from data_kit import assert_same, tensors
 from rank_loaders import loader_on
 
 from fsdata.batch.host_memory import PageLocked
-from fsdata.batch.prefetch import Ahead
+from fsdata.batch.prefetch import Prefetcher
 
 
 class Locked:
@@ -43,7 +43,7 @@ def test_every_tensor_lies_in_page_locked_memory(folder, locked, prefetch):
         wanted = list(plain)
     with (
         loader_on(folder, shuffle=True, prefetch=prefetch, pin_memory=True) as loader,
-        mock.patch("fsdata.loader.Ahead", wraps=Ahead) as ahead,
+        mock.patch("fsdata.loader.Prefetcher", wraps=Prefetcher) as ahead,
     ):
         found = list(loader)
     assert not ahead.call_args.kwargs["pin"]
@@ -57,11 +57,11 @@ def test_what_adapt_makes_is_pinned_by_a_thread(folder, locked):
 
     def ahead(make, *, depth, pin):
         pins.append(pin)
-        return Ahead(make, depth=depth, pin=False)  # a pinning thread needs CUDA
+        return Prefetcher(make, depth=depth, pin=False)  # a pinning thread needs CUDA
 
     with (
         loader_on(folder, pin_memory=True, adapt=lambda batch: {"rows": batch.features.values() + 1}) as loader,
-        mock.patch("fsdata.loader.Ahead", ahead),
+        mock.patch("fsdata.loader.Prefetcher", ahead),
     ):
         assert len(list(loader)) > 0
     assert pins == [True]

@@ -1,4 +1,4 @@
-"""`Ahead`: items come in order, each once, never more than `depth` ahead; its thread ends with it."""
+"""`Prefetcher`: items come in order, each once, never more than `depth` ahead; its thread ends with it."""
 
 import gc
 import threading
@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from patience import PATIENCE_S, until
 
-from fsdata.batch.prefetch import Ahead
+from fsdata.batch.prefetch import Prefetcher
 
 
 class Numbers:
@@ -37,10 +37,10 @@ def threads(begun):
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth, threads):
-    ahead = Ahead(Numbers(4), depth=depth, pin=False)
+    ahead = Prefetcher(Numbers(4), depth=depth, pin=False)
     assert [ahead.take() for _ in range(7)] == [0, 1, 2, 3, None, None, None]
     ahead.end()
-    ahead = Ahead(Numbers(2, KeyError("two")), depth=depth, pin=False)
+    ahead = Prefetcher(Numbers(2, KeyError("two")), depth=depth, pin=False)
     assert [ahead.take(), ahead.take()] == [0, 1]
     with pytest.raises(KeyError, match="two"):
         ahead.take()
@@ -50,7 +50,7 @@ def test_items_come_in_order_then_none_for_ever_or_the_error_at_its_item(depth, 
 
 def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_room_for(threads):
     numbers = Numbers(99)
-    ahead = Ahead(numbers, depth=2, pin=False)
+    ahead = Prefetcher(numbers, depth=2, pin=False)
     assert not threads()
     assert ahead.take() == 0
     until(lambda: ahead.waiting == 2)
@@ -61,20 +61,20 @@ def test_nothing_is_made_before_it_is_asked_for_and_then_as_many_as_there_is_roo
 
 
 def test_items_made_before_the_end_can_still_be_taken_and_no_others(threads):
-    ahead = Ahead(Numbers(99), depth=2, pin=False)
+    ahead = Prefetcher(Numbers(99), depth=2, pin=False)
     ahead.take()
     until(lambda: ahead.waiting == 2)
     ahead.end()
     ahead.end()
     assert [ahead.take() for _ in range(4)] == [1, 2, None, None]
-    ahead = Ahead(Numbers(), depth=2, pin=False)
+    ahead = Prefetcher(Numbers(), depth=2, pin=False)
     ahead.end()
     assert ahead.take() is None
     assert not threads()
 
 
 def test_a_thread_that_cannot_begin_is_not_waited_for(threads):
-    ahead = Ahead(Numbers(), depth=2, pin=False)
+    ahead = Prefetcher(Numbers(), depth=2, pin=False)
     with mock.patch("threading.Thread.start", side_effect=RuntimeError), pytest.raises(RuntimeError):
         ahead.take()
     assert ahead.take() == 0
@@ -90,7 +90,7 @@ def test_make_may_end_it(threads):
         ahead.end()
         return 5
 
-    ahead = Ahead(make, depth=2, pin=False)
+    ahead = Prefetcher(make, depth=2, pin=False)
     assert [ahead.take(), ahead.take()] == [5, None]
     assert len(found) == 1
     ahead.end()
@@ -98,7 +98,7 @@ def test_make_may_end_it(threads):
 
 
 def test_who_drops_it_ends_its_thread(threads):
-    ahead = Ahead(Numbers(99), depth=2, pin=False)
+    ahead = Prefetcher(Numbers(99), depth=2, pin=False)
     ahead.take()
     del ahead
     gc.collect()
@@ -107,7 +107,7 @@ def test_who_drops_it_ends_its_thread(threads):
 
 def test_an_item_in_hand_that_takes_too_long_is_given_up(threads):
     numbers = Numbers(99)
-    ahead = Ahead(numbers, depth=1, pin=False)
+    ahead = Prefetcher(numbers, depth=1, pin=False)
     ahead.take()
     until(lambda: ahead.waiting == 1)
     numbers.go.clear()
@@ -119,7 +119,7 @@ def test_an_item_in_hand_that_takes_too_long_is_given_up(threads):
 
 def test_ctrl_c_while_it_waits_loses_no_item():
     numbers = Numbers(2)
-    ahead = Ahead(numbers, depth=2, pin=False)
+    ahead = Prefetcher(numbers, depth=2, pin=False)
     numbers.go.clear()
     wait = threading.Condition.wait
 
