@@ -1,24 +1,28 @@
-"""What rows are read with: files of all kinds, decoders, read-ahead, shared events, and the kernels of all of them.
+"""What rows are read with: files of all kinds, joined tables, decoders, read-ahead, shared events, and their kernels.
 
-What the user says by an object of an extension (`AsOf`, `Follow`) needs nothing here: it opens itself.
+Extensions are imported inside functions, where an argument of the loader asks for them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from fsdata.batch.windows import Windows
 from fsdata.catalog.listing.hosts import Hosts
+from fsdata.catalog.retry import Retrying
+from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.block import Spans
 from fsdata.decode.decode_piece import Pages
 from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
-from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.opened_source import OpenSource, wanted_fields
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles, Together
-from fsdata.errors import Fault
+from fsdata.errors import Fault, SchemaError
 from fsdata.kernels.warm import BALANCING, JOINS, RARE, READING
 from fsdata.schema import Schema
 from fsdata.sources.source import ParquetSource
@@ -30,16 +34,18 @@ def open_source(
     *,
     index: int = 0,
     threads: int | None = None,
+    retry: Retrying | None = None,
     pool: Pool | None = None,
     show: bool = False,
     hosts: Hosts | None = None,
     notes: list[Fault] | None = None,
 ) -> OpenSource:
-    """Find the files, read their footers, check them against the schema and load side tables.
+    """Find the files, read their footers, check them against the schema and load joined tables.
 
     Args:
         index: the source's position in the loader, for messages.
         threads: how many footers are read at a time.
+        retry: repeats reads of remote files; None: as `source.retry` says.
         pool: where the values of all rows are copied to, for rows that stay long.
         show: a progress bar, if reading footers takes long. hosts: that share this work.
         notes: where the faults of files and rows are noted; None to raise the first. What is read then is of no use.
@@ -48,19 +54,22 @@ def open_source(
         FileNotFoundError, PermissionError: a path that cannot be opened.
         CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
         SchemaError: everything in which the files differ from the schema, in one message.
-        DataError: a side table with duplicate keys.
+        DataError: a joined table with duplicate keys.
     """
-    return OpenSource(
-        source,
-        schema,
-        index=index,
-        open_files=files_of,
-        threads=threads,
-        pool=pool,
-        show=show,
-        hosts=hosts,
-        notes=notes,
-    )
+    label = f"source {index} ({source.label})"
+    retry = retry or Retrying(source.retry)
+    wanted = wanted_fields(source, schema, label)
+    also = {} if source.events is None else {source.join[0]: source.events.lists(source, wanted)}
+    options: dict[str, Any] = {"threads": threads, "retry": retry, "notes": notes}
+    tables = [partial(open_joined, join, schema, label, also.get(join, {}), **options) for join in source.join]
+    if source.events is None:
+        main = partial(files_of, source, wanted, index=index, label=label, lists=True, pool=pool, **options)
+        files, *attached = _all_or_errors([partial(main, show=show, hosts=hosts), *tables])
+    else:
+        attached = _all_or_errors(tables)
+        files = _events_of(source, wanted, attached, index=index, label=label, notes=notes)
+    stages = _stages(attached, schema, index)
+    return OpenSource(source, schema, files, attached, stages, index=index, label=label, retry=retry)
 
 
 def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool | None = None, **options: Any) -> Any:
@@ -81,7 +90,9 @@ def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool 
 
 def _kind_of_files(source: ParquetSource) -> Any:
     if source.follow is not None:
-        return source.follow.files
+        from fsdata.growing.growing_files import GrowingFiles
+
+        return GrowingFiles
     if source.table is not None:
         from fsdata.lake.table_files import TableFiles
 
@@ -91,6 +102,80 @@ def _kind_of_files(source: ParquetSource) -> Any:
 
         return CatalogFiles
     return SourceFiles
+
+
+def open_joined(
+    join: Any, schema: Schema, rows: str, also: Mapping[str, bool] = MappingProxyType({}), **options: Any
+) -> Attached:
+    """The table of a join, read. Blocks.
+
+    join: a `Joined`. rows: how messages call the rows. also: lists that the table has to have, see `EventSource.lists`.
+    options: see `files_of`.
+    """
+    label = join.label(rows)
+    open_files = partial(files_of, join.source, index=0, label=label, **options)
+    if join.kind == "histories":
+        from fsdata.histories.history_table import load_histories
+
+        return load_histories(join, schema, open_files, label=label, also=also)
+    if join.kind == "lookup table":
+        from fsdata.histories.lookup_table import load_lookup
+
+        return load_lookup(join, schema, open_files)
+    from fsdata.tables.side_table import load_side_table
+
+    return load_side_table(join, schema, open_files)
+
+
+def _events_of(source: ParquetSource, *args: Any, **options: Any) -> Any:
+    """Events of a joined table as rows, in place of `SourceFiles`."""
+    from fsdata.histories.event_rows import EventRows
+
+    return EventRows(source, *args, **options)
+
+
+def _stages(attached: Sequence[Any], schema: Schema, source: int) -> list[Stage]:
+    """What the joined tables of a source do to its pieces. source: its position in the loader."""
+    sides = [table for table in attached if table.join.kind == "side table"]
+    histories = [table for table in attached if table.join.kind == "histories"]
+    lookups = [table for table in attached if table.join.kind == "lookup table"]
+    stages = [side if side.source.follow is None else _late(side) for side in sides]
+    if histories:
+        from fsdata.histories.histories import Histories
+
+        stages.append(Histories(histories, lookups, schema, source))
+    if lookups:
+        from fsdata.histories.lookup_table import Lookups
+
+        stages.append(Lookups(lookups))
+    return stages
+
+
+def _late(side: Any) -> Stage:
+    """Of a side table whose rows come while it is read."""
+    from fsdata.growing.late_side import LateSide
+
+    return LateSide(side)
+
+
+def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The result of every call, or one SchemaError with the messages of all that raised it."""
+    results, errors = [], []
+    for attempt in opens:
+        try:
+            results.append(attempt())
+        except SchemaError as error:
+            errors.append(error)
+    if errors:
+        raise SchemaError("\n".join(str(error) for error in errors)) from errors[0]
+    return results
+
+
+def followed_data(opened: OpenSource, source: ParquetSource, schema: Schema, **order: Any) -> Any:
+    """The rows of a source that is followed: a `Dataset`, which takes the same `order`."""
+    from fsdata.growing.followed_data import FollowedData
+
+    return FollowedData(opened, source, schema, **order)
 
 
 def page_decoder(source: ParquetSource, pool: Pool | None) -> Pages | None:
@@ -135,8 +220,16 @@ def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray,
 def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
     """Those that reading the sources may call. Other ranks would wait where one is compiled later, so rare ones count,
     too."""
-    joins = [join for source in sources for join in source.join]
-    joined = [*(JOINS if joins else ()), *dict.fromkeys(each for join in joins for each in join.kernels())]
+    kinds = {join.kind for source in sources for join in source.join}
+    joined = list(JOINS) if kinds else []
+    if "histories" in kinds:
+        from fsdata.histories.kernels import histories
+
+        joined += histories.KERNELS
+    if "lookup table" in kinds:
+        from fsdata.histories.kernels import lookups
+
+        joined.append(lookups.fill_places)
     reading, rare = list(READING), list(RARE)
     if _is_there("pages"):
         from fsdata.pages.kernels import called
