@@ -146,7 +146,7 @@ IN_ORDER = {
 
 # Folders of fsdata beside its core, and what each may import beside it.
 EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "balance": ("histories",),
+    "balance": (),
     "embedding": ("balance",),
     "growing": ("balance", "tables"),
     "histories": (),
@@ -164,7 +164,6 @@ STILL_IMPORTED = {
         *("loader.py", "nodes/batches.py", "nodes/dealt.py", "nodes/loader_options.py", "nodes/node.py"),
         "nodes/steps.py",
     ),
-    "histories": ("kernels/columns.py",),
     "tensors": ("nodes/dealt.py",),
     "views": ("batch/batch.py", "batch/torchrec_binding.py"),
 }

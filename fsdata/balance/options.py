@@ -16,8 +16,8 @@ from fsdata.balance.cost import CostModel, Polynomial
 from fsdata.balance.method_choice import MethodChoice
 from fsdata.balance.packing import Method, OverCapError, Plan, pack
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.balance.sharing import SHARES, events_shared, sharing_groups
 from fsdata.balance.step_plan import Assignment, GlobalBatch
-from fsdata.histories.sharing import SHARES, events_shared, sharing_groups
 from fsdata.kernels import load_numba
 from fsdata.options import boolean, integer, one_of
 

@@ -3,7 +3,7 @@
 Extensions are imported inside functions, where an argument of the loader asks for them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles, Together
 from fsdata.errors import Fault, SchemaError
-from fsdata.kernels.warm import BALANCING, JOINS, RARE, READING
+from fsdata.kernels.warm import BALANCING, RARE, READING
 from fsdata.schema import Schema
 from fsdata.sources.source import ParquetSource
 
@@ -221,34 +221,36 @@ def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
     """Those that reading the sources may call. Other ranks would wait where one is compiled later, so rare ones count,
     too."""
     kinds = {join.kind for source in sources for join in source.join}
-    joined = list(JOINS) if kinds else []
-    if "histories" in kinds:
-        from fsdata.histories.kernels import histories
-
-        joined += histories.KERNELS
-    if "lookup table" in kinds:
-        from fsdata.histories.kernels import lookups
-
-        joined.append(lookups.fill_places)
     reading, rare = list(READING), list(RARE)
     if _is_there("pages"):
         from fsdata.pages.kernels import called
 
         reading, rare = [*called.READING, *READING], [*called.RARE, *RARE]
+    joined = _kernels_of_joined(kinds, world_size)
     return [*joined, *reading, *(rare if world_size > 1 else ())]
+
+
+def _kernels_of_joined(kinds: Collection[str], world_size: int) -> list[Any]:
+    """Those of tables of these kinds; see `Joined.kind`. Those of side tables are the same as of rows."""
+    if not {"histories", "lookup table"} & set(kinds):
+        return []
+    from fsdata.histories.kernels import histories, lookups, resolve
+
+    found = [resolve.gather_fields, *([resolve.gather_samples] if world_size > 1 else [])]
+    found += histories.KERNELS if "histories" in kinds else ()
+    found += [lookups.fill_places] if "lookup table" in kinds else []
+    return found
 
 
 def all_kernels() -> list[Any]:
     """Those of loaders, with those of the extensions that are there."""
-    found = [*JOINS, *READING, *BALANCING]
+    found = [*READING, *BALANCING]
     if _is_there("pages"):
         from fsdata.pages.kernels import called
 
         found = [*called.READING, *found, *called.RARE]
     if _is_there("histories"):
-        from fsdata.histories.kernels import histories, lookups
-
-        found += [*histories.KERNELS, lookups.fill_places]
+        found = [*_kernels_of_joined(("histories", "lookup table"), 2), *found]
     return [*found, *RARE]
 
 

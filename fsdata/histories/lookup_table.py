@@ -28,6 +28,7 @@ from fsdata.errors import SchemaError
 from fsdata.histories.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
 from fsdata.histories.kernels import lookups
 from fsdata.histories.lookup import Lookup
+from fsdata.histories.resolver import TableResolver
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
 
@@ -74,7 +75,9 @@ class LookupTable:
 
     def over(self, ids: Column, name: str) -> Column:
         """A field of the rows of a column of ids."""
-        return replace(ids, lookup=self.tables[name], values=None, bytes=0, owners=(*ids.owners, self.shared))
+        pools = ids.resolver.pools if isinstance(ids.resolver, TableResolver) else None
+        resolver = TableResolver(pools=pools, lookup=self.tables[name])
+        return replace(ids, resolver=resolver, values=None, bytes=0, owners=(*ids.owners, self.shared))
 
 
 class Lookups(Stage):

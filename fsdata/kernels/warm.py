@@ -27,7 +27,6 @@ BALANCING = (
     *(packing.improve, packing.lightest_first, columns.gather_samples, packing.descending, packing.fill_rows),
     *(packing.contiguous, packing.zigzag, packing.sums),
 )
-JOINS = (columns.gather_joined,)
 RARE = (packing.to_fewest, texts.fnv1a)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 

@@ -24,8 +24,8 @@ from freescale_tools.model.workload import Workload, cost_model, workload
 from freescale_tools.scan.batch_order import Batches, Orders
 from fsdata.balance.cost import CostModel
 from fsdata.balance.options import Balance, StepPlanner
+from fsdata.balance.sharing import events_shared
 from fsdata.balance.step_plan import GlobalBatch
-from fsdata.histories.sharing import events_shared
 
 _SMALLER, _LARGER = 1 / 4, 4  # batch sizes beside that of the profile
 _STEPS = 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fsdata import Balance, Polynomial, Segmented
 from fsdata.balance.exchange import GlobalBatch
 from fsdata.balance.options import StepPlanner
-from fsdata.histories.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups
+from fsdata.balance.sharing import GROUPS_OF_A_RANK, events_shared, sharing_groups
 
 
 def connected(begin: np.ndarray, end: np.ndarray) -> list[int]:

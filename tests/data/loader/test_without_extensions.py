@@ -10,7 +10,7 @@ import pytest
 from data_kit import write
 
 # Those that the core does not import; tests/test_layers.py lists what keeps the others there.
-DELETABLE = ("embedding", "growing", "lake", "pages", "remote", "setup", "tables")
+DELETABLE = ("embedding", "growing", "histories", "lake", "pages", "remote", "setup", "tables")
 
 READ = """
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
