@@ -158,10 +158,6 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "tensors": ("balance",),
     "views": (),
 }
-# Files of the core that still import an extension. It becomes shorter; nothing is added.
-STILL_IMPORTED = {
-    "histories": ("kernels/columns.py",),
-}
 # Names of users, and what puts extensions to work, in functions only.
 NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
 
@@ -177,21 +173,16 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
         if any(each == name or each.startswith(f"{name}.") for each in imports(path))
     }
     found = {each for each in found if each.split("/")[0] not in allowed} - NAMES_ALL
-    assert found == set(STILL_IMPORTED.get(extension, ()))
+    assert found == set()
     for path in files("fsdata", "compose"):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_file_imports_itself_by_way_of_others(package):
-    """Imports inside functions count, too. But what the user says of an extension (`AsOf`, `Follow`) opens itself by
-    files of its folder that know it."""
+    """Imports inside functions count, too."""
     known = _named(package, PACKAGES[package])
     arrows = {name: imports(path) & known.keys() - {name} for name, path in known.items()}
-    for name, path in known.items():
-        top, part, *_ = *name.split("."), ""
-        if top == "fsdata" and part in EXTENSIONS:
-            arrows[name] -= {each for each in imports_on_call(path) if each.startswith(f"fsdata.{part}.")}
     assert circle(arrows) == []
 
 

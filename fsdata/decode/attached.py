@@ -12,7 +12,7 @@ from fsdata.catalog.footers import Skipped
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout
-from fsdata.schema import Field, Schema
+from fsdata.schema import Field
 from fsdata.sources.source import Joined, ParquetSource
 
 
@@ -106,10 +106,4 @@ class Attached(Protocol):
         """Raise SchemaError if keys or times that are compared count something else.
 
         own: what the fields of the rows count. ids: the same by name, with those of all joined tables.
-        """
-
-    def stage(self, beside: Sequence["Attached"], schema: Schema, source: int) -> Stage | None:
-        """What pieces pass; None where another of `beside`, the tables of this source, does it for both.
-
-        source: the number of the source in its loader.
         """

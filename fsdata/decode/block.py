@@ -7,6 +7,7 @@ its final place (`fsdata.kernels.columns`).
 Letters: B blocks, F fields, N rows.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,25 @@ from typing import Any
 import numpy as np
 
 from fsdata.kernels import columns, runs, scalars
+
+
+class Resolver(ABC):
+    """Finds the values of a column that are not copied as they lie. One batch has resolvers of one class at most, and
+    any of them gathers for all.
+
+    Attributes:
+        table: int64, what kernels find the values by, see `RESOLVED` in `fsdata.kernels.columns`.
+    """
+
+    table: np.ndarray
+
+    @abstractmethod
+    def gather(self, spans: "Spans", itemsize: np.ndarray, target: np.ndarray) -> None:
+        """`Spans.gather` of the fields that some block resolves."""
+
+    @abstractmethod
+    def gather_each(self, spans: "Spans", itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
+        """`Spans.gather_each` of the columns that are resolved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +46,7 @@ class Column:
         length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
-        pools: the table that says which values a row has, see `fsdata.histories.kernels.histories`; the row begins
-            behind the last of them.
-        lookup: the table of what stands for the values, which are ids then, see `fsdata.histories.kernels.lookups`.
+        resolver: finds what is needed by the values; None: they are what is needed.
         owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
     """
 
@@ -40,8 +58,7 @@ class Column:
     dictionary: int = 0
     stored: int = columns.SAME
     values: np.ndarray | None = None
-    pools: np.ndarray | None = None
-    lookup: np.ndarray | None = None
+    resolver: Resolver | None = None
     owners: tuple[Any, ...] = ()
     bytes: int = 0
 
@@ -79,8 +96,8 @@ class Column:
     @property
     def flat(self) -> int:
         """Address of the first value, where every row has `width` values in memory as they are needed; else 0."""
-        elsewhere = self.start is not None or self.length is not None or self.pools is not None
-        if elsewhere or self.lookup is not None or len(self.runs) != 2 or self.runs[0, runs.FORM] != runs.FINAL:
+        elsewhere = self.start is not None or self.length is not None or self.resolver is not None
+        if elsewhere or len(self.runs) != 2 or self.runs[0, runs.FORM] != runs.FINAL:
             return 0
         return int(self.runs[0, runs.AT])
 
@@ -188,11 +205,14 @@ class Block:
 
     Attributes:
         rows: N. source: the number of the source that they are from. bytes: that it keeps.
-        columns: int64 [F, NUMBERS], see `fsdata.kernels.columns`.
+        columns: int64 [F, NUMBERS], see `fsdata.kernels.columns`. resolver: of some of them, if there is one.
     """
 
-    def __init__(self, numbers: np.ndarray, rows: int, source: int, owners: Any, size: int) -> None:
+    def __init__(
+        self, numbers: np.ndarray, rows: int, source: int, owners: Any, size: int, resolver: Resolver | None
+    ) -> None:
         self.rows = rows
+        self.resolver = resolver
         self.source = source
         self.bytes = size
         self.columns = numbers
@@ -208,6 +228,7 @@ class Block:
         tables: dict[int, np.ndarray] = {}  # small, or shared by blocks
         numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
         owners: list[Any] = [held, tables]
+        resolver: Resolver | None = None
         if scalars is not None:
             owners += [scalars.enter(numbers), scalars.owners]
         size = 0 if scalars is None else scalars.bytes
@@ -223,14 +244,14 @@ class Block:
                 each.step,
                 _address(each.length, held),
                 each.width,
-                _address(each.pools, tables),
-                _address(each.lookup, tables),
+                0 if each.resolver is None else _address(each.resolver.table, tables),
                 each.flat,
             )
-            owners.append(each.owners)
+            resolver = each.resolver or resolver
+            owners += [each.owners, each.resolver]
             size += each.bytes
         size += sum(array.nbytes for array in held.values())
-        return cls(numbers, rows, source, owners, size)
+        return cls(numbers, rows, source, owners, size, resolver)
 
 
 def _address(numbers: np.ndarray | None, held: dict[int, np.ndarray]) -> int:
@@ -245,10 +266,11 @@ def _address(numbers: np.ndarray | None, held: dict[int, np.ndarray]) -> int:
 
 class Blocks:
     """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], and flat, uint8 [F],
-    the fields that lie flat in all blocks (`fsdata.kernels.scalars`)."""
+    the fields that lie flat in all blocks (`fsdata.kernels.scalars`). resolver: of some columns, if there is one."""
 
     def __init__(self, blocks: Sequence[Block], fields: int) -> None:
         self.of = tuple(blocks)
+        self.resolver = next((block.resolver for block in blocks if block.resolver is not None), None)
         self.columns = np.empty((len(blocks), fields, columns.NUMBERS), np.int64)
         for number, block in enumerate(blocks):
             self.columns[number] = block.columns
@@ -343,8 +365,9 @@ class Spans:
         # Kernels are called where they have work: what is never called is never compiled.
         if self.flat.any():
             scalars.gather_flat(self.columns, self.flat, self.block, self.row, itemsize, target)
-        if self.columns[:, :, [columns.MERGED, columns.LOOKUP]].any():
-            columns.gather_joined(self.columns, self.block, self.start, self.length, itemsize, target)
+        resolver = self._resolver
+        if resolver is not None:
+            resolver.gather(self, itemsize, target)
         columns.gather_fields(self.columns, self.flat, self.block, self.start, self.length, itemsize, target)
 
     def gather_each(self, itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
@@ -352,6 +375,14 @@ class Spans:
         columns.gather_samples(
             self.columns, self.flat, self.block, self.row, self.start, self.length, itemsize, order, target
         )
+        resolver = self._resolver
+        if resolver is not None:
+            resolver.gather_each(self, itemsize, order, target)
+
+    @property
+    def _resolver(self) -> Resolver | None:
+        """That of its columns; None if they have none, whatever other columns of the blocks have."""
+        return self.blocks.resolver if self.columns[:, :, columns.RESOLVED].any() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """An opened source: main table and side tables together give the rows of a sample."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -16,30 +16,30 @@ from fsdata.catalog.binding.key_types import HashedTypes, between, folder_column
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
-from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.attached import Attached
+from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
 from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
-from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import Fault, SchemaError
+from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
-
-OpenFiles = Callable[..., SourceFiles]
-"""Opens the files of a source, those of a joined table included."""
 
 
 class OpenSource:
     """A source whose files are found, checked and bound. Made by `fsdata.compose.reading.open_source`; thread-safe.
 
+    Args:
+        files: of the main table, or the events that are its rows.
+        attached: its joined tables. stages: what they do to pieces.
+        index: the source's position in the loader. label: how messages call it.
+
     Attributes:
-        label: how messages call it; index: its position in the loader; weight: see `ParquetSource`.
+        weight: see `ParquetSource`.
         groups: row groups in reading order, those without rows left out.
         list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
         texts: passthrough fields that are text here.
@@ -53,27 +53,25 @@ class OpenSource:
         self,
         source: ParquetSource,
         schema: Schema,
+        files: SourceFiles,
+        attached: Sequence[Attached],
+        stages: Sequence[Stage],
         *,
         index: int,
-        open_files: OpenFiles,
-        threads: int | None = None,
-        retry: Retrying | None = None,
-        pool: Pool | None = None,
-        show: bool = False,
-        hosts: Hosts | None = None,
-        notes: list[Fault] | None = None,
+        label: str,
+        retry: Retrying,
     ) -> None:
         self.index = index
-        self.label = f"source {index} ({source.label})"
+        self.label = label
         self.weight = source.weight
+        self.attached = attached
+        self.stages = sorted(stages, key=lambda stage: stage.turn)
         self._schema = schema
-        self._retry = retry or Retrying(source.retry)
-        """open_files: see `files_of` in `fsdata.compose.reading`. Others: see `open_source` there."""
-        options = {"label": self.label, "retry": self._retry, "threads": threads, "notes": notes}
-        main = partial(open_files, index=index, lists=True, pool=pool, show=show, hosts=hosts, **options)
-        self._files, self.attached = self._open(source, schema, main, open_files=open_files, **options)
-        found = (each.stage(self.attached, schema, index) for each in self.attached)
-        self.stages = sorted((each for each in found if each is not None), key=lambda stage: stage.turn)
+        self._files = files
+        self._retry = retry
+        if source.events is None:
+            for each in attached:
+                _check_hashed_keys(files, each, label)
         self.groups = self._files.groups
         self._defaults = dict(source.defaults)
         for each in self.attached:
@@ -97,33 +95,6 @@ class OpenSource:
     def parts(self) -> dict[str, str]:
         """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
         return parts(self._files.catalog)
-
-    def _open(
-        self,
-        source: ParquetSource,
-        schema: Schema,
-        main: Callable[[ParquetSource, list[Field]], SourceFiles],
-        **options: Any,
-    ) -> tuple[SourceFiles, list[Attached]]:
-        joined = _check_joins(source, schema, self.label)
-        wanted = [field for field in fields_of(schema) if field.name not in joined]
-        keys = (join.on for join in source.join if not join.finds_values)
-        wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
-        wanted += [] if schema.time is None else [Field(schema.time, "time")]
-        times = (join.row_time for join in source.join if join.row_time is not None)
-        wanted += [Field(name, "row_time") for name in dict.fromkeys(times)]
-        also = {} if source.events is None else source.events.also(source, wanted)
-        loads = [partial(join.open, schema, **options, **also.get(join, {})) for join in source.join]
-        if source.events is not None:
-            attached = _all_or_errors(loads)
-            files = source.events.rows(
-                source, wanted, attached, index=self.index, label=self.label, notes=options["notes"]
-            )
-            return files, attached
-        files, *attached = _all_or_errors([partial(main, source, wanted), *loads])
-        for each in attached:
-            _check_hashed_keys(files, each, self.label)
-        return files, attached
 
     def _count(self) -> None:
         """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""
@@ -349,22 +320,24 @@ def _check_hashed_keys(files: SourceFiles, side: Attached, label: str) -> None:
             )
 
 
-def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The result of every call, or one SchemaError with the messages of all that raised it."""
-    results, errors = [], []
-    for attempt in opens:
-        try:
-            results.append(attempt())
-        except SchemaError as error:
-            errors.append(error)
-    if errors:
-        raise SchemaError("\n".join(str(error) for error in errors)) from errors[0]
-    return results
-
-
 def _may_drop(source: ParquetSource, schema: Schema) -> bool:
     drops = any(source.policy(name) == "drop" for name in schema.field_names)
     return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
+
+
+def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Field]:
+    """What the rows of the main table have to have: fields that no table is joined for, keys, and times.
+
+    Raises:
+        SchemaError: joins that contradict the schema.
+    """
+    joined = _check_joins(source, schema, label)
+    wanted = [field for field in fields_of(schema) if field.name not in joined]
+    keys = (join.on for join in source.join if not join.finds_values)
+    wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
+    wanted += [] if schema.time is None else [Field(schema.time, "time")]
+    times = (join.row_time for join in source.join if join.row_time is not None)
+    return wanted + [Field(name, "row_time") for name in dict.fromkeys(times)]
 
 
 def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:

@@ -1,16 +1,11 @@
 """`Follow`: a source whose folder grows while it is read. Nothing is opened here."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from fsdata.errors import SchemaError
 from fsdata.options import integer, is_integer, one_of, plain, seconds
-from fsdata.sources.source import Growing, ParquetSource
-
-if TYPE_CHECKING:
-    from fsdata.growing.followed_data import FollowedData
-    from fsdata.growing.growing_files import GrowingFiles
-    from fsdata.growing.late_side import LateSide
+from fsdata.sources.source import Growing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +59,6 @@ class Follow(Growing):
     @property
     def by_path(self) -> bool:
         return self.by == "path"
-
-    def files(self, source: ParquetSource, *args: Any, **options: Any) -> "GrowingFiles":
-        from fsdata.growing.growing_files import GrowingFiles
-
-        return GrowingFiles(source, *args, **options)
-
-    def late(self, table: Any) -> "LateSide":
-        from fsdata.growing.late_side import LateSide
-
-        return LateSide(table)
-
-    def rows(self, opened: Any, source: ParquetSource, schema: Any, **order: Any) -> "FollowedData":
-        from fsdata.growing.followed_data import FollowedData
-
-        return FollowedData(opened, source, schema, **order)
 
     @property
     def idle_s(self) -> float | None:

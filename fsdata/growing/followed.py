@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fsdata.growing.segment import FileAt
+from fsdata.growing.segment import FOLLOWS, FileAt
 from fsdata.growing.watcher import News, Watcher
 from fsdata.nodes.node import Node
 from fsdata.nodes.status_exchange import StatusExchange, failures_reported_to_peers
@@ -13,7 +13,6 @@ from fsdata.nodes.steps import Step, Steps
 from fsdata.order.progress import Progress
 from fsdata.order.status_word import StatusWord
 
-FOLLOWS = "a source that is followed"
 _TICK_S = 1.0
 
 

@@ -10,11 +10,10 @@ import numpy as np
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroups
 from fsdata.errors import CorruptFileError, SchemaError
-from fsdata.growing.followed import FOLLOWS
 from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable
 from fsdata.growing.late_side import LateSide
-from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
+from fsdata.growing.segment import FOLLOWS, FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
 from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
 from fsdata.order.mix import RowRange, Unit

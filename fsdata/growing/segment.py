@@ -17,6 +17,7 @@ from fsdata.order.deal import deal, permutation
 from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
 
 VERSION = 2
+FOLLOWS = "a source that is followed"  # why ranks meet in every step
 _NONE = np.empty(0, np.int64)
 _NOTHING = grouped(_NONE, _NONE, _NONE, 1)
 

@@ -17,9 +17,6 @@ from fsdata.sources.source import EventSource, Joined, ParquetSource
 if TYPE_CHECKING:
     import polars as pl
 
-    from fsdata.histories.event_rows import EventRows
-    from fsdata.histories.history_table import HistoryTable
-
 
 POSITION = "position"  # where a row stands in the history of its key
 MOST_POOLS = 8  # bits of a mask, which is kept as one byte for each event
@@ -72,6 +69,8 @@ class AsOf(Joined):
     Raises:
         SchemaError: options that contradict each other.
     """
+
+    kind = "histories"
 
     at: str
     time: str | None = None
@@ -140,11 +139,6 @@ class AsOf(Joined):
         if self.at == POSITION and self.where is not None:
             raise SchemaError("AsOf(where=...) would move the places of events, which at='position' counts: use pools")
 
-    def open(self, schema: Schema, **options: Any) -> "HistoryTable":
-        from fsdata.histories.history_table import load_histories
-
-        return load_histories(self, schema, **options)
-
     def check(self, source: ParquetSource, schema: Schema, label: str) -> None:
         """A history brings whole sequences: fields of one sequence have the same events."""
         looked_up = found_by_lookups(source)
@@ -183,11 +177,6 @@ class AsOf(Joined):
     @property
     def row_time(self) -> str:
         return self.at
-
-    def kernels(self) -> tuple[Any, ...]:
-        from fsdata.histories.kernels import histories
-
-        return histories.KERNELS
 
     @property
     def times(self) -> tuple[str, ...]:
@@ -308,9 +297,8 @@ class Events(EventSource):
         window = f" time_window={self.time_window}" if self.time_window else ""
         return f"events where {where} min_history={self.min_history} order={self.order}{window}{split}"
 
-    def also(self, source: ParquetSource, wanted: SequenceOf[Field]) -> dict[Joined, dict[str, Any]]:
-        """The lists that rows are made of, and whether the table must have them: where the field has a default it need
-        not."""
+    def lists(self, source: ParquetSource, wanted: SequenceOf[Field]) -> dict[str, bool]:
+        """Where a field has a default, the table need not have its list."""
         read = dict[str, bool]()
         for name in (of.name for of in wanted):
             column = source.columns.get(name, name)
@@ -320,12 +308,4 @@ class Events(EventSource):
         read |= {name: True for each in made for name in each.columns}
         looked_up = {name: join.on for join in source.join if isinstance(join, Lookup) for name in join.fields}
         read |= {looked_up[name]: True for name in read if name in looked_up}
-        lists = {name: read[name] for name in sorted(read) if name not in {self.of.on, POSITION, *looked_up}}
-        return {source.join[0]: {"also": lists}}  # `of`, or what a check has put in its place
-
-    def rows(
-        self, source: ParquetSource, wanted: SequenceOf[Field], attached: SequenceOf[Any], **options: Any
-    ) -> "EventRows":
-        from fsdata.histories.event_rows import EventRows
-
-        return EventRows(source, wanted, attached, **options)
+        return {name: read[name] for name in sorted(read) if name not in {self.of.on, POSITION, *looked_up}}

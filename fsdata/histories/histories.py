@@ -19,6 +19,7 @@ from fsdata.errors import DataError
 from fsdata.histories.history_table import HistoryTable
 from fsdata.histories.kernels import histories
 from fsdata.histories.lookup_table import LookupTable
+from fsdata.histories.resolver import TableResolver
 from fsdata.kernels import runs
 from fsdata.kernels.columns import SAME, STORED_AS
 from fsdata.schema import Field, Schema
@@ -132,6 +133,7 @@ class Histories(Stage):
         """Slot -> the events of a field. Windows with events that do not count are copied without those; what rows see
         of pools is found when it is copied."""
         merged = table.pools is not None
+        resolver = TableResolver(pools=table.pools) if merged else None
         holes = np.flatnonzero(seen.length < (seen.length if merged else seen.stop - seen.first))
         events = np.empty(int(seen.length[holes].sum()), np.int64)
         start = seen.stop if merged else seen.first
@@ -147,7 +149,7 @@ class Histories(Stage):
                 values = table.values(name)
                 stored = STORED_AS[values.dtype]
                 where = run(values.ctypes.data, len(values), runs.FINAL if stored == SAME else runs.PLAIN)
-                made[name] = Column(where, start, seen.length, stored=stored, pools=table.pools, owners=(table.shared,))
+                made[name] = Column(where, start, seen.length, stored=stored, resolver=resolver, owners=(table.shared,))
                 if len(holes):
                     kind = np.float32 if values.dtype.kind == "f" else np.int64
                     made[name] = made[name].plus(values[events].astype(kind))

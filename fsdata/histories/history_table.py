@@ -26,9 +26,7 @@ from fsdata.catalog.binding.counted import Counted, check_key, check_times
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
-from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column, run
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_groups import RowGroup
@@ -130,15 +128,6 @@ class HistoryTable:
         if not join.by_position and join.time is not None:
             check_times(join.at, own.get(Field(join.at, "row_time")), join.time, self.counted.get(join.time))
 
-    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> Stage | None:
-        from fsdata.histories.histories import Histories
-
-        tables = [each for each in beside if isinstance(each, HistoryTable)]
-        if tables[0] is not self:
-            return None
-        lookups = [each for each in beside if each.join.finds_values]
-        return Histories(tables, lookups, schema, source)
-
     @property
     def source(self) -> ParquetSource:
         return self.join.source
@@ -182,16 +171,14 @@ class HistoryTable:
 def load_histories(
     join: AsOf,
     schema: Schema,
-    *,
     open_files: Callable[..., SourceFiles],
+    *,
     label: str,
-    threads: int | None,
-    retry: Retrying,
-    notes: list[Fault] | None = None,
-    also: Mapping[str, bool] = MappingProxyType({}),
+    also: Mapping[str, bool],
 ) -> HistoryTable:
     """Read a table of histories, or map the one that another process of this host has read.
 
+    open_files: opens its files, see `open_joined` in `fsdata.compose.reading`. label: how messages call it.
     also: further lists that are kept, of numbers, and whether the table must have them.
 
     Raises:
@@ -199,17 +186,8 @@ def load_histories(
         DataError: a null key, a key that two rows share, lists of one row that differ in length, or that are not in
             ascending time. With `notes` such rows are noted there, as are times in the future.
     """
-    label = f"{label}, histories {join.source.label}"
-    files = open_files(
-        join.source,
-        lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog),
-        index=0,
-        label=label,
-        threads=threads,
-        retry=retry,
-        lists=True,
-        notes=notes,
-    )
+    files = open_files(lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog), lists=True)
+    notes = files.faults.notes
     try:
         identity = fingerprint(join.source, files.catalog, (), files.version)
         more = _there(also, files.catalog)

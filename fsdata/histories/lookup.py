@@ -3,15 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from fsdata.errors import SchemaError
 from fsdata.options import is_number, mapping_of, plain
 from fsdata.schema import Schema, fields_of
 from fsdata.sources.source import Joined, ParquetSource
-
-if TYPE_CHECKING:
-    from fsdata.histories.lookup_table import LookupTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -35,6 +31,7 @@ class Lookup(Joined):
 
     default: float | Mapping[str, float] = 0
 
+    kind = "lookup table"
     finds_values = True
 
     def __post_init__(self) -> None:
@@ -51,11 +48,6 @@ class Lookup(Joined):
         for name, value in given.items():
             if not is_number(value) or not math.isfinite(value):
                 raise SchemaError(f"Lookup(default=...) is a finite number, got {value!r} for {name!r}")
-
-    def open(self, schema: Schema, **options: Any) -> "LookupTable":
-        from fsdata.histories.lookup_table import load_lookup
-
-        return load_lookup(self, schema, **options)
 
     def check(self, source: ParquetSource, schema: Schema, label: str) -> None:
         """What is found stands beside the ids that are looked up."""
@@ -80,11 +72,6 @@ class Lookup(Joined):
                 raise SchemaError(
                     f"{label}: Lookup brings {field.name!r}, which has to stand beside {self.on!r}, in {where}"
                 )
-
-    def kernels(self) -> tuple[Any, ...]:
-        from fsdata.histories.kernels import lookups
-
-        return (lookups.fill_places,)
 
     def default_of(self, name: str) -> float:
         return self.default.get(name, 0) if isinstance(self.default, Mapping) else self.default

@@ -18,17 +18,17 @@ from fsdata.catalog.binding.counted import Counted, check_key
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import Fault, SchemaError
+from fsdata.errors import SchemaError
 from fsdata.histories.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
 from fsdata.histories.kernels import lookups
 from fsdata.histories.lookup import Lookup
+from fsdata.histories.resolver import TableResolver
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
 
@@ -65,10 +65,6 @@ class LookupTable:
     def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
         check_key(self.join.on, ids.get(self.join.on), self.counted.get(self.join.on))
 
-    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> "Lookups | None":
-        lookups = [each for each in beside if isinstance(each, LookupTable)]
-        return Lookups(lookups) if lookups[0] is self else None
-
     @property
     def source(self) -> ParquetSource:
         return self.join.source
@@ -79,7 +75,9 @@ class LookupTable:
 
     def over(self, ids: Column, name: str) -> Column:
         """A field of the rows of a column of ids."""
-        return replace(ids, lookup=self.tables[name], values=None, bytes=0, owners=(*ids.owners, self.shared))
+        pools = ids.resolver.pools if isinstance(ids.resolver, TableResolver) else None
+        resolver = TableResolver(pools=pools, lookup=self.tables[name])
+        return replace(ids, resolver=resolver, values=None, bytes=0, owners=(*ids.owners, self.shared))
 
 
 class Lookups(Stage):
@@ -106,23 +104,15 @@ class Lookups(Stage):
         return piece.column(piece.layout.slots[lookup.join.on])
 
 
-def load_lookup(
-    join: Lookup,
-    schema: Schema,
-    *,
-    open_files: Callable[..., SourceFiles],
-    label: str,
-    threads: int | None,
-    retry: Retrying,
-    notes: list[Fault] | None = None,
-) -> LookupTable:
+def load_lookup(join: Lookup, schema: Schema, open_files: Callable[..., SourceFiles]) -> LookupTable:
     """Read a dimension table, or map the one that another process of this host has read.
+
+    open_files: opens its files, see `open_joined` in `fsdata.compose.reading`.
 
     Raises:
         SchemaError: the files cannot be read as these fields, or a default is not a number of its field.
         DataError: a null key, or a key that two rows share.
     """
-    label = f"{label}, lookup table {join.source.label}"
     kinds = {field.name: field.number for field in fields_of(schema)}
 
     def wanted(catalog: Catalog) -> list[Field]:
@@ -131,7 +121,8 @@ def load_lookup(
         fields = (Field(name, "label" if name in floats else "context") for name in join.fields)
         return [*fields, Field(join.on, "join_key")]
 
-    files = open_files(join.source, wanted, index=0, label=label, threads=threads, retry=retry, notes=notes)
+    files = open_files(wanted)
+    label = files.label
     *fields, _ = files.wanted
     try:
         for field in fields:
@@ -140,7 +131,7 @@ def load_lookup(
             except SchemaError as error:
                 raise SchemaError(f"{label}, {field.name}: {error}") from error
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        contents = (_VERSION, identity, join.form, repr(fields), versions(files), *own_copy(notes))
+        contents = (_VERSION, identity, join.form, repr(fields), versions(files), *own_copy(files.faults.notes))
         name = f"lookup{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
         shared = SharedArrays(name, lambda _: _arrays(files, fields, join), label)
     finally:

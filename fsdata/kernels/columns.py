@@ -14,12 +14,11 @@ from types import MappingProxyType
 import numpy as np
 from numba import carray
 
-from fsdata.histories.kernels import histories, lookups
-from fsdata.kernels.memory import ask_for, pointer, stream, word_at
+from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
-# Of a column, int64 [11]. First where its values lie.
+# Of a column, int64 [10]. First where its values lie.
 RUNS = 0  # address of its runs
 COUNT = 1  # of them
 DICTIONARY = 2  # address of its values, as they are needed
@@ -29,12 +28,12 @@ START = 4  # address, of int64 [rows]; 0: the row times STEP
 STEP = 5
 LENGTH = 6  # address, of int64 [rows]; 0: WIDTH
 WIDTH = 7
-# Then what becomes of them, 0 without it.
-MERGED = 8  # address of pools (`fsdata.histories.kernels.histories`): a row has events of them, before where it begins
-LOOKUP = 9  # address of `fsdata.histories.kernels.lookups`: values are ids, and what stands for them there is wanted
+# 0 where these are what is needed. Else other values are: what a `Resolver` (`fsdata.decode.block`) finds by the table
+# at this address, with kernels of its own.
+RESOLVED = 8
 # For `fsdata.kernels.scalars`.
-FLAT = 10  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
-NUMBERS = 11
+FLAT = 9  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
+NUMBERS = 10
 
 # How values are stored, and as what they are needed: int64 or float32.
 SAME = 0
@@ -48,7 +47,7 @@ INT16 = 7  # int64 of it; the rest likewise
 INT8 = 8
 UINT16 = 9
 UINT8 = 10
-_WIDTHS = np.array([0, 4, 4, 8, 8, 4, 4, 2, 1, 2, 1])  # bytes of a stored value
+STORED_BYTES = np.array([0, 4, 4, 8, 8, 4, 4, 2, 1, 2, 1])  # of a value
 
 STORED_AS = MappingProxyType(
     {
@@ -59,7 +58,7 @@ STORED_AS = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""In which types a table of histories may hold what becomes int64 or float32."""
+"""In which types memory may hold what becomes int64 or float32."""
 
 _ASKED = 1 << 12  # bytes; what follows them is foreseen by the processor
 _AHEAD = 8  # rows
@@ -185,7 +184,7 @@ def fetch(target, column, first, count, itemsize, near):
         begin, form, at = runs[run, FIRST], runs[run, FORM], runs[run, AT]
         some = min(count, runs[run + 1, FIRST] - first)
         if form == PLAIN:
-            width = _WIDTHS[column[STORED]] if column[STORED] else itemsize
+            width = STORED_BYTES[column[STORED]] if column[STORED] else itemsize
             convert(target, at + (first - begin) * width, some, column[STORED], itemsize)
         elif form == FINAL:
             copy(target, at + (first - begin) * itemsize, some, itemsize)
@@ -244,104 +243,13 @@ def find_spans(
         count[f] = total
 
 
-@kernel(inline="always")
-def _picked(target, of, places, near):
-    if near:
-        to = carray(pointer(target), (len(places),), np.int64)
-        for i in range(len(places)):
-            to[i] = of[places[i]]
-    else:
-        for i in range(len(places)):
-            stream(target + 8 * i, np.int64(of[places[i]]))
-
-
 @kernel
-def _pick(target, column, begin, places, itemsize, near):
-    """The values at `places`, uint32 [n], from value `begin` on, of a column whose values lie in one run in memory.
-
-    near: int64 that are needed soon stay in the cache.
-    """
-    run = carray(pointer(column[RUNS]), (COLUMNS,), np.int64)
-    stored = column[STORED] if run[FORM] == PLAIN else SAME
-    at, most = run[AT] + begin * (_WIDTHS[stored] if stored else itemsize), 1 << 32
-    if itemsize == 4:
-        to, of = carray(pointer(target), (len(places),), np.int32), carray(pointer(at), (most,), np.int32)
-        for i in range(len(places)):
-            to[i] = of[places[i]]
-    elif stored == SAME:
-        _picked(target, carray(pointer(at), (most,), np.int64), places, near)
-    elif stored == INT32:
-        _picked(target, carray(pointer(at), (most,), np.int32), places, near)
-    elif stored == UINT32:
-        _picked(target, carray(pointer(at), (most,), np.uint32), places, near)
-    elif stored == INT16:
-        _picked(target, carray(pointer(at), (most,), np.int16), places, near)
-    elif stored == INT8:
-        _picked(target, carray(pointer(at), (most,), np.int8), places, near)
-    elif stored == UINT16:
-        _picked(target, carray(pointer(at), (most,), np.uint16), places, near)
-    else:
-        _picked(target, carray(pointer(at), (most,), np.uint8), places, near)
-
-
-@kernel
-def _is_plain(columns, f):
-    """Whether no block merges or looks up the values of a field."""
-    others = np.int64(0)
+def is_resolved(columns, f):
+    """Whether some block resolves the values of a field."""
+    tables = np.int64(0)
     for b in range(len(columns)):
-        others |= columns[b, f, MERGED] | columns[b, f, LOOKUP]
-    return others == 0
-
-
-@kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
-def gather_joined(columns, block, start, length, itemsize, target):
-    """`gather_fields` of the fields that some block merges or looks up: row after row, so that fields of one sequence
-    share what merging has found, and find the ids that they look up in the cache."""
-    fields = np.empty(len(target), np.int64)
-    number, longest = 0, np.int64(0)
-    for f in range(len(target)):
-        if target[f] and not _is_plain(columns, f):
-            fields[number] = f
-            number += 1
-            for n in range(len(block)):
-                longest = max(longest, length[f, n])
-    to, near = target.copy(), np.zeros(len(target), np.int64)
-    seen, ids = np.empty(longest, np.uint32), np.empty(longest, np.int64)
-    ids_at, id_bytes = np.int64(ids.ctypes.data), np.int64(8)  # of other types, `fetch` and `_pick` are compiled twice
-    end, left = np.empty(64, np.int64), np.empty(64, np.int64)
-    for n in range(len(block)):
-        # Found last for this row: events by these pools, the rows of this table for the ids of these runs.
-        merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
-        begin, count, of_key = np.int64(0), np.int64(0), np.int64(0)
-        for i in range(number):
-            f = fields[i]
-            column, some, size = columns[block[n], f], length[f, n], itemsize[f]
-            if some <= 0:
-                continue
-            if (start[f, n], some) != (begin, count):
-                merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
-                begin, count = start[f, n], some
-            if column[MERGED] and column[MERGED] != merged:
-                merged = column[MERGED]
-                pools = carray(pointer(merged), (1 << 10,), np.int64)
-                of_key = histories.merge_pools(pools, begin, seen[:count], end, left)
-            looked_up = column[LOOKUP] != 0
-            if not looked_up:
-                if column[MERGED]:
-                    _pick(to[f], column, of_key, seen[:some], size, looked_up)
-                else:
-                    near[f] = fetch(to[f], column, begin, some, size, near[f])
-            else:
-                lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                if (column[RUNS], lookup[lookups.TABLE]) != (runs, table):
-                    runs, table = column[RUNS], lookup[lookups.TABLE]
-                    if column[MERGED]:
-                        _pick(ids_at, column, of_key, seen[:some], id_bytes, looked_up)
-                    else:
-                        near[f] = fetch(ids_at, column, begin, some, id_bytes, near[f])
-                    lookups.find_rows(ids[:some], lookup)
-                lookups.take(to[f], ids[:some], lookup, size)
-            to[f] += some * size
+        tables |= columns[b, f, RESOLVED]
+    return tables != 0
 
 
 @kernel
@@ -375,7 +283,7 @@ def gather_fields(
     itemsize: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """Copy every field's rows one after another to the field's target, but for those of `gather_joined`.
+    """Copy every field's rows one after another to the field's target, but for fields that some block resolves.
 
     columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that `fsdata.kernels.scalars` copies; block: int32 [N];
     start, length: int64 [F, N]; itemsize: int64 [F], bytes of a value; target: int64 [F], addresses, 0 leaves a field
@@ -384,7 +292,7 @@ def gather_fields(
     at = np.empty(len(columns), np.int64)
     for f in range(len(target)):
         to, size = target[f], itemsize[f]
-        if to == 0 or flat[f] or not _is_plain(columns, f):
+        if to == 0 or flat[f] or is_resolved(columns, f):
             continue
         if _in_memory(columns, f, at):
             for n in range(len(block)):
@@ -422,33 +330,16 @@ def gather_samples(
     order: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """Copy every field of some rows to a place of its own.
+    """Copy every field of some rows to a place of its own, but for those of columns that are resolved.
 
     row: int32 [N]; the others up to `itemsize` as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M],
     addresses, 0 leaves a field out.
-    Merged fields come here where some other source has no histories: else their references travel in their place.
     """
     for f in range(len(target)):
-        near, ids, seen = np.int64(0), np.empty(0, np.int64), np.empty(0, np.uint32)
-        end, left = np.empty(64, np.int64), np.empty(64, np.int64)
+        near = np.int64(0)
         for m in range(len(order)):
             n = order[m]
-            if target[f, m] and length[f, n] > 0:
-                column, some, size = columns[block[n], f], length[f, n], itemsize[f]
+            column, count = columns[block[n], f], length[f, n]
+            if target[f, m] and count > 0 and column[RESOLVED] == 0:
                 begin = np.int64(row[n]) * column[STEP] if flat[f] else start[f, n]
-                looked_up = column[LOOKUP] != 0
-                if looked_up and len(ids) < some:
-                    ids = np.empty(2 * some, np.int64)
-                at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (target[f, m], size)
-                if column[MERGED]:
-                    if len(seen) < some:
-                        seen = np.empty(2 * some, np.uint32)
-                    pools = carray(pointer(column[MERGED]), (1 << 10,), np.int64)
-                    of_key = histories.merge_pools(pools, begin, seen[:some], end, left)
-                    _pick(at, column, of_key, seen[:some], width, looked_up)
-                else:
-                    near = fetch(at, column, begin, some, width, near)
-                if looked_up:
-                    lookup = carray(pointer(column[LOOKUP]), (lookups.NUMBERS,), np.int64)
-                    lookups.find_rows(ids[:some], lookup)
-                    lookups.take(target[f, m], ids[:some], lookup, size)
+                near = fetch(target[f, m], column, begin, count, itemsize[f], near)

@@ -23,7 +23,6 @@ from fsranks.machine.cores import cores_of_this_rank
 # Those that take long come first, so that the processes end at about the same time.
 COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (footer.read_chunks, *COPYING, scalars.read_arrays, scalars.find_not_finite, scalars.spread)
-JOINS = (columns.gather_joined,)
 RARE = (deal.to_fewest, texts.fnv1a)
 _MOST_PROCESSES = 4  # more would wait for the longest kernel
 

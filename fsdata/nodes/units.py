@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from fsdata.catalog.listing.hosts import Hosts
-from fsdata.compose.reading import kernels_of, open_source
+from fsdata.compose.reading import followed_data, kernels_of, open_source
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels.warm import make_ready
 from fsdata.nodes.dataset import Dataset
@@ -101,7 +101,7 @@ class Units(First[Window]):
             self.data: Dataset = (
                 Dataset(opened, schema, mix=mix, threads=threads, **order)
                 if follow is None
-                else follow.rows(opened[0], sources[0], schema, **order)
+                else followed_data(opened[0], sources[0], schema, **order)
             )
             parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
             same = {**self.data.fingerprint, **({} if also is None else also(self))}

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from fsdata.errors import SchemaError
 from fsdata.options import integer, is_number, mapping_of, one_of, plain, positive, text, tuple_of
@@ -48,7 +48,7 @@ class Retry:
 
 
 class Growing(ABC):
-    """How the files of a source come while it is read: what a `Follow` says, and who reads such a source."""
+    """How the files of a source come while it is read: what a `Follow` says."""
 
     __slots__ = ()
 
@@ -61,18 +61,6 @@ class Growing(ABC):
     @abstractmethod
     def by_path(self) -> bool:
         """Whether files come in the order of their paths."""
-
-    @abstractmethod
-    def files(self, source: "ParquetSource", *args: Any, **options: Any) -> Any:
-        """Its files, so far: a `SourceFiles`, which takes the same arguments."""
-
-    @abstractmethod
-    def late(self, table: Any) -> Any:
-        """The stage of a side table whose rows come while it is read. table: its `SideTable`, without rows."""
-
-    @abstractmethod
-    def rows(self, opened: Any, source: "ParquetSource", schema: Any, **order: Any) -> Any:
-        """The rows of the opened source, in place of a `Dataset`, which takes the same `order`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,15 +274,12 @@ class EventSource(ABC):
         """What it says; for fingerprints."""
 
     @abstractmethod
-    def also(self, source: ParquetSource, wanted: Any) -> Mapping["Joined", Mapping[str, Any]]:
-        """Options with which a joined table of the source is opened, so that it has what rows are made of.
+    def lists(self, source: ParquetSource, wanted: Any) -> Mapping[str, bool]:
+        """Lists that the first joined table of the source needs, as rows are made of them, and whether it must have
+        them.
 
         wanted: the fields of the rows.
         """
-
-    @abstractmethod
-    def rows(self, source: ParquetSource, wanted: Any, attached: Any, **options: Any) -> Any:
-        """The rows, in place of `SourceFiles`. attached: the opened tables of the source, in the order of `join`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -312,15 +297,17 @@ class Joined:
     on: str
     fields: Sequence[str]
 
-    finds_values = False  # its fields are values for the ids of another field, and not for rows
+    kind: ClassVar[Literal["side table", "histories", "lookup table"]]
+    """Of its table: `fsdata.compose.reading` opens it accordingly."""
+    finds_values: ClassVar[bool] = False  # its fields are values for the ids of another field, and not for rows
+
+    def label(self, rows: str) -> str:
+        """How messages call its table. rows: how they call the rows."""
+        return f"{rows}, {self.kind} {self.source.label}"
 
     @property
     def form(self) -> str:
         """What it says, without its source; for fingerprints."""
-        raise NotImplementedError
-
-    def open(self, schema: Any, **options: Any) -> Any:
-        """Open the table, an `Attached`. options: see `open_source`. Blocks for reading it."""
         raise NotImplementedError
 
     def check(self, source: ParquetSource, schema: Any, label: str) -> None:
@@ -334,10 +321,6 @@ class Joined:
     def row_time(self) -> str | None:
         """The field or column of the rows that says as of when they see it."""
         return None
-
-    def kernels(self) -> tuple[Any, ...]:
-        """Kernels that it calls, to be compiled beforehand."""
-        return ()
 
     def _check(self, columns: Iterable[str], *, shared: bool) -> None:
         """Check what all kinds have, and make `fields` a tuple.

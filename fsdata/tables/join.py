@@ -1,15 +1,11 @@
 """`Join`: a side table whose fields are added to the rows by key. Nothing is opened here."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from fsdata.errors import SchemaError
 from fsdata.options import integer, seconds
-from fsdata.schema import Schema
 from fsdata.sources.source import POLICIES, Joined
-
-if TYPE_CHECKING:
-    from fsdata.tables.side_table import SideTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -43,6 +39,8 @@ class Join(Joined):
     wait: str | None = None
     bucketed: int | None = None
 
+    kind = "side table"
+
     @property
     def wait_s(self) -> float:
         """`wait` in seconds."""
@@ -73,11 +71,6 @@ class Join(Joined):
             raise SchemaError(
                 f"Join(missing='default') needs the values: defaults={{{without[0]!r}: ...}} of its source"
             )
-
-    def open(self, schema: Schema, **options: Any) -> "SideTable":
-        from fsdata.tables.side_table import load_side_table, open_side
-
-        return load_side_table(self, open_side(self, schema, **options), schema)
 
     @property
     def form(self) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,15 +17,13 @@ from fsdata.catalog.binding.counted import Counted, check_key
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import Fault, Faults, SchemaError
+from fsdata.errors import Faults, SchemaError
 from fsdata.histories.history_table import ONE_ROW, Pile, check_keys, keyed_rows, own_copy, versions
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
@@ -80,10 +77,6 @@ class SideTable(Stage):
         key = Field(self.join.on, "join_key")
         check_key(self.join.on, own.get(key), self.files.counted.get(key))
 
-    def stage(self, beside: Sequence[Any], schema: Schema, source: int) -> Stage:
-        late: Stage | None = None if self.source.follow is None else self.source.follow.late(self)
-        return late or self
-
     def attach(self, piece: DecodedPiece, file: int) -> None:
         attach(piece, self)
 
@@ -132,59 +125,30 @@ class SideTable(Stage):
         return np.where(found, self.arrays[_DENSE + name][at], default)
 
 
-@dataclass(frozen=True, slots=True)
-class SideFiles:
-    """The files of a side table, and how they are decoded."""
-
-    files: SourceFiles
-    layout: Layout
-    plans: tuple[PiecePlan, ...]
-
-
-def open_side(
-    join: Join,
-    schema: Schema,
-    *,
-    open_files: Callable[..., SourceFiles],
-    label: str,
-    threads: int | None,
-    retry: Retrying,
-    notes: list[Fault] | None = None,
-) -> SideFiles:
-    """Raises: as `SourceFiles`."""
-    wanted = [field for field in fields_of(schema) if field.name in join.fields]
-    label = f"{label}, side table {join.source.label}"
-    files = open_files(
-        join.source,
-        [*wanted, Field(join.on, "join_key")],
-        index=0,
-        label=label,
-        threads=threads,
-        retry=retry,
-        notes=notes,
-    )
-    found = (each for kind in files.kinds for each in kind.bindings)
-    list_labels = frozenset(each.field.name for each in found if each.field.kind == "label" and each.is_list)
-    layout = layout_of(schema, list_labels).only(join.fields)
-    return SideFiles(files, layout, files.plans(lambda field: True, layout, filtered=True))
-
-
-def load_side_table(join: Join, opened: SideFiles, schema: Schema) -> SideTable:
+def load_side_table(join: Join, schema: Schema, open_files: Callable[..., SourceFiles]) -> SideTable:
     """Decode a whole side table, or map the one that another process of this host has read; and close its files.
 
     While one for the disk is read its keys and the lengths of its fields are in memory, 8 bytes each.
 
+    open_files: opens its files, see `open_joined` in `fsdata.compose.reading`.
+
     Raises:
+        SchemaError: the files cannot be read as these fields.
         DataError: a null key, or a key that two rows share.
     """
-    files, layout = opened.files, opened.layout
-    identity = fingerprint(join.source, files.catalog, (), files.version)
-
-    def read(scratch: Path | None) -> dict[str, np.ndarray]:
-        pieces = (files.decode(opened.plans, group, 0, group.rows) for group in files.groups)
-        return _arrays((each for each in pieces if each is not None), join, files.faults, layout, scratch)
-
+    wanted = [field for field in fields_of(schema) if field.name in join.fields]
+    files = open_files([*wanted, Field(join.on, "join_key")])
     try:
+        found = (each for kind in files.kinds for each in kind.bindings)
+        list_labels = frozenset(each.field.name for each in found if each.field.kind == "label" and each.is_list)
+        layout = layout_of(schema, list_labels).only(join.fields)
+        plans = files.plans(lambda field: True, layout, filtered=True)
+        identity = fingerprint(join.source, files.catalog, (), files.version)
+
+        def read(scratch: Path | None) -> dict[str, np.ndarray]:
+            pieces = (files.decode(plans, group, 0, group.rows) for group in files.groups)
+            return _arrays((each for each in pieces if each is not None), join, files.faults, layout, scratch)
+
         if join.bucketed is None:
             return SideTable(files, join, layout, read(None), identity)
         contents = (_VERSION, identity, join.form, repr(schema), versions(files), *own_copy(files.faults.notes))

@@ -23,7 +23,8 @@ from worlds import shared_world
 from freescale_tools.cli import app
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema
 from fsdata.compose import reading
-from fsdata.kernels import columns, warm
+from fsdata.histories.kernels import resolve
+from fsdata.kernels import warm
 from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
 from fsranks.libraries import compile_kernel
@@ -166,20 +167,21 @@ def test_ranks_that_find_nothing_compiled_compile_all_before_they_meet(loader, t
     assert "late" not in said
 
 
-def test_kernels_of_joins_are_compiled_and_called_for_joins_alone(tmp_path, monkeypatch):
+def test_kernels_of_histories_are_compiled_and_called_for_histories_alone(tmp_path, monkeypatch):
     """They take as long to compile as all others that read."""
+    resolving = {resolve.gather_fields, resolve.gather_samples}
     wanted = []
     monkeypatch.setattr(units, "make_ready", wanted.extend)
     as_of_data.Data.drawn(0).write(tmp_path)
     as_of_data.read(tmp_path, **ALONE)
-    assert set(warm.JOINS) < set(wanted)
+    assert resolve.gather_fields in wanted
     wanted.clear()
     histories.write(tmp_path / "rows")
-    monkeypatch.setattr(columns, "gather_joined", None)
+    monkeypatch.setattr(resolve, "gather_fields", None)
     with histories.loader_on(tmp_path / "rows", **ALONE) as loader:
         assert list(loader)
     assert set(warm.READING) <= set(wanted)
-    assert not set(warm.JOINS) & set(wanted)
+    assert not resolving & set(wanted)
 
 
 COMMANDS = """

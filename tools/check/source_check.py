@@ -19,8 +19,6 @@ from fsdata.compose.reading import open_source
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import CorruptFileError, DataError, Fault, SchemaError
-from fsdata.histories.as_of import AsOf
-from fsdata.histories.lookup import Lookup
 from fsdata.sources.source import Joined
 from fsdata.tables.join import Join
 
@@ -44,10 +42,8 @@ class SourceCheck:
         # The files that are there now; damaged ones are left out and noted.
         now: dict[str, Any] = {"on_error": "skip", "follow": None}
         joined: list[Joined] = []
-        kinds = {Join: "side table", AsOf: "histories", Lookup: "lookup table"}  # as fsdata calls them
         for join in source.join:
-            kind = kinds[type(join)]
-            self._tables[f"{self.label}, {kind} {join.source.label}"] = join.source
+            self._tables[join.label(self.label)] = join.source
             table = replace(join.source, **now)
             joined.append(
                 replace(join, source=table, wait=None) if isinstance(join, Join) else replace(join, source=table)

@@ -21,8 +21,7 @@ from fsdata import ParquetSource, Schema, Sequence
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.remote_file import RemoteFile
 from fsdata.catalog.retry import Retrying
-from fsdata.compose.reading import files_of
-from fsdata.decode.opened_source import OpenSource
+from fsdata.compose.reading import open_source
 from fsdata.decode.row_layout import layout_of
 from fsdata.options import bytes_of
 from fsdata.remote.byte_ranges import requests
@@ -147,9 +146,7 @@ def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):
 
     put(100, seconds=1)
     retry, layout, users = Retrying(sleep=lambda _: None), layout_of(USERS), np.empty(10, np.int64)
-    source = OpenSource(
-        ParquetSource("a.parquet", filesystem=remote(tmp_path)), USERS, index=0, open_files=files_of, retry=retry
-    )
+    source = open_source(ParquetSource("a.parquet", filesystem=remote(tmp_path)), USERS, retry=retry)
     fetched = source.fetch(source.groups[0], layout)
     for part in fetched.plan():
         fetched.read(part)
