@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fsdata.loader import FreeScaleDataLoader
     from fsdata.schema import Schema, Sequence, Split
     from fsdata.setup.toml_file import sources_from_toml
-    from fsdata.sources import ParquetSource, Retry, cross, text_key
+    from fsdata.sources import ParquetSource, Retry, RowSource, cross, text_key
     from fsdata.tables.join import Join
     from fsdata.tensors.rebalancing import rebalance
 
@@ -50,6 +50,7 @@ __all__ = [
     "Polynomial",
     "Power",
     "Retry",
+    "RowSource",
     "Schema",
     "SchemaError",
     "Segmented",
@@ -85,6 +86,7 @@ _WHERE = {
     "Polynomial": "fsdata.balance.cost",
     "Power": "fsdata.balance.cost",
     "Retry": "fsdata.sources",
+    "RowSource": "fsdata.sources",
     "Schema": "fsdata.schema",
     "Segmented": "fsdata.balance.cost",
     "Sequence": "fsdata.schema",

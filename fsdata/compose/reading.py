@@ -13,6 +13,7 @@ from fsdata.catalog.retry import Retrying
 from fsdata.compose import is_there
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode_piece import Pages
+from fsdata.decode.given_rows import GivenRows
 from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource, wanted_fields
 from fsdata.decode.reused_buffers import Pool
@@ -57,7 +58,10 @@ def open_source(
     also = {} if source.events is None else {source.join[0]: source.events.lists(source, wanted)}
     options: dict[str, Any] = {"threads": threads, "retry": retry, "notes": notes}
     tables = [partial(open_joined, join, schema, label, also.get(join, {}), **options) for join in source.join]
-    if source.events is None:
+    if source.rows is not None:
+        main = partial(GivenRows, source, wanted, index=index, label=label, notes=notes)
+        files, *attached = _all_or_errors([main, *tables])
+    elif source.events is None:
         main = partial(files_of, source, wanted, index=index, label=label, lists=True, pool=pool, **options)
         files, *attached = _all_or_errors([partial(main, show=show, hosts=hosts), *tables])
     else:

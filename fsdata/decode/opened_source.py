@@ -24,7 +24,7 @@ from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.row_reader import RowReader
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
@@ -53,7 +53,7 @@ class OpenSource:
         self,
         source: ParquetSource,
         schema: Schema,
-        files: SourceFiles,
+        files: RowReader,
         attached: Sequence[Attached],
         stages: Sequence[Stage],
         *,
@@ -118,7 +118,7 @@ class OpenSource:
         return self._retry.count
 
     @property
-    def opened(self) -> SourceFiles:
+    def opened(self) -> RowReader:
         """The files of the main table, or the events that are its rows."""
         return self._files
 
@@ -128,7 +128,7 @@ class OpenSource:
         return self._files.catalog.files
 
     def describe(self) -> dict[str, Any]:
-        """See `SourceFiles.describe`; with the label, and what is skipped of side tables, too."""
+        """See `RowReader.describe`; with the label, and what is skipped of side tables, too."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
     @contextmanager
@@ -174,7 +174,7 @@ class OpenSource:
         """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
 
         Raises:
-            CorruptFileError, OSError: see `SourceFiles.decode`.
+            CorruptFileError, OSError: see `RowReader.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
         start, stop = start + group.first, stop + group.first
@@ -193,7 +193,7 @@ class OpenSource:
             return None
 
     def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """See `SourceFiles.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
+        """See `RowReader.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
         if self.remote:
             return np.full(len(self.groups), -1), np.zeros(len(self.groups))
         return self._files.small(self._plan(layout))
@@ -301,11 +301,11 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
         yield name, sources[number], what
 
 
-def _hashed_types(files: SourceFiles) -> HashedTypes:
+def _hashed_types(files: RowReader) -> HashedTypes:
     return hashed_types(files.source, partial(column_type, files.kinds[0]))
 
 
-def _check_hashed_keys(files: SourceFiles, side: Attached, label: str) -> None:
+def _check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
     """Keys that both tables hash are hashes of one type."""
     catalog = side.catalog
     schema = catalog.schemas[int(catalog.schema_of[0])]

@@ -22,8 +22,14 @@ class RowGroup:
     first: int = 0
 
 
-class RowGroups(Sequence[RowGroup]):
-    """The row groups of a source that have rows, in order; a `RowGroup` is made when somebody asks for one.
+class Groups(Sequence[RowGroup]):
+    """Row groups in order, or parts of them. row_counts: int64 [groups]."""
+
+    row_counts: np.ndarray
+
+
+class RowGroups(Groups):
+    """The row groups of a source that have rows, in order; a `RowGroup` is made when it is asked for.
 
     Attributes:
         row_counts: int64 [groups]. whole: bool [groups], whether all rows of the row group are read.

@@ -1,13 +1,11 @@
 """The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
 
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,21 +16,20 @@ from fsdata.catalog.binding.bind import FileKind, bind, encrypted_reads
 from fsdata.catalog.binding.column_paths import leaves_at
 from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog, open_catalog
-from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Version
 from fsdata.catalog.listing.find_files import discover, found_now, local_version
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.prune import may_have_rows, pruned
-from fsdata.catalog.retry import Retrying, unreachable
+from fsdata.catalog.retry import Retrying
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
 from fsdata.decode.decode_piece import Pages, decode, decode_batch
 from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
 from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.piece_plan import PiecePlan, plan_pieces
+from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup, RowGroups
-from fsdata.decode.row_layout import Layout
-from fsdata.errors import CorruptFileError, DataError, Fault, Faults
+from fsdata.decode.row_reader import RowReader
+from fsdata.errors import CorruptFileError, DataError, Fault
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
@@ -64,13 +61,12 @@ class Together(Protocol):
         """All rows of the row groups; see there."""
 
 
-class SourceFiles:
+class SourceFiles(RowReader):
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Attributes:
         wanted: the fields that are served.
         pruned: files that are not read, because `filter` leaves out all of their folder.
-        time_windows: see `OpenSource`.
         seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
 
     Args:
@@ -88,11 +84,9 @@ class SourceFiles:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
     """
 
+    groups: RowGroups
     samples = 0  # of the files, the first ones, that only say how the others are bound
-    version: str | None = None  # of a table, which version its files are
     advice = "Start the job again, with files that nobody writes"  # if one is replaced
-    known: Mapping[str, Counted] = MappingProxyType({})  # of columns that no field is made of, what they count
-    time_windows: tuple[np.ndarray, np.ndarray] | None = None
 
     def __init__(
         self,
@@ -111,16 +105,11 @@ class SourceFiles:
         remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None,
         notes: list[Fault] | None = None,
     ) -> None:
-        self.source = source
-        self.label = label
-        self.skipped: list[Skipped] = []
+        super().__init__(source, label, notes)
         self.retry = retry
-        self.faults = Faults(label=label, notes=notes)
-        self._seen: set[tuple[str, int]] = set()
         self._leaves: dict[int, Callable[[Paths], tuple[int, ...]]] = {}
         self._last_known: tuple[int, Known] | None = None
         self._coalesced = Counter[str]()  # column chunks of lists
-        self._lock = threading.Lock()
         self._show = show
         self._hosts = hosts
         self._threads = at_once = threads or usable_cores()
@@ -260,35 +249,6 @@ class SourceFiles:
         if len(faults) == total:
             raise CorruptFileError(f"{self.label}: none of its {total} files is readable: {self.skipped[0].reason}")
 
-    def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
-        """How the fields that `serves` chooses are decoded, one plan per kind of file."""
-        condition = self.source.condition if filtered else None
-        plans = []
-        for kind in self.kinds:
-            bindings = tuple(each for each in kind.bindings if serves(each.field))
-            order_only = all(each.field.kind == "time" for each in bindings)  # the order is that of the files
-            plans.append(
-                plan_pieces(
-                    replace(kind, bindings=bindings),
-                    layout,
-                    condition=condition,
-                    expressions={
-                        each.field.name: self.source.expression_of(each.field.name)
-                        for each in bindings
-                        if each.origin == "expression"
-                    },
-                    map=None if order_only else self.source.map,
-                )
-            )
-        return tuple(plans)
-
-    def where(self, group: RowGroup) -> str:
-        return self.faults_of(group).where
-
-    def faults_of(self, group: RowGroup) -> Faults:
-        """What becomes of the faults of a row group."""
-        return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
-
     @property
     def remote_reads(self) -> tuple[int, int]:
         """Bytes of row groups that were read from files that are not local, and reads that were not planned."""
@@ -326,16 +286,7 @@ class SourceFiles:
         stop: int,
         fetched: RemoteGroup | None = None,
     ) -> DecodedPiece | None:
-        """Rows [start, stop) of a row group; None if it is damaged and skipped.
-
-        fetched: what `fetch` gave, if somebody has read it ahead. A remote row group is read here without it.
-
-        Raises:
-            CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
-            OSError: the file cannot be reached, whatever `on_error` says.
-            Exception: what `map` raised.
-            DataError: see `decode`.
-        """
+        """See `RowReader`. A remote row group that was not read ahead is read here."""
         catalog, number = self.catalog, group.file
         plan = plans[self._kind_of[number]]
         remote = fetched or self.fetch(plans, group)
@@ -371,10 +322,7 @@ class SourceFiles:
         raise failed
 
     def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
-        """All rows of whole small row groups of a file, see `small`; they are numbered from the first of all.
-
-        Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
-        """
+        """See `RowReader`."""
         number, rows = groups[0].file, sum(group.rows for group in groups)
         plan, places = plans[self._kind_of[number]], [group.index for group in groups]
         leaves = self._leaves_of(number)
@@ -431,35 +379,6 @@ class SourceFiles:
         if number not in self._leaves:
             self._leaves[number] = cache(partial(leaves_at, self.catalog.schemas[number]))
         return self._leaves[number]
-
-    def _damaged(self, group: RowGroup, error: Exception) -> None:
-        """Raise what is wrong with a row group, or note that it is skipped."""
-        if unreachable(error):
-            raise error
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if self.source.on_error == "skip":
-            return self.leave_out(self.catalog.files.name(group.file), reason, group.index, group.rows)
-        if isinstance(error, CorruptFileError):
-            raise CorruptFileError(f"{self.label}: {error}") from error
-        raise CorruptFileError(
-            f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
-            "on_error='skip' to leave such row groups out"
-        ) from error
-
-    def leave_out(self, file: str, reason: str, row_group: int | None = None, rows: int = 0) -> None:
-        """Note a file that is not read, or one row group of it; that once."""
-        with self._lock:
-            if row_group is None or (file, row_group) not in self._seen:
-                self._seen |= set() if row_group is None else {(file, row_group)}
-                self._note(Skipped(file=file, row_group=row_group, rows=rows, reason=reason))
-
-    def _note(self, left_out: Skipped) -> None:
-        place = left_out.file if left_out.row_group is None else f"{left_out.file}, row group {left_out.row_group}"
-        _LOG.warning("%s: left out: %s: %s", self.label, place, left_out.reason)
-        self.skipped.append(left_out)
-        if self.faults.notes is not None:
-            where = replace(self.faults, file=left_out.file, row_group=left_out.row_group)
-            where.found("corrupt", None, None, left_out.reason)
 
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""

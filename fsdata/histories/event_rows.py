@@ -1,12 +1,10 @@
 """Rows that are events of a table of histories: found once per host, and put into columns where they are read.
 
-What a source of files and one of events have in common is what `OpenSource` asks of `SourceFiles`.
-
 Letters: E events, K keys, A anchors (the events that are rows), T windows of time.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -17,16 +15,10 @@ import pyarrow as pa
 
 from fsdata.catalog.binding.bind import bind_rows
 from fsdata.catalog.binding.counted import Counted
-from fsdata.catalog.catalog import Catalog
-from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
 from fsdata.decode.block import Column
-from fsdata.decode.decode_piece import decode_batch
-from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.piece_plan import PiecePlan, plan_pieces
-from fsdata.decode.row_groups import RowGroup
-from fsdata.decode.row_layout import Layout
+from fsdata.decode.row_groups import Groups, RowGroup
+from fsdata.decode.row_reader import BatchReader
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.as_of import POSITION, Events
 from fsdata.histories.history_table import HistoryTable, Pile, where
@@ -43,7 +35,7 @@ _ROWS, _WINDOWS = "rows", "windows"
 _VERSION = 1  # of the arrays that processes share
 
 
-class EventGroups(Sequence[RowGroup]):
+class EventGroups(Groups):
     """Anchors as row groups; none lies in two windows of time.
 
     Attributes:
@@ -68,12 +60,13 @@ class EventGroups(Sequence[RowGroup]):
         return RowGroup(self._source, 0, int(index), int(self.row_counts[index]), int(self._first[index]))
 
 
-class EventRows:
+class EventRows(BatchReader):
     """The anchors of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Making it finds them, or maps those that another process of this host has found.
 
     Attributes:
+        catalog: of the files of the table.
         windows: int64 [T + 1], where the anchors of each window of time begin; all are one window without.
 
     Args:
@@ -84,8 +77,7 @@ class EventRows:
         SchemaError: fields cannot be served; see `open_source`.
     """
 
-    version = None
-    remote_reads = 0, 0
+    groups: EventGroups
 
     def __init__(
         self,
@@ -103,10 +95,9 @@ class EventRows:
         assert isinstance(table, HistoryTable)
         lookups = [each for each in attached if isinstance(each, LookupTable)]
         begin = time.perf_counter()
-        self.label = label
-        self.skipped: list[Skipped] = []
-        self.faults = Faults(label=label, notes=notes)
+        super().__init__(source, label, notes)
         self._table = table
+        self.catalog = table.catalog
         self._found = {name: each for each in lookups for name in each.join.fields if each.join.on in table.lists}
         self.source = _with_lists_of_one(source, wanted, self._names)
         schema = pa.schema([(name, self._type(name)) for name in self._names])
@@ -123,11 +114,6 @@ class EventRows:
         self.windows = self._shared[_WINDOWS]
         self.groups = EventGroups(index, self.windows)
         self._seconds = time.perf_counter() - begin
-
-    @property
-    def catalog(self) -> Catalog:
-        """The files of the table."""
-        return self._table.catalog
 
     @property
     def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -168,44 +154,12 @@ class EventRows:
             return pa.from_numpy_dtype(self._table.values(name).dtype)
         return pa.int64()
 
-    def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
-        """See `SourceFiles.plans`."""
-        (kind,) = self.kinds
-        bindings = tuple(each for each in kind.bindings if serves(each.field))
-        order_only = all(each.field.kind == "time" for each in bindings)
-        plan = plan_pieces(
-            replace(kind, bindings=bindings),
-            layout,
-            condition=None,
-            expressions=self.source.computed,
-            map=None if order_only else self.source.map,
-        )
-        return (plan,)
-
     def faults_of(self, group: RowGroup) -> Faults:
         return self.faults
 
-    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
-        """See `SourceFiles.small`: none are."""
-        return np.full(len(self.groups), -1), np.zeros(len(self.groups))
-
-    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> None:
-        """Nothing is read ahead."""
-
-    def decode(
-        self, plans: Sequence[PiecePlan], group: RowGroup, start: int, stop: int, fetched: object = None
-    ) -> DecodedPiece:
-        """Anchors [start, stop) of all. Raises: what `map` raised; DataError, see `fsdata.decode.decode_piece`."""
-        (plan,) = plans
-        wanted = GroupRows(
-            group=group.index, start=start, stop=stop, to_end=False, schema=0, faults=self.faults, leaves=lambda _: ()
-        )
-        batch = self._batch(self._shared[_ROWS][start:stop], plan.batches.read)
-        try:
-            return decode_batch(batch, wanted, plan)
-        except MapFailed as carrier:
-            failed = carrier.error
-        raise failed
+    def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
+        """Anchors [start, stop) of all."""
+        return self._batch(self._shared[_ROWS][start:stop], names)
 
     def _batch(self, events: np.ndarray, names: Sequence[str]) -> pa.RecordBatch:
         """Some columns of events, int64 [n]."""
@@ -242,9 +196,6 @@ class EventRows:
             "skipped": 0,
             "seconds": {"finding rows": round(self._seconds, 4)},
         }
-
-    def close(self) -> None:
-        """Nothing is open. The rows stay shared as long as this object lives."""
 
 
 def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field], names: Sequence[str]) -> ParquetSource:

@@ -36,7 +36,7 @@ from fsdata.sources import expressions
 from fsdata.sources.source import ParquetSource, Retry
 from fsdata.tables.join import Join
 
-_IN_PYTHON = ("filter", "where", "pools", "events", "map", "follow", "filesystem")
+_IN_PYTHON = ("filter", "where", "pools", "events", "rows", "map", "follow", "filesystem")
 _WRITE_PYTHON = "is written in Python: make the schema and its sources in a file schema.py, and load that"
 
 

@@ -6,6 +6,6 @@ allowed. `hash_split` takes a part of the rows by the hash of a column.
 """
 
 from fsdata.sources.expressions import cross, text_key
-from fsdata.sources.source import ParquetSource, Retry
+from fsdata.sources.source import ParquetSource, Retry, RowSource
 
-__all__ = ["ParquetSource", "Retry", "cross", "text_key"]
+__all__ = ["ParquetSource", "Retry", "RowSource", "cross", "text_key"]

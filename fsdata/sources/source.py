@@ -77,6 +77,7 @@ class ParquetSource:
             table (of Iceberg also a metadata file), and behind it `@VERSION` (of Iceberg the id of a snapshot) for
             another version than the newest. The table's metadata says which files there are, and their partitions.
         events: made by `AsOf.anchors`, in the place of paths: rows are events of a table of histories.
+        rows: a `RowSource`, in the place of paths: rows of another format than Parquet.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
             list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
             `Expression`. A field that is not named here is the column of the same name.
@@ -125,6 +126,7 @@ class ParquetSource:
     catalog: str | Path | None = None
     table: str | None = None
     events: "EventSource | None" = None
+    rows: "RowSource | None" = None
     columns: Mapping[str, "str | pl.Expr | expressions.Expression"] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float | str] = field(default_factory=dict)
@@ -146,7 +148,7 @@ class ParquetSource:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "paths", _paths(self.paths, self.catalog, self.table, self.events))
+        set_field(self, "paths", _paths(self.paths, self.catalog, self.table, self.events, self.rows))
         if self.table is not None and self.filesystem is not None:
             raise SchemaError("a table is read by its own library: ParquetSource(table=...) takes no filesystem")
         for option in ("columns", "types", "defaults", "nulls"):
@@ -188,8 +190,9 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        if self.events is not None:
-            return self.events.label
+        given = self.events or self.rows
+        if given is not None:
+            return given.label
         paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
@@ -256,6 +259,44 @@ class ParquetSource:
     def path_list(self) -> tuple[str, ...]:
         """`paths` as given, always a tuple of strings."""
         return cast(tuple[str, ...], self.paths)
+
+
+class RowSource(ABC):
+    """Rows of another format than Parquet, for `ParquetSource(rows=...)`: a subclass says what there is, and reads it.
+
+    Rows come in units, as those of a file come in row groups: units are shuffled and dealt to ranks, and decoding
+    threads read each as a whole or in part. Column names, expressions, filters, null policies, joins, resume and all
+    else of a `ParquetSource` are then as with files. `examples/arrow_ipc.py` reads Arrow IPC files.
+    """
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """How messages call it: a path, say."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """A text that is another one where the rows are others: names, sizes and times of files, say. The same on all
+        hosts: ranks compare it, and saved states hold a hash of it."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> "pa.Schema":
+        """All columns that rows have."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Sequence[int]:
+        """How many rows each unit has."""
+
+    @abstractmethod
+    def read(self, unit: int, start: int, stop: int, names: Sequence[str]) -> "pa.RecordBatch":
+        """Rows [start, stop) of a unit, with the columns `names` of the types of `schema`. Blocks.
+
+        Several threads call it at once. What it raises as OSError or pyarrow.ArrowException is damage of this unit,
+        see `ParquetSource(on_error=...)`.
+        """
 
 
 class EventSource(ABC):
@@ -381,8 +422,16 @@ def _check_follow(source: ParquetSource) -> None:
         raise SchemaError("a source that is followed has no skip and no limit: there is no whole to take a part of")
 
 
-def _paths(value: Any, catalog: Any, table: Any, events: Any) -> tuple[str, ...]:
+def _paths(value: Any, catalog: Any, table: Any, events: Any, rows: Any) -> tuple[str, ...]:
     paths = tuple_of(value, str | Path)
+    if rows is not None:
+        if not isinstance(rows, RowSource):
+            raise SchemaError(f"rows takes a RowSource, got {rows!r}")
+        if paths or any(each is not None for each in (catalog, table, events)):
+            raise SchemaError(
+                "ParquetSource(rows=...) has no paths, catalog, table or events: it reads the rows itself"
+            )
+        return ()
     if events is not None:
         if paths or catalog is not None or table is not None or not isinstance(events, EventSource):
             raise SchemaError("ParquetSource(events=...) is made by AsOf.anchors, and has no paths, catalog or table")

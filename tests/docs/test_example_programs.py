@@ -16,7 +16,8 @@ from pages import ROOT
 from patience import PATIENCE_S
 from worlds import shared_world
 
-PROGRAMS = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples/nano.py"})  # test_nano.py has that one
+# The others are those of test_nano.py and of tests/data/sources/test_row_source.py.
+PROGRAMS = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples/nano.py", ROOT / "examples/arrow_ipc.py"})
 SMALL = {
     "bert4rec": ("--users", "800", "--epochs", "1"),
     "dlrm": ("--steps", "25"),

@@ -156,9 +156,18 @@ def test_schema(here):
             assert sum(len(batch) for batch in loader) == 4
 
 
-def test_sources():
-    tables, from_catalog = without_output("docs/sources.md")
+def test_sources(here, monkeypatch):
+    tables, from_catalog, from_arrow = without_output("docs/sources.md")
     scope = {"ParquetSource": fsdata.ParquetSource}
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    Path("features").mkdir()
+    pl.read_parquet("impressions/*.parquet").rename({"item_id": "items"}).write_ipc("features/a.arrow")
+    exec(from_arrow, scope)
+    schema = fsdata.Schema(sequences=[fsdata.Sequence("uih", fields=("item_id", "action"))])
+    with fsdata.FreeScaleDataLoader(scope["features"], schema, batch_size=300) as loader:
+        (batch,) = loader
+    actions = pl.read_parquet("impressions/*.parquet")["action"].to_list()
+    assert batch.features["action"].values().tolist() == [each for row in actions for each in row]
     exec(tables, scope)
     assert scope["fixed"].table_parts == ("delta", "warehouse/impressions", 41)
     exec(from_catalog, scope)
