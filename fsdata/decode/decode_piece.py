@@ -14,6 +14,7 @@ from fsdata.decode.arrow.lists import list_column, nested_columns, packed
 from fsdata.decode.arrow.record_batches import GroupRows, finished, record_batches
 from fsdata.decode.arrow.scalars import ScalarColumns
 from fsdata.decode.block import Column, joined, run
+from fsdata.decode.open_files import OpenParquet
 from fsdata.decode.piece import DecodedPiece, Nulls
 from fsdata.decode.piece_plan import PiecePlan, constant
 from fsdata.decode.reused_buffers import Pool
@@ -49,36 +50,36 @@ class Pages(Protocol):
 
 
 def decode(
-    file: pq.ParquetFile, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: Pages | None, source: Any
+    file: OpenParquet, wanted: GroupRows, plan: PiecePlan, pool: Pool | None, pages: Pages | None
 ) -> DecodedPiece:
     """Decode rows of a row group.
 
     Args:
         pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
-        pages: decodes what it can from the bytes of `source`, which is what `file` reads from; None leaves all to
-            pyarrow.
+        pages: decodes what it can from the bytes of `file`; None leaves all to pyarrow.
 
     Raises:
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    row_group = file.metadata.row_group(wanted.group)
+    parquet = file.parquet
+    row_group = parquet.metadata.row_group(wanted.group)
     rows = row_group.num_rows
     if wanted.stop > rows:
         raise pa.ArrowInvalid(f"{rows} rows where {wanted.stop} or more are known")
-    forms = pages.forms(file, plan.stored, wanted.schema) if pages is not None and plan.stored else {}
+    forms = pages.forms(parquet, plan.stored, wanted.schema) if pages is not None and plan.stored else {}
     if pages is None or not forms:
-        return _by_pyarrow(file, wanted, plan, pool, frozenset()).finish()
+        return _by_pyarrow(parquet, wanted, plan, pool, frozenset()).finish()
     needed: range | np.ndarray = range(rows) if wanted.to_end else range(wanted.start, wanted.stop)
     served, builder = frozenset(each.field for each in forms), None
     if plan.batches.condition is not None and not wanted.to_end:
-        builder = _by_pyarrow(file, wanted, plan, pool, served)
+        builder = _by_pyarrow(parquet, wanted, plan, pool, served)
         needed = builder.rows
     if not len(needed):
         return _Builder(plan, wanted, pool).finish()
-    columns = pages.columns(row_group, source, needed, forms, wanted.indexes, wanted.schema)
+    columns = pages.columns(row_group, file.source, needed, forms, file.indexes(wanted.group), wanted.schema)
     if builder is None or columns.keys() != served:
-        builder = _by_pyarrow(file, wanted, plan, pool, frozenset(columns))
+        builder = _by_pyarrow(parquet, wanted, plan, pool, frozenset(columns))
     builder.add_lists(columns, plan)
     return builder.finish()
 

@@ -3,11 +3,12 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,6 @@ from fsdata.catalog.footers import Schemas, digest, footer_bytes, open_file, par
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
-
-Result = TypeVar("Result")
 
 FOOTER_BYTES = 128 << 20  # of parsed footers that are kept: to parse those of wide files takes longer than a row group
 _PARSED = 12  # bytes that pyarrow and we need for a byte of a footer: 8 to 12, measured on 1 to 100 columns
@@ -45,8 +44,8 @@ class Known:
 class RemoteGroup(Protocol):
     """A row group of a file that is not local, see `fsdata.remote.row_group`."""
 
-    def use(self, decode: Callable[[pq.ParquetFile, Any], Result]) -> Result:
-        """`decode` of the file, in which this row group is in memory, and of what the file reads from. Blocks."""
+    def opened(self) -> AbstractContextManager["OpenParquet"]:
+        """The file, in which this row group is in memory. Blocks."""
 
 
 class RemoteReads(Protocol):
@@ -69,7 +68,9 @@ class OpenParquet:
 
     Attributes:
         stamp: its time of modification when it was opened, 0 if unknown.
+        parquet: reads it by pyarrow, from `source`, which has `seek` and `read`.
         chunks: int64 [row groups, leaf columns, kernel.CHUNK_COLUMNS], see `fsdata.kernels.footer`.
+        whole: `source` has all of the file. Of a remote one it has what was read ahead; each further read is a request.
     """
 
     file: FileRef
@@ -77,9 +78,13 @@ class OpenParquet:
     parquet: pq.ParquetFile
     source: Any
     chunks: np.ndarray
+    whole: bool = True
 
-    def indexes(self, group: int) -> np.ndarray:
-        """int64 [leaf columns, 2], first byte of the offset index and how many, 0 without one."""
+    def indexes(self, group: int) -> np.ndarray | None:
+        """int64 [leaf columns, 2], first byte of the offset index and how many, 0 without one; None where it would have
+        to be fetched."""
+        if not self.whole:
+            return None
         return self.chunks[group][:, [kernel.INDEX_AT, kernel.INDEX_BYTES]]
 
     @property
@@ -156,6 +161,17 @@ class OpenFiles:
         self._schemas: Schemas = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    @contextmanager
+    def using(self, known: Known) -> Iterator[OpenParquet]:
+        """An open file for the block, which closes it if it raises. Raises as `take`."""
+        opened = self.take(known)
+        try:
+            yield opened
+        except BaseException:
+            opened.close()
+            raise
+        self.give(opened)
 
     def take(self, known: Known) -> OpenParquet:
         """An open file that belongs to the caller until `give`.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +33,6 @@ from fsdata.errors import CorruptFileError, DataError, Fault
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
-
-Result = TypeVar("Result")
 
 _LOG = logging.getLogger("fsdata")
 _REMOTE_THREADS = 16
@@ -287,31 +285,21 @@ class SourceFiles(RowReader):
         fetched: RemoteGroup | None = None,
     ) -> DecodedPiece | None:
         """See `RowReader`. A remote row group that was not read ahead is read here."""
-        catalog, number = self.catalog, group.file
-        plan = plans[self._kind_of[number]]
+        known, number = self._known(group.file), group.file
         remote = fetched or self.fetch(plans, group)
-
-        def decoded(parquet: pq.ParquetFile, source: Any, indexes: np.ndarray | None = None) -> DecodedPiece:
-            wanted = GroupRows(
-                group=group.index,
-                start=start,
-                stop=stop,
-                to_end=self.source.on_error == "skip",
-                schema=int(catalog.schema_of[number]),
-                faults=self.faults_of(group),
-                leaves=self._leaves_of(number),
-                indexes=indexes,
-            )
-            return decode(parquet, wanted, plan, self._pool, self._pages, source)
-
-        def attempt() -> DecodedPiece:
-            if remote is not None:
-                return remote.use(decoded)
-            return self._in_file(number, lambda file: decoded(file.parquet, file.source, file.indexes(group.index)))
-
+        wanted = GroupRows(
+            group=group.index,
+            start=start,
+            stop=stop,
+            to_end=self.source.on_error == "skip",
+            schema=int(self.catalog.schema_of[number]),
+            faults=self.faults_of(group),
+            leaves=self._leaves_of(number),
+        )
+        read = partial(self._read, plans[self._kind_of[number]], wanted, known, remote)
         failed: Exception
         try:
-            return self.retry.call(attempt, self._known(number).file)
+            return self.retry.call(read, known.file)
         except MapFailed as carrier:
             failed = carrier.error
         except DataError:
@@ -321,6 +309,11 @@ class SourceFiles(RowReader):
             return None
         raise failed
 
+    def _read(self, plan: PiecePlan, wanted: GroupRows, known: Known, remote: RemoteGroup | None) -> DecodedPiece:
+        """One try."""
+        with self._open_files.using(known) if remote is None else remote.opened() as file:
+            return decode(file, wanted, plan, self._pool, self._pages)
+
     def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
         """See `RowReader`."""
         number, rows = groups[0].file, sum(group.rows for group in groups)
@@ -329,11 +322,10 @@ class SourceFiles(RowReader):
         faults = replace(self.faults, notes=None)
         wanted = GroupRows(group=places[0], start=0, stop=rows, to_end=True, schema=0, faults=faults, leaves=leaves)
 
-        def read(file: OpenParquet) -> pa.RecordBatch:
-            assert self._small is not None
-            return self._small.read(file.parquet, file.source, file.chunks, places, leaves(plan.batches.paths), rows)
-
-        piece = decode_batch(self._in_file(number, read), wanted, plan)
+        assert self._small is not None
+        with self._open_files.using(self._known(number)) as file:
+            batch = self._small.read(file.parquet, file.source, file.chunks, places, leaves(plan.batches.paths), rows)
+        piece = decode_batch(batch, wanted, plan)
         if self._pages is not None and plan.stored:
             with self._lock:
                 self._coalesced.update({each.field.name: len(groups) for each in plan.stored})
@@ -360,17 +352,6 @@ class SourceFiles(RowReader):
         if self._small is None or plan.batches.map is not None or (self.source.only_pages and plan.stored):
             return False
         return all(self._small.readable(kind.schema.field(name).type) for name in plan.batches.read)
-
-    def _in_file(self, number: int, use: Callable[[OpenParquet], Result]) -> Result:
-        """What `use` makes of a local file, which is closed if it raises."""
-        opened = self._open_files.take(self._known(number))
-        try:
-            result = use(opened)
-        except BaseException:
-            opened.close()
-            raise
-        self._open_files.give(opened)
-        return result
 
     def _leaves_of(self, file: int) -> Callable[[Paths], tuple[int, ...]]:
         """See `GroupRows.leaves`. The leaf columns are those of the file's own schema: where a column holds nothing but

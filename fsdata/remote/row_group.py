@@ -3,18 +3,13 @@
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import pyarrow.parquet as pq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from fsdata.catalog.footers import column_ranges, parquet_file
 from fsdata.decode.open_files import Known, OpenParquet, modified
 from fsdata.remote.byte_ranges import ByteRange, requests
-
-Result = TypeVar("Result")
-
 
 _KEPT = 64
 
@@ -102,7 +97,7 @@ class RowGroupBytes:
     """The bytes of one row group of which a decoder needs some columns.
 
     Read-ahead calls `plan`, `read` for each range, from any threads, and then `finish`, or `fail` with what one of them
-    has raised. The decoder then calls `use`, which reads what is missing. Without read-ahead this is everything.
+    has raised. The decoder then calls `opened`, which reads what is missing. Without read-ahead this is everything.
 
     Args:
         known, group: its file, and its place there.
@@ -144,7 +139,7 @@ class RowGroupBytes:
         self._parts[part] = self._files.read(self._opened, *part)
 
     def finish(self) -> None:
-        """Check that what was read is of one file. Blocks for a request to the store; `use` raises what is wrong."""
+        """Check that what was read is of one file. Blocks for a request to the store; `opened` raises what is wrong."""
         if self._error is None:
             try:
                 self._check()
@@ -152,34 +147,33 @@ class RowGroupBytes:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Let `use` raise the error; the first one counts."""
+        """Let `opened` raise the error; the first one counts."""
         with self._lock:
             self._error = self._error or error
 
-    def use(self, decode: Callable[[pq.ParquetFile, Any], Result]) -> Result:
-        """`decode` of the file, in which this row group is in memory, and of what the file reads from. Blocks while
-        bytes are missing.
+    @contextmanager
+    def opened(self) -> Iterator[OpenParquet]:
+        """The file for the block, in which this row group is in memory. Blocks while bytes are missing.
 
         Raises:
             ConnectionError: bytes are missing. What has arrived is kept, so that the next call need not read it again.
             CorruptFileError, OSError: see `plan` and `RemoteFile`.
-            What `decode` raises; the next call then reads everything again.
+            What the block raises; the next call then reads everything again.
         """
-        metadata = self._complete()
+        opened = self._complete()
         source = _InMemory(self._parts, self._known.size, self._unplanned)
         try:
             # pre_buffer would read the gaps between columns, too
-            file = parquet_file(source, metadata=metadata, pre_buffer=False)
-            result = decode(file, source)
+            parquet = parquet_file(source, metadata=opened.parquet.metadata, pre_buffer=False)
+            yield replace(opened, parquet=parquet, source=source, whole=False)
             if not self._checked:
                 self._check()
         except BaseException:
             self._parts.clear()
             self._reopen()
             raise
-        return result
 
-    def _complete(self) -> pq.FileMetaData:
+    def _complete(self) -> OpenParquet:
         """Read what is missing."""
         error, self._error = self._error, None
         try:
@@ -193,7 +187,7 @@ class RowGroupBytes:
             self._reopen()
             raise
         assert self._opened is not None
-        return self._opened.parquet.metadata
+        return self._opened
 
     def _check(self) -> None:
         assert self._opened is not None

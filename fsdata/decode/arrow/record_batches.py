@@ -51,7 +51,6 @@ class GroupRows:
         schema: a number that files with the same schema share.
         faults: what becomes of rows that contradict the schema.
         leaves: gives the leaf columns to read for paths, see `leaves_at`.
-        indexes: where the offset indexes of the row group stand, see `PageDecoder.columns`.
     """
 
     group: int
@@ -61,7 +60,6 @@ class GroupRows:
     schema: int
     faults: Faults
     leaves: Callable[[Paths], Sequence[int]]
-    indexes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
