@@ -6,6 +6,7 @@ Extensions are imported inside functions, where an argument of the loader asks f
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,9 @@ def _kind_of_files(source: ParquetSource) -> Any:
     return SourceFiles
 
 
-def open_joined(join: Any, schema: Schema, rows: str, also: Mapping[str, bool], **options: Any) -> Attached:
+def open_joined(
+    join: Any, schema: Schema, rows: str, also: Mapping[str, bool] = MappingProxyType({}), **options: Any
+) -> Attached:
     """The table of a join, read. Blocks.
 
     join: a `Joined`. rows: how messages call the rows. also: lists that the table has to have, see `EventSource.lists`.
