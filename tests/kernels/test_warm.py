@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from worlds import shared_world
 
 from freescale_tools.cli import app
-from fsdata import FreeScaleDataLoader, ParquetSource, Schema
+from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema
 from fsdata.compose import reading
 from fsdata.histories.kernels import resolve
+from fsdata.histories.resolver import TableResolver
 from fsdata.kernels import warm
 from fsdata.nodes import units
 from fsdata.order.deal import COMPILED_FROM, deal
@@ -177,10 +178,12 @@ def test_kernels_of_histories_are_compiled_and_called_for_histories_alone(tmp_pa
     assert resolve.gather_fields in wanted
     wanted.clear()
     histories.write(tmp_path / "rows")
-    monkeypatch.setattr(resolve, "gather_fields", None)
+    monkeypatch.setattr(TableResolver, "gather", None)
     with histories.loader_on(tmp_path / "rows", **ALONE) as loader:
         assert list(loader)
     assert set(warm.READING) <= set(wanted)
+    side = Join(ParquetSource("side"), on="user", fields=("age",))
+    wanted += reading.kernels_of([ParquetSource("rows", join=side)], world_size=2)
     assert not resolving & set(wanted)
 
 

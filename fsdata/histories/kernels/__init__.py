@@ -1,1 +1,2 @@
-"""`histories` finds what had happened by a time, and merges kinds of events; `lookups` looks ids up."""
+"""`histories` finds what had happened by a time, and merges kinds of events; `lookups` looks ids up; `resolve` copies
+what both find."""
