@@ -102,7 +102,7 @@ class Faults:
         Args:
             rows: numbers in the row group; None if the fault is not about rows.
             todo: how to mend it, for the message of a loader; begins as it follows on `what`.
-            one_of: at least one of the rows has it, and nobody knows which.
+            one_of: at least one of the rows has it; which one is not known.
 
         Raises:
             DataError: faults are not noted.

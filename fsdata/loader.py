@@ -253,7 +253,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         followed.
         """
         if self._data.followed:
-            raise TypeError("a source that is followed has no length: nobody knows what will come")
+            raise TypeError("a source that is followed has no length: it is not known what will come")
         size, rows = self._context.world_size * self._options.batch_size, self._data.rows_in(self._next_epoch)
         return rows // size if self._options.drop_last else -(-rows // size)
 
@@ -264,7 +264,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, PeerError) and not self._guard.forked:
-            self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
+            self._job.abort(f"lost the others: {error}")  # the others take no next step, in which this rank could leave
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def set_epoch(self, epoch: int) -> None:
@@ -314,7 +314,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def share(self) -> float:
         """Share of the data that all ranks have passed, 0 to 1: of all windows of time, else of the epoch."""
         if self._data.followed:
-            raise TypeError("a source that is followed has no share: nobody knows what will come")
+            raise TypeError("a source that is followed has no share: it is not known what will come")
         progress, bounds = self._progress, self._data.time_windows
         passed = sum(map(sum, (*progress.history, progress.positions)))
         if bounds is not None:
@@ -385,7 +385,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def close(self) -> None:
         """End threads and process groups. Twice is fine; the loader is of no use afterwards.
 
-        A loader that nobody closes is closed when Python ends.
+        A loader that is not closed is closed when Python ends.
         """
         self._close(CLOSED)
 

@@ -50,8 +50,8 @@ class PageLocked:
 
     A loop may drop a batch right after `batch.to(device, non_blocking=True)`, while the device still reads it. torch's
     allocator knows of such copies: it records an event for each, and gives memory out again when these have passed.
-    `Pool` hears only that nobody refers to a tensor any more, and would give it out too early. So no `Pool` here: with
-    torch's allocator, too, no page is locked twice.
+    `Pool` learns only that nothing refers to a tensor any more, and would give it out too early. So no `Pool` here:
+    with torch's allocator, too, no page is locked twice.
     """
 
     def __init__(self, allocate: Allocate = page_locked) -> None:

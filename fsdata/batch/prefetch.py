@@ -162,7 +162,7 @@ class _Making(Generic[ItemT]):
 class Prefetcher(Generic[ItemT]):
     """What `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them in the calling thread.
 
-    When nobody refers to this object any more, the thread ends after the item in hand. Python waits for it before it
+    When nothing refers to this object any more, the thread ends after the item in hand. Python waits for it before it
     ends: an owner that may live so long calls `end` in `before_pools_end`. A daemon thread is no way out: one that
     comes out of C++ after Python's end would end the process by std::terminate.
 
@@ -180,7 +180,7 @@ class Prefetcher(Generic[ItemT]):
         self._process = os.getpid()
 
     def __del__(self) -> None:
-        if os.getpid() == self._process:  # in a forked child, nobody may be there to let go of the lock
+        if os.getpid() == self._process:  # a forked child has no thread that would release the lock
             self._making.stop()
 
     @property

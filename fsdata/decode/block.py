@@ -47,7 +47,7 @@ class Column:
         dictionary, stored: see `fsdata.kernels.columns`.
         values: [V], the values as they are needed, where one piece of memory has all of them.
         resolver: finds what is needed by the values; None: they are what is needed.
-        owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nobody else keeps.
+        owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nothing else keeps.
     """
 
     runs: np.ndarray

@@ -152,7 +152,7 @@ class Nulls:
             ("not finite", np.flatnonzero(bad & ~absent), "NaN or infinite"),
         )
         if binding.policy == "drop":
-            self.drop[bad] = True  # nobody reads the 0 that stands there
+            self.drop[bad] = True  # the 0 that stands there is never read
         return np.where(bad, values.dtype.type(binding.value or 0), values)
 
     def lists(self, binding: Binding, null: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Buffers that are used again when nobody refers to them any more.
+"""Buffers that are used again when nothing refers to them any more.
 
 The rows of a shuffle window and the batches on their way to the model take hundreds of megabytes for a short time. An
 allocator would give freed pages back to the system, and touching fresh pages costs more than decoding into used ones.
@@ -30,7 +30,7 @@ class _Buffer:
 
 
 class Lease:
-    """A buffer for as long as somebody refers to this object, to an array made from it or to a tensor of that."""
+    """A buffer for as long as something refers to this object, to an array made from it or to a tensor of that."""
 
     __slots__ = ("_buffer", "_returned", "_shown")
 

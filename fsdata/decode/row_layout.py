@@ -18,7 +18,7 @@ class Layout:
 
     `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
     stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.explode`. schema: what
-    it is the layout of. All who ask share what the properties return: nobody may change it.
+    it is the layout of. What the properties return is shared by all callers, and must not be changed.
     """
 
     fields: tuple[Field, ...]

@@ -84,7 +84,7 @@ class SourceFiles(RowReader):
 
     groups: RowGroups
     samples = 0  # of the files, the first ones, that only say how the others are bound
-    advice = "Start the job again, with files that nobody writes"  # if one is replaced
+    advice = "Start the job again, with files that are not written any more"  # if one is replaced
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Adapted(Node[Any]):
         self._adapt = adapt
 
     def next(self) -> Any:
-        """Raises what `adapt` raises, with a note that names step and rank; ranks that wait for this one hear of it."""
+        """Raises what `adapt` raises, with a note that names step and rank; ranks that wait get a PeerError."""
         batch = self.source.next()
         stats = batch.stats
         try:

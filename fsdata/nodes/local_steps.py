@@ -91,8 +91,9 @@ class LocalSteps(Node[Step]):
         samples = [status.rows for status in statuses]
         ended = [status.ended for status in statuses]
         if steps.defer_short_step and any(ended):
-            raise StopIteration
+            raise StopIteration  # before anything is counted as passed: these rows come in the next segment
         last = all(ended) if self._uneven == "empty" else any(ended)
+        # Every rank decides from the same words, so all end at the same step without a further exchange.
         nothing = not any(samples) if self._uneven == "empty" else not all(samples)
         nothing |= last and steps.drop_last  # a rank that has ended has less than a whole batch
         dropped = int(steps.left[steps.rank]) - steps.position if last and self._uneven == "drop" else 0

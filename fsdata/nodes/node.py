@@ -38,8 +38,8 @@ class Planner(Protocol):
 class Job:
     """Made by the first node of a graph; every node behind takes part in it.
 
-    Once for every epoch: `begin`, then `stop`, `end`; once for all: `close`. `fail`, `leave` and `close` are heard by
-    the other ranks, if they meet in steps.
+    Once for every epoch: `begin`, then `stop`, `end`; once for all: `close`. `fail`, `leave` and `close` reach the
+    other ranks, if ranks meet in steps.
 
     Attributes:
         exchange: what ranks meet by at every step; None where they need not, see `connect`.
@@ -65,6 +65,7 @@ class Job:
 
     def join(self, node: "Node[Any]", *, begins_segments: bool = False) -> None:
         """Take part behind the others. begins_segments: they begin when `node` begins a segment."""
+        # A graph may be built twice behind the same rows: nodes of the first one take no part any more.
         self._nodes = [each for each in self._nodes if each() is not None]
         if begins_segments:
             self._by_segment = len(self._nodes)
@@ -118,7 +119,7 @@ class Job:
         if self.planner is not None:
             self.planner.load_state_dict(progress.tuning)
         for node in nodes:
-            BaseNode.reset(node, None)
+            BaseNode.reset(node, None)  # torchdata takes items only from nodes that were reset
             node.on_begin(progress)
 
     def end_steps(self) -> None:
@@ -128,7 +129,7 @@ class Job:
 
     def report(self, compute_seconds: float, after: Progress) -> None:
         """With the next status word, say how long the batch that led to `after` computed here."""
-        step = after.step - self._began.step - 1
+        step = after.step - self._began.step - 1  # negative for a batch of the segment before
         if step >= 0 and self.planner is not None and self.exchange is not None:
             self.exchange.report(compute_seconds, self.first_number + step)
 
@@ -142,6 +143,7 @@ class Job:
 
         Blocks until they come to that meeting. Returns; the caller raises its own error.
         """
+        # Where ranks meet between segments only, the others may train for long before they would get the message.
         if self.exchange is not None and self.meets_in_steps and not self.over:
             self.exchange.fail(error, StatusWord(epoch=at.epoch, step=at.step))
         self.over = True
@@ -149,7 +151,7 @@ class Job:
     def leave(self, why: str, grace_s: float | None = None) -> None:
         """Tell the other ranks, if they meet once more in this epoch, that this one leaves it. See `StatusExchange`."""
         if self.exchange is not None and not self.over:
-            self.over = True
+            self.over = True  # first: `leave` may raise, and must not be repeated then
             self.exchange.leave(why, grace_s)
 
     def abort(self, why: str) -> None:

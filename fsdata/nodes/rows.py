@@ -67,7 +67,7 @@ class Rows(Node[Decoded]):
         most = bytes_of(read_ahead, "read_ahead")
         self.read_ahead = read_ahead_of(most) if most and source.remote else None
         self._memory = None if memory is None else bytes_of(memory, "memory")
-        self._told = False
+        self._warned = False
         self.most_bytes = 0
         self._windows: Iterator[Window] = iter(())
         self._to_submit: Iterator[Callable[[], SurvivingRows]] = iter(())
@@ -87,7 +87,7 @@ class Rows(Node[Decoded]):
         data = self.source.data
         self._decoded, self._error = 0, None
         self._order = data.order_of(progress.epoch)
-        of_windows, of_pieces = tee(_taken(self.source))
+        of_windows, of_pieces = tee(_taken(self.source))  # pieces run ahead of the windows that they belong to
         self._windows = of_windows
         pieces = (piece for window in of_pieces for piece in window.pieces)
         self._fetches = None if self.read_ahead is None else self.read_ahead.over(pieces, of_item=data.fetches_of)
@@ -145,6 +145,7 @@ class Rows(Node[Decoded]):
 
     def _submit(self, limit: int, needed: int = 0) -> None:
         """Have `limit` pieces decoded; beyond those that are `needed`, as long as there is room for them."""
+        # What a window needs is decoded even if memory is full: else the loop would wait for ever.
         while len(self._pending) < limit and (len(self._pending) < needed or self._has_room()):
             work = next(self._to_submit, None)
             if work is None:
@@ -155,11 +156,12 @@ class Rows(Node[Decoded]):
         """Whether one more piece fits into memory, and those that are being decoded, if none is larger than before."""
         if self._memory is None:
             return True
+        # What is being decoded has no size yet: the largest piece so far stands for it.
         coming = 1 + sum(not future.done() for future in self._pending)
         return self._largest > 0 and self._held() + coming * self._largest <= self._memory
 
     def _held(self) -> int:
-        """Bytes of all rows that are decoded, and of those given that somebody still refers to."""
+        """Bytes of all rows that are decoded, and of those given that something still refers to."""
         blocks = {block for each in self._given if (block := each()) is not None}
         for future in self._pending:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -167,8 +169,8 @@ class Rows(Node[Decoded]):
         return sum(block.bytes for block in blocks)
 
     def _check_memory(self, window: int) -> None:
-        if self._memory is not None and window > self._memory and not self._told:
-            self._told = True
+        if self._memory is not None and window > self._memory and not self._warned:
+            self._warned = True
             _LOG.warning(_TOO_SMALL, self._memory, window)
 
     def _fetched(self, fetches: Any, fetch: Any) -> SurvivingRows:

@@ -1,4 +1,4 @@
-"""How the ranks of a loader keep step: every rank hears the status word of every rank, or why there is none.
+"""How the ranks of a loader keep step: every rank gets the status word of every rank, or the reason for its absence.
 
 It runs over a gloo group of the loader's own, in the thread that makes steps ahead of the training loop.
 """
@@ -73,7 +73,7 @@ class StatusExchange:
         Nothing is said between epochs, and on a broken group.
 
         Afterwards the exchange is ready for another epoch. Waits for the others to come to that step, but after
-        `grace_s` gives up and breaks the group: they then hear of it when they need this rank.
+        `grace_s` gives up and breaks the group: they then get an error when they need this rank.
         """
         if self._between_epochs:
             return
@@ -108,7 +108,7 @@ class StatusExchange:
     def _words(self, status: StatusWord, digest: int, text: bytes = b"") -> tuple[tuple[StatusWord, ...], list[bytes]]:
         """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
         with self._report_lock:
-            (compute_ns, compute_step), self._report = self._report, (0, -1)
+            (compute_ns, compute_step), self._report = self._report, (0, -1)  # each report is sent once
         mine = replace(status, compute_ns=compute_ns, compute_step=compute_step, moving_ns=self._moving_ns)
         words, texts = self._statuses.gather(status_word.encode(mine, self._group.number, digest), text)
         self._group.number += 1
@@ -116,7 +116,9 @@ class StatusExchange:
         at = f"step {mine.step} of epoch {mine.epoch}"
         left = [rank for rank, other in enumerate(statuses) if other.left]
         failed = [rank for rank, other in enumerate(statuses) if other.failed]
+        # From here on no rank waits for a further word of this epoch, so `leave` need not send one.
         self._between_epochs = bool(left) or bool(failed) or all(other.ended for other in statuses)
+        # Where some failed and others left, the message of a failure says more.
         if failed and not mine.failed:
             raise failure_of_others(failed, texts, at)
         if left and not failed and not mine.left:
@@ -124,15 +126,15 @@ class StatusExchange:
             alike = why in (CLOSED, RESTARTED)
             advice = "All ranks must take the same number of steps" if alike else "Look at the log of that rank"
             raise PeerError(f"rank {left[0]} left the loop before {at} (it {why}) and this rank went on. {advice}")
-        status_word.check(words)
+        status_word.check(words)  # last: ranks that failed or left are at other steps
         return statuses, texts
 
 
 @contextlib.contextmanager
 def failures_reported_to_peers(exchange: StatusExchange | None, status: StatusWord) -> Iterator[None]:
-    """What fails inside fails on this rank alone: the others hear of it in their next step. Blocks until they do.
+    """Reports an error of the block to the other ranks in their next step, and raises it. Blocks until they come.
 
-    Only Ctrl-C does not wait for them: they hear of it when this rank closes its loader or ends.
+    Only Ctrl-C does not wait for them: they get an error when this rank closes its loader or ends.
     """
     try:
         yield

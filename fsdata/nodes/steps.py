@@ -121,14 +121,14 @@ class Steps(Node[Part]):
         """What this rank gives to the next step. Blocks on decoding. Where ranks meet, errors reach the others."""
         counts = self.counts()
         wanted = int(counts[self.rank]) if self.sizes_known else self.batch_size
-        with failures_reported_to_peers(self.job.exchange, self.status()):
+        with failures_reported_to_peers(self.job.exchange, self.status()):  # decoding and user code may fail here
             rows = self.take(wanted)
             ended = not self.counts(counts).any() if self.sizes_known else rows.num_rows < wanted
             if self.max_tokens is not None:
                 fit = self._that_fit(rows, self.max_tokens)
                 if fit < rows.num_rows:
                     self.put_back(rows.take(slice(fit, None)))
-                    rows, ended = rows.take(slice(fit)), False
+                    rows, ended = rows.take(slice(fit)), False  # what was put back is still to come
         status = self.status(rows=rows.num_rows, position=self.position, ended=ended)
         return Part(rows, status)
 
@@ -220,7 +220,7 @@ class Steps(Node[Part]):
         """Yield `rows`, the last ones of the last take, again: `take` begins with them, `position` is before them."""
         passed = np.concatenate([[self._before], *self._passed])
         if len(passed) > 1:
-            passed[-1] = self.position
+            passed[-1] = self.position  # dropped rows behind the last one were passed with it
         first = len(passed) - rows.num_rows
         if rows.num_rows:
             if self._used:
@@ -228,7 +228,7 @@ class Steps(Node[Part]):
                 rest = slice(self._used, window.rows.num_rows)
                 self._open[0] = Decoded(window.rows.take(rest), window.passed[rest.start : rest.stop], window.end)
                 self._used = 0
-            self._open.appendleft(Decoded(rows, passed[first:], self.position))
+            self._open.appendleft(Decoded(rows, passed[first:], self.position))  # before the rest of their window
         self._passed = [passed[1:first]]
         self.position = int(passed[first - 1])
 
@@ -242,5 +242,5 @@ class Steps(Node[Part]):
             if window.rows.num_rows:
                 self._open.append(window)
             else:
-                self.position = window.end
+                self.position = window.end  # all of its rows dropped out
         return True

@@ -2,7 +2,7 @@
 
 The hash is our own, because a row must be in the same part on every rank, in every run and with every version of every
 library: splitmix64 of the integer and the salt; of a text, of its FNV-1a hash over UTF-8. Changing it breaks every
-split that somebody has trained with; a test holds its values.
+split that a job was trained with; a test holds its values.
 """
 
 from collections.abc import Sequence

@@ -199,7 +199,7 @@ class Rebalanced(Generic[BatchT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, PeerError) and not self._guard.forked:
-            self._job.abort(f"lost the others: {error}")  # no rank takes a next step to hear that this rank leaves
+            self._job.abort(f"lost the others: {error}")  # the others take no next step, in which this rank could leave
         self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:

@@ -188,7 +188,7 @@ class Rows:
                 if not same or digest(footer_bytes(source, footer.size, footer.file)) != footer.digest:
                     raise CorruptFileError(
                         f"{footer.file.path}: replaced while in use: its footer is not the one that was read at the "
-                        "start. Run the command again, with files that nobody writes"
+                        "start. Run the command again, with files that are not written any more"
                     )
             except BaseException:
                 source.close()
