@@ -84,7 +84,10 @@ class Job:
         if isinstance(self.exchange, kind):
             return self.exchange
         if self.exchange is not None:
-            raise ValueError(f"{why} needs another exchange than the {type(self.exchange).__name__} that there is")
+            raise ValueError(
+                f"{why} needs a {kind.__name__}, and another node behind these rows has made a "
+                f"{type(self.exchange).__name__}: build a new graph, beginning with Units"
+            )
         check_group(context, why)
         self.exchange = made = kind(context, timeout_s=timeout_s)
         return made

@@ -224,3 +224,16 @@ def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):
         Units(ParquetSource(tmp_path), SCHEMA, mix="random")
     with pytest.raises(SchemaError, match="column 'item' is missing"):
         Units(ParquetSource(tmp_path), SCHEMA)
+
+
+def met_otherwise(rank, world_size, folder):
+    steps = Steps(Rows(Units(ParquetSource(folder / "own", filter=pl.col("row") >= 0), SCHEMA)), 4)
+    local = LocalSteps(steps, timeout_s=PATIENCE_S)
+    with pytest.raises(ValueError, match="balance needs a StepExchange.*has made a StatusExchange: build a new graph"):
+        BalancedSteps(steps, timeout_s=PATIENCE_S)
+    local.close()
+
+
+def test_steps_that_are_local_are_not_balanced_as_well(tmp_path):
+    two_sources(tmp_path)
+    shared_world(2).run(met_otherwise, tmp_path)
