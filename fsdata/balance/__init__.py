@@ -1,6 +1,6 @@
-"""How a global batch is balanced over the ranks.
+"""Balances a global batch over the ranks.
 
-`options` are the user's; a `cost` model weighs samples, `autotune` weighs ranks, `method_choice` weighs the time that
-moving takes; `packing` plans. `step_plan` says what a plan is made from and what it decides; `exchange` moves the
+`options` has the user's options. A `cost` model weighs samples, `autotune` weighs ranks, `method_choice` weighs the
+time of moving samples, and `packing` plans. `step_plan` has the input and the result of a plan; `exchange` moves the
 samples.
 """

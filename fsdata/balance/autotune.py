@@ -1,10 +1,10 @@
-"""How fast each rank really is, from what the ranks report of their steps.
+"""Estimates the real speed of each rank from the compute times that the ranks report.
 
 A straggler makes all ranks see the same time between batches, so a rank must report its compute time without the
-waiting. Seconds per planned cost then give relative speeds, and the next plans give slow ranks less (PAPER.md
-section 1, AutoTune).
+waiting. Planned cost per second gives relative speeds, and the next plans give slow ranks less (PAPER.md section 1,
+AutoTune).
 
-Everything is computed in integers from what all ranks have gathered, so every rank comes to the same speeds.
+The inputs are gathered from all ranks and all arithmetic is in integers, so every rank computes the same speeds.
 
 Letters: W ranks.
 """
@@ -17,18 +17,18 @@ import numpy as np
 from fsdata.errors import StateError
 
 UNIT = 1_000_000
-"""Speeds are kept in millionths of the mean."""
+"""Speeds are integers, in millionths of the mean."""
 _VERSION = 1
-_SLOWEST, _FASTEST = UNIT // 2, UNIT * 2
-_REMEMBERED = 256
-_PATIENCE = 32
+_SLOWEST, _FASTEST = UNIT // 2, UNIT * 2  # no report can leave a rank nearly idle
+_REMEMBERED = 256  # steps whose load is stored; later reports about them are ignored
+_PATIENCE = 32  # steps after which a rank without a report is an error
 
 
 class AutoTune:
     """Estimates the relative speed of W ranks. Pure state machine: no clock, no communication.
 
-    Per step, `planned` remembers every rank's planned load, and `observe` takes the reports that came in since. A new
-    estimate moves a speed by a quarter of the difference, and speeds stay within 0.5 to 2 times the mean.
+    In every step `planned` stores the planned load of every rank, and `observe` takes the new reports. A new
+    estimate changes a speed by a quarter of the difference, and speeds stay within 0.5 to 2 times the mean.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -57,6 +57,8 @@ class AutoTune:
         Raises ValueError, on all ranks alike, if some rank has not reported once within the first steps: without
         reports nothing can be tuned.
         """
+        # Reports about one step may arrive in different steps. It is used once all ranks have reported it: only times
+        # of the same step compare speeds.
         for rank, (number, nanoseconds) in enumerate(reports):
             if nanoseconds > 0 and number in self._loads:
                 self._reported[rank] = True
@@ -75,20 +77,21 @@ class AutoTune:
     def _learn(self, load: list[int], nanoseconds: list[int]) -> None:
         """Move the speeds towards load / time of one step that all ranks reported."""
         if not all(load):
-            return  # an idle rank shows no speed
+            return  # a rank without load has no measurable speed
+        # 40 fractional bits: integers like everything else here. Python's integers do not overflow.
         rates = [(cost << 40) // time for cost, time in zip(load, nanoseconds, strict=True)]
         total = max(1, sum(rates))
         for rank, rate in enumerate(rates):
-            seen = rate * UNIT * len(rates) // total
-            moved = self._speed[rank] + (seen - self._speed[rank]) // 4
-            self._speed[rank] = min(max(moved, _SLOWEST), _FASTEST)
+            measured = rate * UNIT * len(rates) // total
+            smoothed = self._speed[rank] + (measured - self._speed[rank]) // 4
+            self._speed[rank] = min(max(smoothed, _SLOWEST), _FASTEST)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able, the same on every rank."""
         return {"version": _VERSION, "speed": list(self._speed), "reported": list(self._reported)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the speeds; on another number of ranks start anew, because speeds belong to ranks."""
+        """Restore the speeds; on another number of ranks start again, because speeds belong to ranks."""
         try:
             version, speed = state["version"], [int(value) for value in state["speed"]]
             reported = [bool(value) for value in state["reported"]]

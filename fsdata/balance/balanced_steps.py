@@ -1,6 +1,6 @@
-"""The fourth node, where samples move between ranks: every rank computes its share of the global batch.
+"""The fourth node, if samples move between ranks: every rank yields its share of the balanced global batch.
 
-PAPER section 1, Algorithm 1. `fsdata.tensors.balanced_tensors` does it with batches of any other loader.
+PAPER section 1, Algorithm 1. `fsdata.tensors.balanced_tensors` does the same with batches of any other loader.
 """
 
 from abc import abstractmethod
@@ -19,13 +19,13 @@ T = TypeVar("T", covariant=True)
 
 
 class BalancedNode(Node[T]):
-    """Steps whose global batch is dealt out anew; ranks that ran out of data still get their share.
+    """Steps whose global batch is balanced over the ranks; ranks that ran out of data still get their share.
 
-    Rows that the plan carries over to the next step go back, as if they had not been read.
+    Rows that the plan carries over to the next step are put back, as if they had not been read.
 
     Args:
-        source: gives this rank's part of every step: its `part()`, `position` and `defers_next`, `timing`, `context`.
-        planner: of its steps. timeout_s: how long this rank waits for others in a step.
+        source: yields this rank's part of every step; has `part()`, `position`, `defers_next`, `timing`, `context`.
+        planner: plans the steps. timeout_s: how long this rank waits for others in a step.
     """
 
     rows_of: RowsOf | None = None
@@ -41,15 +41,15 @@ class BalancedNode(Node[T]):
     @property
     @abstractmethod
     def spec(self) -> RecordSpec:
-        """The fields of the samples; known once the source has given a part."""
+        """The fields of the samples; known after the first part of the source."""
 
     @abstractmethod
     def leaves_out(self, result: StepResult) -> bool:
-        """Whether the epoch ends without this step."""
+        """Whether the epoch ends before this step, whose samples are dropped."""
 
     @abstractmethod
     def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> T:
-        """What the node behind gets; the source goes on to the next step. passed: [W] rows of every rank."""
+        """The output for the next node; advances the source. passed: [W] rows of every rank."""
 
     def on_begin(self, progress: Progress) -> None:
         self._made = 0
@@ -81,27 +81,29 @@ class BalancedNode(Node[T]):
             raise StopIteration
         if step.ended:
             self._end()
+        # report_step counts from the first step of this epoch, the exchange from its own first one.
         self.job.first_number = step.number - self._made
         self._made += 1
         return self.finish(part, step, passed)
 
     def _first_events(self, part: Part) -> dict[str, Any]:
-        """See `GlobalBatch.places`."""
+        """See `GlobalBatch.first_events`."""
         return {}
 
     def _passed(self, step: StepResult) -> list[int]:
         """Rows that every rank has passed with `step`."""
         if not step.carried:
             return [status.position for status in step.statuses]
+        # The positions in the statuses include the carried rows: put them back, and gather the positions again.
         self.source.put_back(step.rest)
         return self.exchange.gather_number(self.source.position)
 
 
 class BalancedSteps(BalancedNode[Step]):
-    """Of `Steps`. Making it is collective.
+    """Balances `Steps`. The constructor is collective.
 
     Args:
-        balance: how; default `Balance()`. timeout_s: how long this rank waits for others in a step.
+        balance: default `Balance()`. timeout_s: how long this rank waits for others in a step.
     """
 
     def __init__(self, source: Steps, balance: Balance | None = None, *, timeout_s: float = 300.0) -> None:
@@ -131,7 +133,8 @@ class BalancedSteps(BalancedNode[Step]):
 
     def leaves_out(self, result: StepResult) -> bool:
         steps = self.source
-        if steps.defer_short_step and not steps.sizes_known and any(each.ended for each in result.statuses):
+        # Followed data: a short step waits for rows of the next segment. Its rows are not dropped.
+        if steps.defer_short_step and not steps.sizes_known and any(status.ended for status in result.statuses):
             return True
         left_out = not result.global_samples or (result.ended and steps.too_short(result.global_samples))
         if left_out:

@@ -1,8 +1,8 @@
-"""Cost models: what a training sample costs, from the lengths of its sequences.
+"""Cost models: the cost of a training sample, from the lengths of its sequences.
 
-Costs are integers and equal on every CPU: each rank plans the global batch alone, and all must come to the same plan.
-With several sequences the costs of the sequences add up. Their `repr` describes the models completely; ranks compare it
-before the first batch. Any callable of the same shape, with such a `repr`, can stand in.
+Costs are integers and equal on every CPU: each rank plans the global batch by itself, and all must get the same plan.
+The costs of several sequences add up. The `repr` of a model describes it completely; ranks compare it before the first
+batch. Any callable of the same shape with such a `repr` is a cost model, too.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ import numpy as np
 from fsdata.options import integer, is_number, plain
 
 CANDIDATES = "candidates"
-"""The key of `lengths` under which the number of candidates of each sample stands."""
+"""The key of `lengths` for the number of candidates of each sample."""
 
 _LARGEST_SUM = 2**62
-# Fitted and power costs are scaled so that a sample of this length leaves room for 32,768 of its kind.
+# Fitted and power costs are scaled so that 32,768 samples of this length add up without overflow.
 _LONGEST = 2**20
 _MOST_CANDIDATES = 2**14
 _LARGEST_COST = 2**47
 _ALPHA_BITS = 16
-_LAST_BATCHES = 0.1  # at most this share of steps may have another number of samples and be taken for short last ones
-_SHOWN_ABOVE_0 = ("shared", "sample")  # added later: saved reprs of models without them stay what they are
+_LAST_BATCHES = 0.1  # up to this share of steps, differing numbers of samples count as short last batches
+_SHOWN_ABOVE_0 = ("shared", "sample")  # fields of later releases: older saved reprs must stay equal
 
 
 class CostModel(Protocol):
@@ -51,8 +51,8 @@ class Polynomial:
     candidate: int = 0
     """Cost of one candidate."""
     shared: int = 0
-    """Cost of one event that samples of a rank share (`Sequence(share=...)`): its lookup and exchange. A group of
-    samples pays it once for all that see the event, where groups are dealt out; else each sample does."""
+    """Cost of one event that samples of a rank share (`Sequence(share=...)`): its lookup and exchange. Counted once per
+    group of samples where groups are dealt, else once per sample."""
     sample: int = 0
     """Cost of one sample whatever its lengths, also of an empty one: heads, fixed work of its candidates, launches."""
 
@@ -82,11 +82,11 @@ class Polynomial:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Segmented:
-    """Of sequences that stand in parts, see `Split`: linear * positions + quadratic * pairs that see each other.
+    """Cost of sequences that are cut in parts (`Split`): linear * positions + quadratic * pairs that see each other.
 
-    Pairs are counted as `Polynomial` counts them, n^2 for n events that see those before them: so both models agree on
-    sequences that have recent events only. `candidate` and `sample` are those of `Polynomial`. Raises ValueError where
-    the costs of a batch would sum to more than 2**62.
+    Pairs are counted as in `Polynomial`: n^2 for n events that each see the earlier ones. Both models therefore agree
+    on sequences that have only recent events. `candidate` and `sample` are those of `Polynomial`. Raises ValueError
+    where the costs of a batch would sum to more than 2**62.
     """
 
     recent: int
@@ -118,6 +118,8 @@ class Segmented:
         older = length - recent
         full, rest = older // self.segment, older % self.segment
         tokens = self.tokens * (full + (rest > 0))
+        # Inside segments; tokens with the events of their segment; recent events and tokens with each other. Twice for
+        # tokens: they see all events of the segment, where n^2 stands for n^2 / 2 pairs of events.
         pairs = full * self.segment**2 + rest**2 + 2 * self.tokens * older + (recent + tokens) ** 2
         return self.linear * (length + tokens) + self.quadratic * pairs
 
@@ -126,8 +128,8 @@ class Segmented:
 class Power:
     """Sum over the sequences of L^alpha, in units of 2**-k (k such that 2^20 events cost 2^47 at most).
 
-    Candidates cost nothing. `alpha` is rounded to a multiple of 2**-16, then L^alpha is put together from products and
-    square roots only: IEEE 754 defines both to the last bit, unlike `pow`, which differs between math libraries.
+    Candidates cost nothing. `alpha` is rounded to a multiple of 2**-16, and L^alpha is computed from products and
+    square roots only: IEEE 754 defines both to the last bit, while `pow` differs between math libraries.
     Source: paper section 1, the weights of VBS.
     """
 
@@ -151,7 +153,7 @@ class Power:
         for name, length in arrays.items():
             if name == CANDIDATES:
                 continue
-            powers = _power(length, self.alpha) * unit
+            powers = _power(length, self.alpha) * unit  # `unit` is a power of two: exact
             most += int(powers.max(initial=0.0))
             if most * size > _LARGEST_SUM:
                 raise ValueError(
@@ -163,7 +165,7 @@ class Power:
 
 
 def _shown(model: Polynomial | Segmented) -> str:
-    """The arguments in a `repr`, which ranks compare and saved states hold."""
+    """The arguments in a `repr`, which ranks compare and saved states contain."""
     values = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     return ", ".join(f"{name}={value}" for name, value in values.items() if value or name not in _SHOWN_ABOVE_0)
 
@@ -175,7 +177,8 @@ def _summed(
     the costs of the batch could overflow."""
     arrays = _checked(lengths)
     size = next(iter(arrays.values())).size
-    longest = {name: np.array([int(length.max(initial=0))], object) for name, length in arrays.items()}  # no overflow
+    # The bound is computed in Python integers (dtype object), as it may itself be above 2**63.
+    longest = {name: np.array([int(length.max(initial=0))], object) for name, length in arrays.items()}
     most = sample + sum(int(one(name, length)[0]) for name, length in longest.items())
     if most * size > _LARGEST_SUM:
         raise ValueError(
@@ -189,18 +192,19 @@ def _summed(
 
 
 def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Sequence[float]) -> Polynomial:
-    """The Polynomial that explains measured steps best, by least squares with coefficients of 0 or more.
+    """The Polynomial that fits measured steps best, by least squares with coefficients of 0 or more.
 
     One entry per measured step of one rank: `lengths[i]` are the lengths of the samples of that rank's local batch, as
-    a cost model gets them (a plain array stands for a single sequence), `seconds[i]` is what forward and backward took
-    there, without waiting for other ranks. A constant time per step is fitted too and left out of the result: no plan
-    can change it. Leave warm-up steps out, and measure batches of differing lengths: from equal ones nothing follows.
+    a cost model gets them (an array for a single sequence), and `seconds[i]` is the time of forward and backward on
+    that rank, without waiting for other ranks. A constant time per step is fitted too, but it is not part of the
+    result: no plan can change it. Omit warm-up steps, and measure batches of differing lengths: equal ones cannot
+    determine the coefficients.
 
     The cost per sample needs steps of differing numbers of samples, such as those that `vbs` balances. Where the
-    numbers are equal, but for those of a few last batches, it cannot be told apart from the constant per step: it is 0.
+    numbers are equal except in a few last batches, it is indistinguishable from the constant per step and set to 0.
 
     The coefficients are scaled to integers so that a sample of 2^20 events and 2^14 candidates costs at most 2^47: the
-    costs of 32,768 such samples add up without overflow. Fit on one rank, give every rank the result.
+    costs of 32,768 such samples add up without overflow. Fit on one rank and pass the result to every rank.
 
     Raises ValueError if fewer than four steps are given, if a time is not finite, or if longer batches were not slower.
     """
@@ -228,10 +232,10 @@ def fit(lengths: Sequence[Mapping[str, np.ndarray] | np.ndarray], seconds: Seque
 
 
 def fit_columns(steps: Sequence[Mapping[str, np.ndarray] | np.ndarray]) -> np.ndarray:
-    """float64[N, 5], what `fit` multiplies its coefficients with: of each local batch its events, squared events and
-    candidates, 1 for the step, and its samples.
+    """float64[N, 5], the design matrix of `fit`: events, squared events and candidates of each local batch, 1 for the
+    step, and samples.
 
-    The samples are 0 throughout where `counts_differ` says that they and the step cannot be told apart.
+    The samples are all 0 unless `counts_differ`: they would otherwise be a multiple of the column of ones.
     """
     columns = np.array([_step_sums(step) for step in steps], np.float64)
     if not counts_differ(columns[:, 4]):
@@ -240,10 +244,8 @@ def fit_columns(steps: Sequence[Mapping[str, np.ndarray] | np.ndarray]) -> np.nd
 
 
 def counts_differ(samples: Sequence[int] | np.ndarray) -> bool:
-    """Whether steps have numbers of samples so different that a cost per sample can be fitted.
-
-    One short last batch among steps of equal numbers would tell it by its own noise alone.
-    """
+    """Whether the numbers of samples of the steps differ enough to fit a cost per sample."""
+    # One short last batch among equal steps is not enough: the noise of that one time would determine the cost.
     _, times = np.unique(np.asarray(samples), return_counts=True)
     return bool(times.max(initial=0) < (1 - _LAST_BATCHES) * len(samples))
 
@@ -259,9 +261,9 @@ def _step_sums(step: Mapping[str, np.ndarray] | np.ndarray) -> tuple[int, int, i
 
 
 def non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """argmin |matrix x - wanted| over x >= 0: the best of the ordinary solutions on every subset of the columns.
+    """argmin |matrix x - wanted| over x >= 0: the best of the unconstrained solutions on all subsets of the columns.
 
-    matrix: float64 [N, C], few columns. wanted: float64 [N]. Returns float64 [C].
+    matrix: float64 [N, C]; C is small, as there are 2^C subsets. wanted: float64 [N]. Returns float64 [C].
     """
     width = matrix.shape[1]
     norms = np.linalg.norm(matrix, axis=0)
@@ -270,14 +272,15 @@ def non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     for size in range(1, width + 1):
         for chosen in itertools.combinations(np.flatnonzero(norms).tolist(), size):
             columns = list(chosen)
-            found = np.linalg.lstsq(matrix[:, columns] / norms[columns], wanted, rcond=None)[0]
-            if (found < 0).any():
+            # Columns of norm 1: squared events are larger than candidates by many orders of magnitude.
+            solution = np.linalg.lstsq(matrix[:, columns] / norms[columns], wanted, rcond=None)[0]
+            if (solution < 0).any():
                 continue
-            error = float(np.linalg.norm(matrix[:, columns] / norms[columns] @ found - wanted))
-            # A larger set must be better by more than rounding, else it only splits one effect in two.
+            error = float(np.linalg.norm(matrix[:, columns] / norms[columns] @ solution - wanted))
+            # A larger set must be better by more than rounding, otherwise it only splits one effect in two.
             if error < best_error - rounding:
                 best, best_error = np.zeros(width), error
-                best[columns] = found / norms[columns]
+                best[columns] = solution / norms[columns]
     return best
 
 
@@ -288,7 +291,7 @@ def _power(length: np.ndarray, alpha: float) -> np.ndarray:
     result = (base > 0).astype(np.float64)
     for _ in range(whole):
         result *= base
-    root = base
+    root = base  # its square roots are L^(1/2), L^(1/4), ...: one factor for each bit of the fraction
     for bit in range(_ALPHA_BITS - 1, -1, -1):
         root = np.sqrt(root)
         if fraction >> bit & 1:
@@ -304,7 +307,7 @@ def _checked(lengths: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, length in lengths.items():
         array = np.asarray(length)
         if array.size == 0:
-            array = array.astype(np.int64)
+            array = array.astype(np.int64)  # numpy makes float64 of an empty list
         if array.dtype.kind not in "iu" or array.ndim != 1:
             raise TypeError(f"lengths[{name!r}] is {array.dtype}{list(array.shape)}: integers of shape [N] are needed")
         if array.size and int(array.min()) < 0:

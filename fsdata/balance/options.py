@@ -1,6 +1,6 @@
-"""How a global batch is balanced: the options, and the planner they make.
+"""The options of balancing, and the planner that follows them.
 
-`Balance` is what the user passes; `StepPlanner` turns one step's lengths into ranks, with AutoTune's speeds.
+The user passes a `Balance`; `StepPlanner` assigns the samples of a step to ranks, with AutoTune's speeds.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ class Balance:
 
     Args:
         method: see `fsdata.pack`. All but `vbs` and `vbs-contiguous` give every rank the same number of samples, to
-            within one. `auto` begins with `fbs+swap`. If moving the samples takes more than a tenth of the compute time
-            in the first steps, it goes on with `hierarchical` where `ranks_per_node` is given, else with `repair`. The
+            within one. `auto` starts with `fbs+swap`. If moving the samples takes more than a tenth of the compute time
+            in the first steps, it continues with `hierarchical` if `ranks_per_node` is set, else with `repair`. The
             choice is part of the state. It needs `loader.report_step(compute_seconds)`.
-        cost: lengths -> cost of every sample. Where nothing has a cost, as without sequences, ranks get the same number
-            of candidates or, without those, of samples.
+        cost: lengths -> cost of every sample. If all costs are 0, as without sequences, ranks get the same number of
+            candidates or, without candidates, of samples.
             Samples that share a history (`Sequence(share=...)`) stay together under `fbs+swap`, `vbs` and `auto`; then
             ranks get different numbers of samples.
         max_tokens: cap on the elements of one rank, against out of memory: events of all sequences, candidates, and the
@@ -50,7 +50,7 @@ class Balance:
             next step (`StepStats.carried`); a single sample above the cap is an error. `rebalance` and
             `EmbeddingBalance` cannot carry rows over: there such a batch is an error too.
         ranks_per_node: for `hierarchical`, and for `auto` where nodes have more than one rank.
-        autotune: give slow ranks less, from what `loader.report_step(compute_seconds)` says.
+        autotune: give slow ranks less work, by the times of `loader.report_step(compute_seconds)`.
 
     Raises:
         ValueError: an unknown method, a number out of range, or an option that the method cannot honour.
@@ -87,7 +87,7 @@ class Balance:
             raise ValueError(f"method={self.method!r} cannot follow the speed of ranks: use 'vbs' or 'fbs+swap'")
 
     def __repr__(self) -> str:
-        """What ranks compare: without the addresses that plain functions show."""
+        """Ranks compare it, so it has no addresses (plain functions as cost models show theirs)."""
         names = ("method", "cost", "max_tokens", "ranks_per_node", "autotune")
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return re.sub(r" at 0x[0-9a-f]+", "", f"Balance({shown})")
@@ -96,11 +96,11 @@ class Balance:
 class StepPlanner:
     """The planner of one loader on `world_size` ranks: an exchange calls it with every global batch, in order.
 
-    A function of the gathered lengths and reports alone; with AutoTune it has a state, the same on every rank.
+    Plans depend only on gathered lengths and reports. With AutoTune it has a state, equal on all ranks.
 
-    carry: whether a plan may leave samples to the next step where not all fit under `max_tokens`.
+    carry: whether a plan may carry samples over to the next step if not all fit under `max_tokens`.
     nested: names of nested fields: their ids count as tokens, and cost models do not see them.
-    exploded: the group whose elements become samples, each with all that its row has, where there is one.
+    exploded: the group whose elements become samples, each with all other fields of its row; None without `explode`.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class StepPlanner:
         """
         balance, tune = self._balance, self._tune
         tokens = self._tokens(batch)
-        shared = next(((place, batch.lengths[name]) for name, place in batch.places.items()), None)
+        shared = next(((first, batch.lengths[name]) for name, first in batch.first_events.items()), None)
         cost = self._cost(batch, shared)
         if not cost.any():
-            cost = tokens  # no histories: what is left is to give all ranks as many candidates, or samples
+            cost = tokens  # no histories: balance the candidates, or the samples
         _check_fits(tokens, batch, balance.max_tokens)
         speed = None
         reports = [(status.compute_step, status.compute_ns) for status in batch.statuses]
@@ -170,6 +170,7 @@ class StepPlanner:
             return self._tokens(batch)
         if self._exploded is None:
             return np.asarray(model(lengths))
+        # A row becomes `count` samples with one candidate each. They stay on one rank, so their costs add up here.
         count = lengths[self._exploded]
         one = np.asarray(model(lengths | {self._exploded: np.minimum(count, 1)}))
         if int(one.max(initial=0)) * int(count.max(initial=0)) * len(count) > _LARGEST_SUM:
@@ -178,6 +179,7 @@ class StepPlanner:
                 "2**62, where 64-bit sums start to overflow: divide the coefficients by a common factor"
             )
         if shared is not None and isinstance(model, Polynomial):
+            # The samples of a row see the same events, so all but one get them for free.
             return one * count - model.shared * shared[1] * np.maximum(count - 1, 0)
         return one * count
 
@@ -189,20 +191,20 @@ class StepPlanner:
         speed: np.ndarray | None,
         shared: tuple[np.ndarray, np.ndarray] | None,
     ) -> tuple[Plan, int | None, np.ndarray | slice]:
-        """(plan, rows, samples planned): of the first `rows` samples of every home rank, None for all.
+        """(plan, rows, samples planned): a plan of the first `rows` samples of every home rank, None for all.
 
-        shared: place and length, int64 [N] each, of what samples see of histories that they may share.
+        shared: first event and number of events, int64 [N] each, that samples see of a shared history.
 
-        `rows` is the largest that bisection finds a plan for. With one sample of every rank there always is one.
+        `rows` is the largest for which bisection finds a plan. One sample of every rank always fits.
         """
         balance = self._balance
         method, ranks_per_node = self.method
 
         def plan(part: np.ndarray | slice) -> Plan:
-            some = _part(shared, part)
-            if some is not None and method in SHARES:
-                groups = sharing_groups(*some, cost[part], self._world_size)
-                costs = self._sums(groups, int(groups.max(initial=-1)) + 1, cost[part], some)
+            events = _part(shared, part)
+            if events is not None and method in SHARES:
+                groups = sharing_groups(*events, cost[part], self._world_size)
+                costs = self._sums(groups, int(groups.max(initial=-1)) + 1, cost[part], events)
                 with contextlib.suppress(OverCapError):  # single samples may fit where groups do not
                     return self._pack_groups(groups, costs, tokens[part], home[part], speed)
             return pack(
@@ -221,7 +223,8 @@ class StepPlanner:
         except OverCapError as error:
             if not self._carry:
                 raise ValueError(f"{error}. {_NO_CARRY}") from error
-        row = np.arange(len(home)) - np.searchsorted(home, home)
+        # Every rank carries over its own last rows, so that each can still state its position as a number of rows.
+        row = np.arange(len(home)) - np.searchsorted(home, home)  # `home` is ascending
         best, fits, too_many = plan(row < 1), 1, int(row.max()) + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -234,16 +237,17 @@ class StepPlanner:
     def _pack_groups(
         self, groups: np.ndarray, cost: np.ndarray, tokens: np.ndarray, home: np.ndarray, speed: np.ndarray | None
     ) -> Plan:
-        """A plan of samples that keeps every group on one rank. cost: of each group; tokens, home: of each sample."""
+        """A plan that keeps every group on one rank. cost: of each group; tokens, home: of each sample."""
         sums = np.zeros_like(cost)
         np.add.at(sums, groups, tokens)
         cap = self._balance.max_tokens
         if cap is not None and sums.max(initial=0) > cap:
             raise OverCapError(f"a group of {sums.max()} tokens is above max_tokens={cap}")
-        found = pack(cost, self._world_size, method="vbs", tokens=sums, max_tokens=cap, speed=speed)
-        rank = found.rank[groups]
+        # "vbs": groups have different numbers of samples, so equal numbers of groups would be no equal counts.
+        plan = pack(cost, self._world_size, method="vbs", tokens=sums, max_tokens=cap, speed=speed)
+        rank = plan.rank[groups]
         return replace(
-            found,
+            plan,
             rank=rank,
             counts=np.bincount(rank, minlength=self._world_size),
             moved=int(tokens[rank != home].sum()) / max(1, int(tokens.sum())),
@@ -252,23 +256,24 @@ class StepPlanner:
     def _sums(
         self, owner: np.ndarray, owners: int, cost: np.ndarray, shared: tuple[np.ndarray, np.ndarray] | None
     ) -> np.ndarray:
-        """int64 [owners]: the cost of all samples of an owner, where events that they share cost `shared` once."""
-        found = np.zeros(owners, np.int64)
-        np.add.at(found, owner, cost)
+        """int64 [owners]: the cost of all samples of an owner; an event seen by several of them costs `shared` once."""
+        costs = np.zeros(owners, np.int64)
+        np.add.at(costs, owner, cost)  # not bincount, which sums in float64
         model = self._balance.cost
         if shared is None or not isinstance(model, Polynomial) or not model.shared:
-            return found
-        return found - model.shared * events_shared(*shared, owner, owners)
+            return costs
+        return costs - model.shared * events_shared(*shared, owner, owners)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """After the last plan, JSON-able: AutoTune's state, and with `auto` the choice; None where there is neither."""
+        """The state after the last plan, JSON-able: AutoTune's, with `auto` also the choice; None if neither."""
         tuning = None if self._tune is None else self._tune.state_dict()
         if self._choice is None:
             return tuning
         return {"autotune": tuning, "choice": self._choice.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """What the state has no part for begins anew, as does what another number of ranks has measured."""
+        """Restore the state. Parts that it lacks, and speeds of another number of ranks, start from the beginning."""
+        # States without `auto` are AutoTune's own, as in the first releases.
         tuning, choice = (state["autotune"], state["choice"]) if state and "choice" in state else (state, None)
         if self._tune is not None and tuning is not None:
             self._tune.load_state_dict(tuning)
@@ -276,17 +281,17 @@ class StepPlanner:
             self._choice.load_state_dict(choice)
 
     def forget(self) -> None:
-        """Be as a new planner: a state of another place in the job is loaded next."""
-        together = self._world_size > 1
-        self._tune = AutoTune(self._world_size) if self._balance.autotune and together else None
-        self._choice = MethodChoice() if self._balance.method == AUTO and together else None
+        """Reset to a new planner, before the state of another position in the job is loaded."""
+        several = self._world_size > 1
+        self._tune = AutoTune(self._world_size) if self._balance.autotune and several else None
+        self._choice = MethodChoice() if self._balance.method == AUTO and several else None
 
     @property
     def method(self) -> tuple[Method, int | None]:
-        """How the next step is planned, and the ranks per node. A job of one rank has no nodes: there all are one."""
+        """The method of the next step, and the ranks per node."""
         balance = self._balance
         if self._world_size == 1:
-            return "vbs", None
+            return "vbs", None  # nothing to balance, but `max_tokens` is kept; no method asks for nodes
         if balance.method != AUTO:
             return balance.method, balance.ranks_per_node
         if self._choice is None or not self._choice.sparing:

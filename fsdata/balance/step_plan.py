@@ -1,4 +1,4 @@
-"""What all ranks know of a step before it is planned, and what a plan decides. Planning needs no exchange, so no torch.
+"""The input and the result of a step's plan. Planning needs no exchange, so this file needs no torch.
 
 Letters: N samples of the global batch, W ranks.
 """
@@ -13,33 +13,33 @@ from fsdata.order.status_word import StatusWord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatch:
-    """What every rank knows of a step before planning it, the same on all.
+    """The gathered facts from which a step is planned, equal on all ranks.
 
     Attributes:
-        number: counts the exchanges.
+        number: of the exchange, counted from 0.
         lengths: group -> int64 [N], samples in order of (home rank, row).
         home: int64 [N], the rank that read each sample.
-        statuses: W of them.
-        places: sequence that samples share -> int64 [N], the number of the first event that each sees, among those of
-            all histories.
+        statuses: [W].
+        first_events: shared sequence -> int64 [N], the number of the first event that each sample sees, among all
+            events of all histories.
     """
 
     number: int
     lengths: dict[str, np.ndarray]
     home: np.ndarray
     statuses: tuple[StatusWord, ...]
-    places: Mapping[str, np.ndarray] = field(default_factory=dict)
+    first_events: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Where each sample of the global batch goes.
+    """The plan of a step: the destination of each sample.
 
     Attributes:
-        rank: int [N], without the samples that `rows` leaves out. Must be the same on every rank.
-        rows: only the first `rows` samples of every home rank take part, the others are carried over to the next step;
+        rank: int [N], only of the samples that take part. Must be equal on every rank.
+        rows: the first `rows` samples of every home rank take part, the others are carried over to the next step;
             None: all take part.
-        straggler_before, straggler_after: planned share of waiting, 1 - mean / max of the ranks' time.
+        straggler_before, straggler_after: planned share of idle time, 1 - mean / max of the ranks' time.
     """
 
     rank: np.ndarray
@@ -49,4 +49,4 @@ class Assignment:
 
 
 Planner = Callable[[GlobalBatch], Assignment]
-"""Decides from what all ranks know alone, so that all come to the same answer."""
+"""A pure function of the gathered batch: every rank calls it, and all must get the same plan."""

@@ -1,10 +1,10 @@
-"""Values from where they lie to where they belong: the one copy that they make (numba, nogil, no Python objects).
+"""Copies values from their pages or memory into a batch: the only copy of a value (numba, nogil, no Python objects).
 
-A *column* holds the values of one field, one after another, in runs of one form each (`fsdata.kernels.runs`):
-pages that are not decoded yet, memory with the values as they are needed, or narrower integers. The rows of a block
-say which of its values are theirs by the first one and how many: `find_spans`.
+A *column* has the values of one field, one after another, in runs of one form each (`fsdata.kernels.runs`): pages that
+are not decoded yet, memory with values in their final type, or narrower integers. The values of a row are described by
+the first one and their number: `find_spans`.
 
-Addresses are trusted: callers make them of live memory, and check lengths first.
+Addresses are trusted: callers take them from live memory, and check lengths first.
 
 Letters: B blocks, F fields, N rows.
 """
@@ -18,24 +18,24 @@ from fsdata.kernels.memory import ask_for, pointer, word_at
 from fsdata.kernels.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
-# Of a column, int64 [10]. First where its values lie.
+# The numbers of a column, int64 [10]. First its values.
 RUNS = 0  # address of its runs
-COUNT = 1  # of them
-DICTIONARY = 2  # address of its values, as they are needed
-STORED = 3  # how values of PLAIN runs are stored, see below
-# Then which of them are those of each row: where they begin, and how many they are.
-START = 4  # address, of int64 [rows]; 0: the row times STEP
+COUNT = 1  # number of runs
+DICTIONARY = 2  # address of the dictionary's values, in their final type
+STORED = 3  # stored type of PLAIN runs, see below
+# Then the first value and the number of values of each row.
+START = 4  # address of the first values, int64 [rows]; 0: the row times STEP
 STEP = 5
-LENGTH = 6  # address, of int64 [rows]; 0: WIDTH
+LENGTH = 6  # address of the numbers of values, int64 [rows]; 0: WIDTH
 WIDTH = 7
-# 0 where these are what is needed. Else other values are: what a `Resolver` (`fsdata.decode.block`) finds by the table
-# at this address, with kernels of its own.
+# 0 where the values are final. Otherwise they are references: a `Resolver` (`fsdata.decode.block`) replaces them by the
+# table at this address, with its own kernels.
 RESOLVED = 8
 # For `fsdata.kernels.scalars`.
-FLAT = 9  # address of the values of row 0, where each row has WIDTH of them in memory as they are needed; else 0
+FLAT = 9  # address of the values of row 0, if every row has WIDTH of them in memory in their final type; else 0
 NUMBERS = 10
 
-# How values are stored, and as what they are needed: int64 or float32.
+# Stored types, and the final type of each: int64 or float32.
 SAME = 0
 INT32 = 1  # int64 of it; the rest likewise
 UINT32 = 2
@@ -58,13 +58,13 @@ STORED_AS = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""In which types memory may hold what becomes int64 or float32."""
+"""The types of memory that can be copied to int64 or float32."""
 
-_ASKED = 1 << 12  # bytes; what follows them is foreseen by the processor
-_AHEAD = 8  # rows
+_ASKED = 1 << 12  # bytes of a list that are prefetched by hand; the hardware prefetcher recognizes the rest as a stream
+_AHEAD = 8  # rows between a prefetch and its copy: enough for the latency of memory
 
 
-@kernel(inline="always")
+@kernel(inline="always")  # inlined, the loop is compiled for each pair of types and vectorized
 def _converted(to, of):
     for i in range(len(to)):
         to[i] = of[i]
@@ -72,8 +72,9 @@ def _converted(to, of):
 
 @kernel
 def copy(target, at, count, itemsize):
-    """`count` values of `itemsize` bytes each, any number."""
+    """Copy `count` values of `itemsize` bytes each; any itemsize."""
     to, of = pointer(target), pointer(at)
+    # Integers also for floats: only bits are moved.
     if itemsize == 8:
         _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int64))
     elif itemsize == 4:
@@ -85,7 +86,7 @@ def copy(target, at, count, itemsize):
 
 @kernel
 def convert(target, at, count, stored, itemsize):
-    """`count` values of the form `stored` -> int64 or float32; SAME: of `itemsize` bytes each, any number."""
+    """Copy `count` values of the type `stored` to int64 or float32; SAME: unchanged, of `itemsize` bytes each."""
     to, of = pointer(target), pointer(at)
     if stored == SAME:
         copy(target, at, count, itemsize)
@@ -113,7 +114,11 @@ def convert(target, at, count, stored, itemsize):
 
 @kernel(inline="always")
 def _chosen(to, dictionary, at, first, width):
-    """Values of the dictionary, at the positions of a run from its position `first` on."""
+    """Values of the dictionary at the bit-packed indices of a run, from number `first` on.
+
+    Reads up to 7 bytes past an index: callers keep that much memory behind a run. Indices were checked before.
+    """
+    # An index has at most 32 bits and begins at bit 0 to 7 of its first byte: one word of 8 bytes always has all of it.
     mask = np.uint64((1 << width) - 1)
     for i in range(len(to)):
         bit = (first + i) * width
@@ -122,6 +127,7 @@ def _chosen(to, dictionary, at, first, width):
 
 @kernel
 def _chosen8(target, dictionary, at, first, width, count):
+    # The size of the dictionary is not known here, and numba does not check indices: any shape would do.
     values = carray(pointer(dictionary), (1 << 32,), np.int64)
     _chosen(carray(pointer(target), (count,), np.int64), values, at, first, width)
 
@@ -134,7 +140,7 @@ def _chosen4(target, dictionary, at, first, width, count):
 
 @kernel
 def _run_of(runs, count, first):
-    """The run that value `first` stands in."""
+    """The run that has value `first`, by binary search."""
     low, high = np.int64(0), count
     while high - low > 1:
         middle = (low + high) >> 1
@@ -147,9 +153,9 @@ def _run_of(runs, count, first):
 
 @kernel
 def _ask(column, first, count):
-    """Ask for the bytes of values [first, first + count) of a column, which `fetch` needs soon; the run of the first.
+    """Prefetch the values [first, first + count) of a column for a later `fetch`. Returns the run of the first one.
 
-    Lists in the order of a file need not be asked for: the processor sees where they go on.
+    Lists in file order need no prefetch: the hardware prefetcher follows them.
     """
     runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
     begin = _run_of(runs, column[COUNT], first)
@@ -157,7 +163,7 @@ def _ask(column, first, count):
     while count > 0:
         form, some = runs[run, FORM], min(count, runs[run + 1, FIRST] - first)
         if form != REPEATED:
-            bits = form if 0 < form < FINAL else 64
+            bits = form if 0 < form < FINAL else 64  # narrower values: some lines too many, which costs little
             at = runs[run, AT] + ((first - runs[run, FIRST]) * bits >> 3)
             for line in range(0, min(some * bits >> 3, _ASKED), 64):
                 ask_for(at + line)
@@ -169,11 +175,13 @@ def _ask(column, first, count):
 
 @kernel
 def fetch(target, column, first, count, itemsize, near):
-    """Values [first, first + count) of a column to `target`. A run that may be near them -> the run of the last one.
+    """Copy the values [first, first + count) of a column to `target`. Returns the run of the last one.
 
-    column: int64 [4 or more]; the values exist. near: what the last call for this column gave, or any number.
+    column: int64 [4 or more]; the values exist. near: a guess of the run, such as the last result for this column; any
+    number is safe.
     """
     runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
+    # The same run or the next one, if rows come in order; the search is for rows that do not.
     run = near if 0 <= near < column[COUNT] else np.int64(0)
     if not (runs[run, FIRST] <= first < runs[run + 1, FIRST]):
         if run + 2 <= column[COUNT] and runs[run + 1, FIRST] <= first < runs[run + 2, FIRST]:
@@ -221,9 +229,9 @@ def find_spans(
     length: np.ndarray,
     count: np.ndarray,
 ) -> None:
-    """Which values of its column each field of each row has: written to start, length, int64 [F, N].
+    """Write the first value and the number of values of each field and row: start, length, int64 [F, N].
 
-    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that lie flat in all blocks, whose `start` is not written;
+    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that are flat in all blocks (their `start` is not written);
     block, row: int32 [N]; count: int64 [F], written: values of all rows.
     """
     for f in range(columns.shape[1]):
@@ -254,7 +262,7 @@ def is_resolved(columns, f):
 
 @kernel
 def _in_memory(columns, f, at):
-    """Whether the values of a field lie in memory as they are needed, in all blocks: where, in `at`, int64 [B]."""
+    """Whether a field is one run of final values in all blocks; writes their addresses to `at`, int64 [B]."""
     for b in range(len(at)):
         at[b] = 0
         if columns[b, f, COUNT] > 1:
@@ -283,18 +291,17 @@ def gather_fields(
     itemsize: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """Copy every field's rows one after another to the field's target, but for fields that some block resolves.
+    """Copy the rows of every field one after another to the field's target, except fields that some block resolves.
 
     columns: int64 [B, F, NUMBERS]; flat: uint8 [F], fields that `fsdata.kernels.scalars` copies; block: int32 [N];
-    start, length: int64 [F, N]; itemsize: int64 [F], bytes of a value; target: int64 [F], addresses, 0 leaves a field
-    out.
+    start, length: int64 [F, N]; itemsize: int64 [F], bytes of a value; target: int64 [F], addresses, 0 to skip a field.
     """
     at = np.empty(len(columns), np.int64)
     for f in range(len(target)):
         to, size = target[f], itemsize[f]
         if to == 0 or flat[f] or is_resolved(columns, f):
             continue
-        if _in_memory(columns, f, at):
+        if _in_memory(columns, f, at):  # addresses need no search: prefetch several rows ahead
             for n in range(len(block)):
                 if n + _AHEAD < len(block):
                     ask_for(at[block[n + _AHEAD]] + start[f, n + _AHEAD] * size)
@@ -305,6 +312,7 @@ def gather_fields(
             continue
         near, asked = np.int64(0), np.int64(-1)
         for n in range(len(block)):
+            # Row n was prefetched in the round before, which searched its run: `fetch` need not search again.
             if asked >= 0:
                 near, asked = asked, np.int64(-1)
             if n + 1 < len(block) and length[f, n + 1] > 0 and not _follows(block, start[f], length[f], n):
@@ -330,10 +338,10 @@ def gather_samples(
     order: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """Copy every field of some rows to a place of its own, but for those of columns that are resolved.
+    """Copy every field of some rows to an address of its own, except those of columns that are resolved.
 
     row: int32 [N]; the others up to `itemsize` as in `gather_fields`; order: int64 [M], rows; target: int64 [F, M],
-    addresses, 0 leaves a field out.
+    addresses, 0 to skip a field of a row.
     """
     for f in range(len(target)):
         near = np.int64(0)

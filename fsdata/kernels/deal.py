@@ -1,4 +1,4 @@
-"""Spans of rows to ranks."""
+"""Assigns spans of rows to ranks."""
 
 import numpy as np
 
@@ -7,17 +7,17 @@ from fsranks.libraries import kernel
 
 @kernel(called_with="int64[::1], int64, uint16[::1], int64[::1]")
 def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
-    """Spans of rows go one after another to the rank that has the fewest rows so far, of equally few to the lowest.
+    """Each span goes to the rank with the fewest rows so far; ties go to the lowest rank.
 
-    rows: int64[N]. Writes owner: uint16[N] the rank of each span, and held: int64[W], zeros
-    before, the rows of each rank.
+    rows: int64[N] of each span. Writes owner: uint16[N], the rank of each span; held: int64[W], zeros before, the rows
+    of each rank.
     """
-    ranks = np.arange(world_size)  # a heap by (held, rank): the first of them is next
+    ranks = np.arange(world_size)  # a heap by (held, rank): ranks[0] gets the next span
     for span in range(len(rows)):
         rank = ranks[0]
         owner[span] = rank
         held[rank] += rows[span]
-        at, child = 0, 1
+        at, child = 0, 1  # its key has grown: it sinks, and ranks with fewer rows move up
         while child < world_size:
             other = child + 1
             if other < world_size and _has_fewer(ranks[other], ranks[child], held):

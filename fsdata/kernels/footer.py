@@ -1,8 +1,8 @@
-"""What a Parquet footer says of its column chunks, read from its own bytes (numba, nogil).
+"""Reads the column chunks of a Parquet footer from its bytes and checks them (numba, nogil).
 
-pyarrow parses footers, but some of its accessors end the process if a number is wrong, because they throw where nothing
-can catch. So every number that pyarrow or FreeScale relies on is checked here first. The bytes are in Thrift's compact
-protocol; a read past their end gives zeros, which end every struct.
+pyarrow parses footers, too, but some of its accessors end the process if a number is wrong: they throw C++ exceptions
+that nothing catches. Every number on which pyarrow or FreeScale relies is therefore checked here first. The bytes are
+in Thrift's compact protocol; a read past their end returns zeros, which end every struct.
 
 Letters: L leaf columns, G row groups.
 """
@@ -18,15 +18,16 @@ STORED = 1  # bytes of the chunk
 NULLS = 2  # null count of the statistics, -1 without one
 UNPACKED = 3  # bytes of its pages after decompression
 VALUES = 4
-LEAST = 5  # where the least value of the statistics stands in the footer, -1 without one
+LEAST = 5  # position in the footer of the statistics' least value, -1 without one
 GREATEST = 6
 INDEX_AT = 7  # first byte of the offset index in the file
-INDEX_BYTES = 8  # of it; 0 without one that lies before the footer
-ENCRYPTION = 9  # where the footer says how the chunk is encrypted, 0 where it is not
-ENCRYPTION_END = 10  # first byte after that, which ends what the footer says of the chunk
+INDEX_BYTES = 8  # of it; 0 without one, or if it is not inside the file
+ENCRYPTION = 9  # position in the footer of the chunk's encryption fields, 0 without
+ENCRYPTION_END = 10  # first byte after them; they are the last fields of the chunk
 CHUNK_COLUMNS = 11
 
-# Codes of a report: [code, row group, leaf, found, allowed]; row group and leaf are -1 where it is about more.
+# Codes of a report: [code, row group, leaf, found, allowed]; row group or leaf is -1 if the fault is not of one. Each
+# comment: the number found, the number allowed.
 OK = 0
 NO_SCHEMA = 1  # no schema before the row groups
 COLUMNS = 2  # chunks of a row group, leaves of the schema
@@ -41,16 +42,16 @@ GROUP_ROWS = 10  # rows of a row group, 0
 FILE_ROWS = 11  # rows of the file, rows of all row groups
 POSITION = 12  # first byte after the chunk, first byte of the footer
 EXPANDED = 13  # bytes after decompression, bytes stored, of a chunk that is not compressed
-CODEC = 14  # of compression, the greatest known
+CODEC = 14  # of compression, the largest known
 
 _BYTE_ARRAY = 6
 _CODECS = 7
-_WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # by physical type; -1 where values have no width of their own
+_WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # bytes of a value by physical type; -1: of any size
 
 
 @kernel
 def _element(raw, at, found, inside):
-    """One node of the schema -> `found`: physical type (-1: a group), repetition, children. Where it ends."""
+    """Write a node of the schema to `found`: physical type (-1: a group), repetition, children. Returns its end."""
     found[0], found[1], found[2] = -1, 0, 0
     before = np.int64(0)
     while True:
@@ -58,16 +59,19 @@ def _element(raw, at, found, inside):
         if kind == 0:
             return at
         if kind == 5 and (before == 1 or before == 3 or before == 5):
-            found[before // 2], at = signed(raw, at)
+            found[before // 2], at = signed(raw, at)  # fields 1, 3, 5: type, repetition type, number of children
         else:
             at = after(raw, at, kind, inside)
 
 
 @kernel
 def _leaves(raw, at, inside):
-    """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf. Where the schema ends."""
+    """int64 [L, 3]: physical type, levels of repetition and of definition of every leaf; and the end of the schema.
+
+    The schema is a tree in depth-first order.
+    """
     count, _, at = items(raw, at)
-    count = min(count, len(raw))
+    count = min(count, len(raw))  # a node takes a byte at least: a damaged number must not allocate gigabytes
     leaves = np.empty((count, 3), np.int64)
     open_groups = np.empty((count + 1, 3), np.int64)  # children to come, levels of repetition, of definition
     one = np.empty(3, np.int64)
@@ -75,14 +79,14 @@ def _leaves(raw, at, inside):
     for position in range(count):
         at = _element(raw, at, one, inside)
         repetition, definition = 0, 0
-        if position:
+        if position:  # the root has no levels
             while depth and open_groups[depth - 1, 0] <= 0:
                 depth -= 1
             if depth:
                 open_groups[depth - 1, 0] -= 1
                 repetition, definition = open_groups[depth - 1, 1], open_groups[depth - 1, 2]
             repetition += one[1] == 2
-            definition += one[1] == 1 or one[1] == 2  # pyarrow counts so, whatever else is there
+            definition += one[1] == 1 or one[1] == 2  # optional, repeated; pyarrow ignores other types, too
         if one[0] < 0 or one[2] != 0:
             open_groups[depth, 0], open_groups[depth, 1], open_groups[depth, 2] = one[2], repetition, definition
             depth += 1
@@ -94,18 +98,21 @@ def _leaves(raw, at, inside):
 
 @kernel(inline="always")
 def _fault(report, code, leaf, found, allowed):
+    """Report a fault, unless there is an earlier one. `read_chunks` adds the row group."""
     if report[0] == OK:
         report[0], report[2], report[3], report[4] = code, leaf, found, allowed
 
 
 @kernel
 def _statistics(raw, at, kind, leaf, chunk, report, inside):
+    """Statistics -> `chunk`. kind: physical type of the column. Returns their end."""
     width = _WIDTHS[kind] if 0 <= kind < len(_WIDTHS) else -1
     before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
         if inner == 0:
             return at
+        # Fields 1 and 2, the deprecated max and min, are only checked: their order of values is not defined.
         if inner == BINARY and (before <= 2 or before == 5 or before == 6):
             begin, size = byte_string(raw, at)
             at = begin + size
@@ -125,6 +132,7 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
 
 @kernel
 def _sizes(raw, at, known, leaf, report, inside):
+    """Check SizeStatistics. known: int64 [3], the leaf's line of `_leaves`. Returns their end."""
     before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
@@ -132,6 +140,7 @@ def _sizes(raw, at, known, leaf, report, inside):
             return at
         if inner == LIST and (before == 2 or before == 3):
             count, _, _ = items(raw, at)
+            # One entry for each level from 0 to the leaf's largest one; writers may omit a histogram.
             if count and count != known[before - 1] + 1:
                 _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, known[before - 1] + 1)
         elif before == 1 and known[0] != _BYTE_ARRAY:
@@ -141,7 +150,7 @@ def _sizes(raw, at, known, leaf, report, inside):
 
 @kernel
 def _metadata(raw, at, known, leaf, chunk, report, inside):
-    """ColumnMetaData -> `chunk`. Where it ends."""
+    """ColumnMetaData -> `chunk`. known: int64 [3], the leaf's line of `_leaves`. Returns its end."""
     kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     before = np.int64(0)
     while True:
@@ -176,13 +185,14 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
         _fault(report, CODEC, leaf, codec, _CODECS)
     if codec == 0 and chunk[UNPACKED] > chunk[STORED]:
         _fault(report, EXPANDED, leaf, chunk[UNPACKED], chunk[STORED])
+    # Some writers set 0 as the position of a dictionary that is not there.
     chunk[BEGIN] = dictionary if 0 < dictionary < data else data
     return at
 
 
 @kernel
 def _group(raw, at, leaves, chunks, report, inside):
-    """One row group -> its lines of `chunks`. (Where it ends, its rows.)"""
+    """One row group -> its lines of `chunks`. Returns its end and its rows."""
     before, columns, rows = np.int64(0), np.int64(0), np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
@@ -192,7 +202,7 @@ def _group(raw, at, leaves, chunks, report, inside):
             columns, _, at = items(raw, at)
             for leaf in range(columns):
                 if at >= len(raw):
-                    break
+                    break  # `columns` may be any number in a damaged footer
                 part = np.int64(0)
                 while True:
                     begin = at
@@ -202,7 +212,7 @@ def _group(raw, at, leaves, chunks, report, inside):
                             chunks[leaf, ENCRYPTION_END] = begin
                         break
                     if part >= 8 and leaf < len(leaves) and not chunks[leaf, ENCRYPTION]:
-                        chunks[leaf, ENCRYPTION] = begin  # the last two fields: how, and what may be read with a key
+                        chunks[leaf, ENCRYPTION] = begin  # fields 8 and 9: crypto metadata, encrypted column metadata
                     if part == 3 and inner == STRUCT and leaf < len(leaves):
                         at = _metadata(raw, at, leaves[leaf], leaf, chunks[leaf], report, inside)
                     elif ((part == 4 and inner == 6) or (part == 5 and inner == 5)) and leaf < len(leaves):
@@ -224,23 +234,27 @@ def _group(raw, at, leaves, chunks, report, inside):
 def _check_chunks(leaves, chunks, rows, room, report):
     for leaf in range(len(leaves)):
         chunk = chunks[leaf]
+        # A row has one value, or at least one if it is repeated (an empty list counts as a value).
         if chunk[VALUES] < rows or (leaves[leaf, 1] == 0 and chunk[VALUES] != rows):
             _fault(report, CHUNK_VALUES, leaf, chunk[VALUES], rows)
-        if chunk[NULLS] > chunk[VALUES]:  # polars 1 counts the nulls of pages several times: they are not known
+        if chunk[NULLS] > chunk[VALUES]:  # polars 1 counts the nulls of pages several times: take them as unknown
             chunk[NULLS] = -1
         begin, stored = chunk[BEGIN], chunk[STORED]
+        # Byte 4: after the magic. `room - begin`, as `begin + stored` of damaged numbers may overflow.
         if rows and (begin < 4 or stored < 1 or begin > room or stored > room - begin):
             _fault(report, POSITION, leaf, begin + stored, room)
         at, size = chunk[INDEX_AT], chunk[INDEX_BYTES]
         if at < 4 or size < 0 or at > room or size > room - at:
-            chunk[INDEX_BYTES] = 0
+            chunk[INDEX_BYTES] = 0  # no fault: reading works without the index
 
 
 @kernel(called_with="Array(uint8, 1, 'C', True), int64, int64[::1]")
 def read_chunks(raw, room, report):
-    """Chunks of all row groups, int64 [G * L, 11], as far as nothing is wrong; and int64 [5]: the first byte of the
-    schema, the first one after it, whether a chunk begins before the end of the one before it, and the first byte of
-    the metadata by key and the first one after it; and the rows of each row group, int64 [G].
+    """Read and check the chunks of all row groups, up to the first fault.
+
+    Returns the chunks, int64 [G * L, 11]; int64 [5]: the first byte of the schema, the first one after it, whether a
+    chunk begins before the end of the previous one, the first byte of the key-value metadata, the first one after it;
+    and the rows of each row group, int64 [G].
 
     Args:
         raw: uint8, the footer without its length and magic.
@@ -266,6 +280,7 @@ def read_chunks(raw, room, report):
         elif before == 4 and kind == LIST:
             groups, _, at = items(raw, at)
             groups = min(groups, len(raw))
+            # Every chunk takes a byte at least: this bounds the memory that a damaged footer can allocate.
             if groups and (len(leaves) == 0 or groups * len(leaves) > len(raw)):
                 _fault(report, NO_SCHEMA, -1, 0, 0)
                 return chunks, described, of_group
@@ -278,6 +293,7 @@ def read_chunks(raw, room, report):
                 at, rows = _group(raw, at, leaves, part, report, inside)
                 _check_chunks(leaves, part, rows, room, report)
                 for leaf in range(len(leaves)):
+                    # Files nearly always have their chunks in order; only for others the caller sorts to find overlaps.
                     if part[leaf, VALUES] > 0:
                         described[2] |= part[leaf, BEGIN] < end
                         end = part[leaf, BEGIN] + max(part[leaf, STORED], 0)

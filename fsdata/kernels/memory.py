@@ -22,6 +22,7 @@ def word_at(typing_context, address):
 
     def generate(context, builder, signature, arguments):
         word = ir.IntType(64)
+        # align=1: without it LLVM assumes an aligned address, and numba has no unaligned load.
         return builder.load(builder.inttoptr(arguments[0], word.as_pointer()), align=1)
 
     return types.uint64(types.int64), generate
@@ -29,12 +30,13 @@ def word_at(typing_context, address):
 
 @intrinsic
 def ask_for(typing_context, address):
-    """Let the processor bring the bytes at any int64 address closer, while other work goes on. It may do nothing."""
+    """Prefetch the cache line of any int64 address. Only a hint: the address need not be valid."""
 
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # 0: for reading; 2: locality, into the second-level cache; 1: data, not instructions.
         builder.call(prefetch, [builder.inttoptr(arguments[0], byte), number(0), number(2), number(1)])
         return context.get_dummy_value()
 
@@ -43,7 +45,7 @@ def ask_for(typing_context, address):
 
 @intrinsic
 def stream(typing_context, address, value):
-    """Write an int64 to an aligned address past the cache: a line that is written whole is not read before."""
+    """Write an int64 to an aligned address, past the cache: a line that is written completely is not read first."""
 
     def generate(context, builder, signature, arguments):
         word = ir.IntType(64)
@@ -56,7 +58,7 @@ def stream(typing_context, address, value):
 
 @intrinsic
 def write_sums(typing_context, address, number, word):
-    """Write a uint32 plus each of the 8 bytes of a uint64, 8 uint32, to any int64 address."""
+    """Write 8 uint32 to any int64 address: `number` plus each of the 8 bytes of `word`."""
 
     def generate(context, builder, signature, arguments):
         eight = ir.VectorType(ir.IntType(32), 8)

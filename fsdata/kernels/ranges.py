@@ -1,12 +1,12 @@
-"""Copying ranges of items from one tensor to another, which is all that the jagged kernels do.
+"""Copies ranges of items from one tensor to another: the base of all jagged kernels.
 
 Permuting rows, packing them by destination rank and key, and turning key-major into sample-major are the same copy with
 different starts (paper, section 1: indexed permute, ranged dispatch, ranged combine, keyed transpose). The copy moves
-bytes, so any type and any bit pattern comes through, and its backward is the copy with the starts exchanged.
+bytes, so any type and any bit pattern is preserved, and its backward is the copy with the starts exchanged.
 
-Three ways to do it: `reference` is the definition, in plain torch; numba on the CPU; Triton on the GPU. `by_rank` plans
-a dispatch. Letters: R ranges, T and U items of source and target, [...] the trailing dimensions of an item, K keys, N
-samples.
+There are three implementations: `reference` is the definition, in plain torch; numba runs on the CPU, Triton on the
+GPU. `by_rank` plans a dispatch. Letters: R ranges, T and U items of source and target, [...] the trailing dimensions of
+an item, K keys, N samples.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def copy_ranges(
     """target[places[r] + i] = source[starts[r] + i] for i < lengths[r], on the device of the tensors.
 
     source: [T, ...], target: [U, ...], contiguous, of one type, trailing shape and device; starts, places, lengths:
-    int64[R] there. Callers ensure that ranges lie inside the tensors, and that those of the target do not overlap.
+    int64[R] there. Callers ensure that ranges are inside the tensors, and that those of the target do not overlap.
     Items of the target outside the ranges stay as they are. On the GPU it does not synchronise.
     """
     if not lengths.numel() or not source.numel():
@@ -36,6 +36,7 @@ def copy_ranges(
     else:
         from fsdata.kernels.ranges_triton import launch
 
+        # Integers of the same size: one compiled kernel for all types, and every bit pattern is preserved.
         word = _WORDS[source.element_size()]
         launch(source.view(word), target.view(word), starts, places, lengths, width)
 
@@ -49,10 +50,11 @@ def reference(
 
 
 def by_rank(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Starts, places and lengths, int64 [K * N] each, that bring key-major (key, sample) pairs in order by their rank.
+    """Starts, places and lengths, int64 [K * N] each, of the copy that orders (key, sample) pairs by rank.
 
-    lengths: integers [K, N]; rank: integers [N]; on one device. In the target pairs lie by rank, then key, then sample.
-    What it gives shares no memory with `lengths`. On the GPU it is one launch and does not synchronise.
+    lengths: integers [K, N]; rank: integers [N]; on one device. Pairs of the source are in order of key, then sample;
+    those of the target in order of rank, then key, then sample. The results share no memory with `lengths`. On the GPU
+    it is one launch and does not synchronise.
     """
     if lengths.device.type == "cpu":
         return by_rank_reference(lengths, rank)
@@ -62,9 +64,9 @@ def by_rank(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def by_rank_reference(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The definition of `by_rank`, and what the CPU does."""
+    """The definition of `by_rank`, used on the CPU."""
     flat = lengths.reshape(-1).to(torch.int64, copy=True)
-    # A stable sort of key-major pairs by rank leaves them by key, then sample.
+    # The sort is stable, so the pairs of a rank stay in order of key, then sample.
     order = rank.expand(lengths.shape).reshape(-1).argsort(stable=True)
     chosen = flat.gather(0, order)
     places = torch.empty_like(flat).scatter_(0, order, chosen.cumsum(0) - chosen)
@@ -92,7 +94,7 @@ def add_ranges(
         from fsdata.kernels.ranges_triton import launch_add
 
         launch_add(source, target, starts, places, lengths, row, rows, width)
-    elif source.dtype in (torch.float32, torch.float64):
+    elif source.dtype in (torch.float32, torch.float64):  # numpy has no bfloat16, numba no float16 on CPUs
         table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
         _add_all(table, source.view(-1).numpy(), target.view(-1).numpy(), width)
     else:
@@ -119,6 +121,7 @@ def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: i
 @kernel(called_with="int64[:, ::1], int64, int64, int64")
 def copy_all(table: np.ndarray, source: int, target: int, item_bytes: int) -> None:
     """table: int64[3, R] starts, places, lengths; the others: byte addresses and bytes of an item."""
+    # The widest word to which all addresses are aligned: `copy` makes arrays of it, which numba takes to be aligned.
     wide = item_bytes % 8 == 0 and source % 8 == 0 and target % 8 == 0
     half = item_bytes % 4 == 0 and source % 4 == 0 and target % 4 == 0
     word = 8 if wide else 4 if half else 1

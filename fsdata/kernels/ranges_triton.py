@@ -1,4 +1,4 @@
-"""`copy_ranges`, `add_ranges` and `by_rank` in Triton. Imported on use: Triton is not needed on the CPU."""
+"""`copy_ranges`, `add_ranges` and `by_rank` in Triton. Imported at the first use: the CPU does not need Triton."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # words that a program copies at a time, pairs that it plans at a time
-_PROGRAMS = 2048  # about what fills a large GPU; long ranges are shared out if there are fewer ranges
+BLOCK = 1024  # words that a program copies at a time, or pairs that it plans at a time
+_PROGRAMS = 2048  # fills a large GPU; if there are fewer ranges, several programs copy one range
 _MOST_PER_RANGE = 1024
 
 
@@ -49,6 +49,7 @@ def _add(  # type: ignore[no-untyped-def]
     source, target, starts, places, lengths, order, firsts, width, BLOCK: tl.constexpr
 ):
     """Program (m, p) adds up blocks p, p + P, ... of row m: the ranges order[firsts[m]] to order[firsts[m + 1] - 1]."""
+    # One program owns a word of the target and adds its ranges in order: with atomics the sum would depend on timing.
     m = tl.program_id(0)
     first, last = tl.load(firsts + m), tl.load(firsts + m + 1)
     low = tl.load(places + tl.load(order + first)) * width
@@ -80,10 +81,10 @@ def launch_add(
     rows: int,
     width: int,
 ) -> None:
-    """See `add_ranges`. Ranges without items are left out by giving them a row of their own behind the others."""
+    """See `add_ranges`."""
     if not rows:
         return
-    numbers = torch.where(lengths > 0, row, rows)
+    numbers = torch.where(lengths > 0, row, rows)  # empty ranges go to row `rows`, for which no program runs
     order = numbers.argsort(stable=True)
     firsts = torch.searchsorted(numbers[order], torch.arange(rows + 1, device=row.device))
     kernel: Any = _add
@@ -96,11 +97,13 @@ def launch_add(
 def _by_rank(  # type: ignore[no-untyped-def]
     lengths, rank, table, keys, samples, BLOCK: tl.constexpr
 ):
-    """Program n < N places the samples of the rank of sample n, if n is the first of them, so ranks need no bound.
+    """Program n < N computes the places of all samples of one rank, if sample n is the first one of this rank.
 
-    Program N gives the starts, which are the places if all samples have one rank: it reads that of sample 0 for all.
+    So ranks need no upper bound. Program N computes the starts: they are the places if all samples had one rank, so it
+    reads the rank of sample 0 for all samples.
     """
     n = tl.program_id(0)
+    # 0 in program N: all its samples read the rank of sample 0, and it writes the first line of `table`.
     step = tl.where(n < samples, 1, 0)
     mine = tl.load(rank + n * step)
     lane = tl.arange(0, BLOCK)
@@ -125,18 +128,19 @@ def _by_rank(  # type: ignore[no-untyped-def]
                 pair = key * samples + first + lane
                 length = tl.load(lengths + pair, mask=here, other=0).to(tl.int64)
                 tl.store(out + pair, place + tl.cumsum(length, 0) - length, mask=here)
-                tl.store(table + 2 * keys * samples + pair, length, mask=here)  # program N: the same once more
+                tl.store(table + 2 * keys * samples + pair, length, mask=here)  # program N writes the same values again
                 place += tl.sum(length)
 
 
 def launch_by_rank(lengths: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `by_rank`. A program for every rank walks over all pairs; the others only look for an earlier sample."""
+    """See `by_rank`. One program per rank visits all pairs; the others end when they find an earlier sample."""
     lengths, rank = lengths.contiguous(), rank.contiguous()
     keys, samples = lengths.shape
     table = torch.empty((3, lengths.numel()), dtype=torch.int64, device=lengths.device)
     kernel: Any = _by_rank
     if lengths.numel():
         with torch.cuda.device_of(lengths):
+            # A program per sample, not per rank: the number of ranks is known on the device only.
             kernel[(samples + 1,)](lengths, rank, table, keys, samples, BLOCK=BLOCK)
     starts, places, flat = table.unbind()
     return starts, places, flat

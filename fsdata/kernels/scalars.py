@@ -1,7 +1,7 @@
-"""Fields with one value, or a fixed number, in every row: from Arrow's memory to batches (numba, nogil).
+"""Copies fields with a fixed number of values per row from Arrow's memory to batches (numba, nogil).
 
-Arrow hands a record batch over as the structures of its C data interface
-(https://arrow.apache.org/docs/format/CDataInterface.html): one call for all columns, where Python would ask each.
+Arrow exports a record batch as structures of its C data interface
+(https://arrow.apache.org/docs/format/CDataInterface.html): one call for all columns, instead of one per column.
 
 Addresses are trusted, as in `fsdata.kernels.columns`.
 
@@ -15,38 +15,39 @@ from fsdata.kernels.columns import FLAT, STEP, WIDTH, copy
 from fsdata.kernels.memory import ask_for, pointer
 from fsranks.libraries import kernel
 
-# Of an array of a column, int64 [2].
+# The numbers of a column's array, int64 [2].
 AT = 0  # address of the value of its first row
-NULLS = 1  # how many rows are null, -1 where that is unknown
+NULLS = 1  # number of null rows, -1 if unknown
 
-# Words of an ArrowArray.
+# Indices of the 8-byte words of an ArrowArray.
 _NULL_COUNT, _OFFSET, _BUFFERS, _CHILDREN, _WORDS = 1, 2, 5, 6, 10
 
-_MANY = 1 << 40  # values; how many there are is known elsewhere
-_TILE = 256  # rows that are written together: they stay in the cache for all columns
-_PICKED = 256  # rows that are read together, likewise
-_TOGETHER = 1024  # bytes of each, likewise
-_LINE = 64  # bytes of the cache
-_FEW = 16  # rows that lie next to each other, on average: from so many on they are copied at once
+_MANY = 1 << 40  # shape of arrays whose size is not known here; numba does not check indices
+_TILE = 256  # rows that are written together, so that they stay in the cache for all columns
+_PICKED = 256  # rows that are read together, for the same reason
+_TOGETHER = 1024  # most bytes of a row that are read together, for the same reason
+_LINE = 64  # bytes of a cache line
+_FEW = 16  # average number of consecutive rows from which copying them at once is faster
 
 
 @kernel(called_with="int64, int64[::1], int64[::1], int64[:, ::1]")
 def read_arrays(batch, columns, itemsize, found):
-    """Where the values of some columns of a record batch lie -> `found`, int64 [C, 2].
+    """Write the address and the null count of some columns of a record batch to `found`, int64 [C, 2].
 
-    batch: address of its ArrowArray. columns: int64 [C], which; itemsize: int64 [C], bytes of their values.
+    batch: address of its ArrowArray. columns: int64 [C], their indices; itemsize: int64 [C], bytes of their values.
     """
     children = carray(pointer(carray(pointer(batch), (_WORDS,), np.int64)[_CHILDREN]), (1 << 31,), np.int64)
     for c in range(len(columns)):
         array = carray(pointer(children[columns[c]]), (_WORDS,), np.int64)
-        buffers = carray(pointer(array[_BUFFERS]), (2,), np.int64)
+        buffers = carray(pointer(array[_BUFFERS]), (2,), np.int64)  # validity bitmap, values
         found[c, AT] = buffers[1] + array[_OFFSET] * itemsize[c]
         found[c, NULLS] = array[_NULL_COUNT]
 
 
 @kernel(called_with="int64[::1], int64, uint8[::1]")
 def find_not_finite(at, count, found):
-    """Whether one of `count` float32 at each address is not finite -> `found`, uint8 [C]."""
+    """Write to `found`, uint8 [C], whether one of `count` float32 at each address is not finite."""
+    # NaN and infinity have all bits of the exponent. A loop over integers without a branch is vectorized.
     exponent = np.int32(0x7F800000)
     for c in range(len(at)):
         bad = False
@@ -58,12 +59,12 @@ def find_not_finite(at, count, found):
 @kernel(inline="always")
 def _spread(to, values, step):
     for n in range(len(values)):
-        to[np.uint64(n * step)] = values[n]
+        to[np.uint64(n * step)] = values[n]  # unsigned: numba adds no test for negative indices
 
 
 @kernel(called_with="int64[::1], int64[::1], int64, int64[::1], int64[::1]")
 def spread(at, itemsize, count, target, step):
-    """`count` values of each column to memory where one begins every so many bytes.
+    """Copy `count` values of each column to memory in which they are `step` bytes apart: rows, from columns.
 
     at, target: int64 [C], addresses; itemsize, step: int64 [C], bytes: step is a multiple of itemsize, which is 4 or 8.
     """
@@ -83,7 +84,7 @@ def spread(at, itemsize, count, target, step):
 
 @kernel
 def _copy_stretches(columns, f, block, row, begins, size, target):
-    """The rows begins[k], ..., begins[k + 1] - 1 lie one after another in their block."""
+    """Copy a field by stretches: the rows begins[k], ..., begins[k + 1] - 1 are consecutive in their block."""
     to = target
     for k in range(len(begins) - 1):
         n = begins[k]
@@ -95,7 +96,7 @@ def _copy_stretches(columns, f, block, row, begins, size, target):
 
 @kernel
 def _in_one_row(columns, itemsize, f, g):
-    """Whether two fields have one value each in the same rows of memory, as far apart in every block."""
+    """Whether two fields have one value each in the same rows of memory, at the same distance in every block."""
     apart = columns[0, g, FLAT] - columns[0, f, FLAT]
     for b in range(len(columns)):
         one, other = columns[b, f], columns[b, g]
@@ -109,10 +110,10 @@ def _in_one_row(columns, itemsize, f, g):
 
 @kernel
 def _pick_rows(columns, first, last, block, row, itemsize, target):
-    """Row after row, of the fields first, ..., last - 1, which are in one row of memory.
+    """Copy the fields first, ..., last - 1, which are in one row of memory, row by row.
 
-    The processor cannot foresee where rows are. So it is asked for all fields of some rows before the first of them is
-    read, and has many lines on their way at once.
+    The hardware prefetcher cannot predict shuffled rows. The lines of all fields of some rows are therefore prefetched
+    before the first of them is read, so that many loads from memory run at once.
     """
     at, step, found = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.empty(_PICKED, np.int64)
     for b in range(len(columns)):
@@ -128,7 +129,7 @@ def _pick_rows(columns, first, last, block, row, itemsize, target):
             found[n] = at[b] + np.int64(row[begin + n]) * step[b]
             for byte in range(low, high, _LINE):
                 ask_for(found[n] + byte)
-            ask_for(found[n] + high - 1)
+            ask_for(found[n] + high - 1)  # rows are not aligned to lines: the last byte may be in one line more
         for f in range(first, last):
             offset, width, size = columns[0, f, FLAT] - at[0], columns[0, f, WIDTH], itemsize[f]
             to = target[f] + begin * width * size
@@ -147,12 +148,12 @@ def _pick_rows(columns, first, last, block, row, itemsize, target):
 
 @kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[::1], int64[::1]")
 def gather_flat(columns, flat, block, row, itemsize, target):
-    """Copy the rows of fields that lie flat in all blocks, one after another, to the field's target.
+    """Copy the rows of fields that are flat in all blocks, one after another, to the field's target.
 
-    Rows of one block that follow each other are found once for all fields, and copied at once.
+    Stretches of consecutive rows of a block are found once for all fields; each is copied at once.
 
-    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], which fields; block, row: int32 [N]; itemsize: int64 [F];
-    target: int64 [F], addresses, 0 leaves a field out.
+    columns: int64 [B, F, NUMBERS]; flat: uint8 [F], nonzero for these fields; block, row: int32 [N]; itemsize:
+    int64 [F]; target: int64 [F], addresses, 0 to skip a field.
     """
     begins, number = np.empty(len(row) // _FEW + 3, np.int64), 0
     for n in range(len(row)):
@@ -160,7 +161,7 @@ def gather_flat(columns, flat, block, row, itemsize, target):
             begins[number] = n
             number += 1
             if number + 1 == len(begins):
-                break
+                break  # too many stretches: the rows are shuffled, and `begins` is not used
     in_stretches = number + 1 < len(begins)
     begins[number] = len(row)
     last = 0
@@ -173,6 +174,7 @@ def gather_flat(columns, flat, block, row, itemsize, target):
         if contiguous:
             _copy_stretches(columns, f, block, row, begins[: number + 1], itemsize[f], target[f])
             continue
+        # Pooled memory has the fields of a row side by side: copy as many of them as possible in one pass.
         last = f + 1
         while last < len(target) and flat[last] and target[last] and _in_one_row(columns, itemsize, f, last):
             last += 1

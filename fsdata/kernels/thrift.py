@@ -1,33 +1,35 @@
-"""Thrift's compact protocol, as far as Parquet needs it (numba, nogil).
+"""Thrift's compact protocol, the part that Parquet uses (numba, nogil).
 
-`raw` is always uint8, `at` the position of a byte in it. A read past the end gives zeros, which end every struct.
-So does a number of more than 10 bytes.
+`raw` is always uint8, `at` the position of a byte in it. Numba does not check indices, so every function here does: a
+read past the end returns zeros, which end every struct, and so does a number of more than 10 bytes. Damaged input
+therefore never loops and never reads foreign memory.
 """
 
 import numpy as np
 
 from fsranks.libraries import kernel
 
+# Kinds. The others: 1, 2 true and false, 3 a byte, 4 to 6 integers, 7 a double.
 BINARY, LIST, SET, MAP, STRUCT = 8, 9, 10, 11, 12
-DEPTH = 64
+DEPTH = 64  # nested values of a footer: more than any version of the format has
 
 
 @kernel
 def varint(raw, at):
     value, shift = np.uint64(0), np.uint64(0)
-    while at < len(raw) and shift < 70:
+    while at < len(raw) and shift < 70:  # 10 bytes of 7 bits
         byte = np.uint64(raw[at])
         at += 1
         value |= (byte & np.uint64(127)) << shift
         shift += np.uint64(7)
         if byte < 128:
             return np.int64(value), at
-    return np.int64(0), len(raw) + 1
+    return np.int64(0), len(raw) + 1  # past the end: all further reads return zeros, too
 
 
 @kernel
 def varint32(raw, at):
-    """A number of 32 bits, in 5 bytes at most, as pages have them; what is longer is a read past the end."""
+    """A number of at most 32 bits and 5 bytes, as in pages; a longer one counts as a read past the end."""
     value, end = varint(raw, at)
     if end - at > 5 or value >> 32:
         return np.int64(0), len(raw) + 1
@@ -36,13 +38,17 @@ def varint32(raw, at):
 
 @kernel
 def signed(raw, at):
+    """A zigzag number: 0, -1, 1, -2, ... stored as 0, 1, 2, 3, ..."""
     value, at = varint(raw, at)
     return np.int64((np.uint64(value) >> np.uint64(1)) ^ np.uint64(-(value & 1))), at
 
 
 @kernel
 def next_field(raw, at, before):
-    """(number of the next field, its kind, where its value begins); kind 0 at the end of the struct."""
+    """(number of the next field, its kind, position of its value); kind 0 at the end of the struct.
+
+    before: number of the previous field: the compact protocol stores the difference.
+    """
     if at >= len(raw) or raw[at] == 0:
         return 0, 0, at + 1
     head = np.int64(raw[at])
@@ -54,7 +60,7 @@ def next_field(raw, at, before):
 
 @kernel
 def items(raw, at):
-    """(how many, of which kind, where the first begins) of a list."""
+    """(number of items, their kind, position of the first) of a list."""
     if at >= len(raw):
         return 0, 0, at
     head = np.int64(raw[at])
@@ -67,14 +73,14 @@ def items(raw, at):
 
 @kernel
 def byte_string(raw, at):
-    """(where they begin, how many)."""
+    """(position of the first byte, number of bytes), cut at the end of `raw`."""
     size, at = varint(raw, at)
     return at, min(max(size, 0), len(raw) - min(at, len(raw)))
 
 
 @kernel
 def _after_scalar(raw, at, kind):
-    """Where a value without parts ends."""
+    """The end of a value that is no list or struct."""
     if kind == 3:
         return at + 1
     if 4 <= kind <= 6:
@@ -84,18 +90,19 @@ def _after_scalar(raw, at, kind):
     if kind == BINARY:
         begin, size = byte_string(raw, at)
         return begin + size
-    return at  # booleans have no bytes of their own
+    return at  # a boolean field of a struct: its kind is its value
 
 
 @kernel
 def after(raw, at, kind, inside):
-    """Where a value ends. Not recursive: numba cannot keep a function that calls itself in its cache.
+    """The end of a value. Not recursive: numba cannot cache a function that calls itself.
 
-    inside: int64 [DEPTH, 2], memory to work in: kind of the elements (-1: fields of a struct), how many are to come.
+    inside: int64 [DEPTH, 2], a stack in memory of the caller: kind of the elements (-1: fields of a struct), elements
+    still to come.
     """
     if kind < LIST:
         return _after_scalar(raw, at, kind)
-    if kind in (LIST, SET):  # mostly of scalars
+    if kind in (LIST, SET):  # mostly lists of scalars: skipped without the stack
         count, inner, begin = items(raw, at)
         if 2 < inner < LIST:
             for _ in range(count):
@@ -107,15 +114,15 @@ def after(raw, at, kind, inside):
     while True:
         if kind >= LIST:
             if kind == MAP or kind > STRUCT or depth == DEPTH:
-                return len(raw)  # Parquet has no maps, no other kinds and nothing as deep
+                return len(raw)  # Parquet has no maps, no further kinds and no deeper values
             inside[depth, 0], inside[depth, 1] = -1, 0
             if kind != STRUCT:
                 inside[depth, 1], inside[depth, 0], at = items(raw, at)
                 if inside[depth, 0] == 0:
-                    return len(raw)  # no kind: elements without bytes, as many as the list says
+                    return len(raw)  # kind 0: elements without bytes, whose stated number could be any
             depth += 1
         elif depth and inside[depth - 1, 0] in (1, 2):
-            at += 1
+            at += 1  # unlike those of structs, the booleans of a list take a byte each
         else:
             at = _after_scalar(raw, at, kind)
         while depth:  # the next value, of the innermost list or struct that has one

@@ -1,10 +1,11 @@
-"""Kernels are compiled before they are needed: when a loader is made, or by `freescale warm`.
+"""Compiles kernels before they are needed: in the constructor of a loader, or by `freescale warm`.
 
-Numba compiles a kernel at its first call on a machine, and keeps it in a folder. What a loader needs takes 10 s and
-more. So it is done before ranks wait for each other, by several processes at once: each takes the first kernel of the
-list that no other process is at. Ranks of a machine share the work in the same way.
+Numba compiles a kernel at its first call on a machine and caches it in a folder. The kernels of a loader take 10 s and
+more. They are therefore compiled before ranks wait for each other, by several processes at once: each takes the first
+kernel of the list that no other process is compiling. Ranks of a machine share the work in the same way.
 
-The lists have the kernels that Python calls. Numba compiles with them what they call, or takes it from the folder.
+The lists have the kernels that Python calls. Numba compiles the kernels that these call together with them, or reads
+them from the cache.
 """
 
 import importlib
@@ -20,29 +21,29 @@ from fsdata.kernels import columns, deal, footer, scalars, texts
 from fsranks.libraries import compile_kernel, is_compiled_elsewhere, is_there
 from fsranks.machine.cores import cores_of_this_rank
 
-# Those that take long come first, so that the processes end at about the same time.
+# Kernels that take long to compile come first, so that the processes end at about the same time.
 COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (footer.read_chunks, *COPYING, scalars.read_arrays, scalars.find_not_finite, scalars.spread)
 RARE = (deal.to_fewest, texts.fnv1a)
-_MOST_PROCESSES = 4  # more would wait for the longest kernel
+_MOST_PROCESSES = 4  # with more, the others would only wait for the longest kernel
 
 
 def make_ready(kernels: Iterable[Any]) -> None:
-    """Compile kernels that numba does not keep yet, on all cores of this rank. Blocks; leaves no process.
+    """Compile kernels that are not in numba's cache, on all cores of this rank. Blocks; leaves no process.
 
-    Where nothing lacks, it takes a millisecond or two. Call it before other ranks wait for this one.
+    If all are there, it takes a millisecond or two. Call it before other ranks wait for this one.
     """
     compile_lacking(kernels, min(cores_of_this_rank(), _MOST_PROCESSES))
 
 
 def compile_lacking(kernels: Iterable[Any], jobs: int, said: Callable[[str], object] = str) -> int:
-    """Compile kernels that numba does not keep yet, by `jobs` processes; how many lacked. Blocks; leaves no process.
+    """Compile kernels that are not in numba's cache, by `jobs` processes; their number. Blocks; leaves no process.
 
-    said: is called with the name of a kernel when it is there.
+    said: called with the name of each kernel that was compiled.
     """
     lacking = [kernel for kernel in kernels if not is_there(kernel)]
-    kept = folders_of(lacking)  # else other processes would compile for themselves
-    with _others(min(jobs, len(lacking)) - 1 if kept else 0, lacking):
+    cached = folders_of(lacking)  # without a cache folder a process cannot use kernels that others compile
+    with _others(min(jobs, len(lacking)) - 1 if cached else 0, lacking):
         for kernel in _free_first(lacking):
             compile_kernel(kernel)
             said(_name(kernel))
@@ -50,14 +51,15 @@ def compile_lacking(kernels: Iterable[Any], jobs: int, said: Callable[[str], obj
 
 
 def folders_of(kernels: Iterable[Any]) -> list[str]:
-    """Where numba keeps them; empty where it keeps none."""
+    """The folders of numba's cache; empty if it caches none of the kernels."""
     return sorted({str(kernel.stats.cache_path) for kernel in kernels} - {"None"})
 
 
 def _free_first(kernels: Iterable[Any]) -> Iterator[Any]:
-    """Those that no other process compiles come first."""
+    """The kernels, first those that no other process is compiling."""
     todo = list(kernels)
     while todo:
+        # Asked again each time, as the others make progress. If all are taken, this process waits for the first.
         kernel = next((each for each in todo if not is_compiled_elsewhere(each)), todo[0])
         todo.remove(kernel)
         yield kernel
@@ -65,15 +67,16 @@ def _free_first(kernels: Iterable[Any]) -> Iterator[Any]:
 
 @contextmanager
 def _others(count: int, kernels: Collection[Any]) -> Iterator[None]:
-    """Meanwhile `count` more processes compile. Where none can be started, everything takes longer."""
+    """Lets `count` more processes compile during the block. If none can be started, this process compiles all."""
     folder = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "fsdata.kernels.warm", *map(_name, kernels)]
+    # The folder of this package: the parent may import it from a path that a new interpreter does not have.
     environment, none = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
     started: list[subprocess.Popen[bytes]] = []
     try:
         with suppress(OSError):
-            for _ in range(count if sys.executable else 0):  # a program that embeds Python has none
+            for _ in range(count if sys.executable else 0):  # a program that embeds Python has no interpreter to start
                 started.append(subprocess.Popen(command, env=environment, stdin=none, stdout=none, stderr=none))
         yield
     finally:

@@ -1,5 +1,5 @@
-"""Which row comes when; pure functions of units, seed, epoch and ranks.
+"""The order of the rows of an epoch: pure functions of units, seed, epoch and ranks.
 
-`mix` orders the units of several sources; `deal` gives them to ranks, each a `stream` of its own; `progress` says where
-a job stands.
+`mix` orders the units of several sources, `deal` assigns them to ranks as one `stream` each, and `progress` is the
+position of a job in these streams.
 """

@@ -1,16 +1,16 @@
-"""Which rank reads which rows of an epoch, in which order: a pure function of (units, seed, epoch, ranks).
+"""Deals the rows of an epoch to ranks, each in its order: a pure function of (units, seed, epoch, ranks).
 
-A *unit* is what one thread decodes at once, normally a row group. An epoch is dealt in three moves:
+A *unit* is decoded by one thread at once; normally it is a row group. An epoch is dealt in three moves:
 
-1. The units are put in order: as they come, or permuted by (seed, epoch).
+1. The units are ordered: as in the files, or permuted by (seed, epoch).
 2. They are dealt: the next unit goes to the rank with the fewest rows so far (with equal units: unit u to rank
-   u mod W), so that at every step all ranks stand at about the same place of the data. At the end the surplus of some
-   ranks is cut off and handed to the others, until every rank has its quota, N // W rows and one more on the first
-   N % W ranks.
-3. A rank's pieces are grouped into windows; with shuffling the rows of a window are permuted.
+   u mod W), so that at every step all ranks read from about the same part of the data. At the end, ranks with more
+   rows than their quota pass the surplus to the others. The quota is N // W rows, and one more on the first N % W
+   ranks.
+3. The pieces of a rank are grouped into windows; with shuffling the rows of a window are permuted.
 
-Because every rank can compute every stream, a position (rows passed) per rank is the whole state of an epoch, and what
-is left of it can be dealt again to another number of ranks.
+Every rank can compute every stream, so one position (rows passed) per rank is the whole state of an epoch, and the
+remaining rows can be dealt again to another number of ranks.
 """
 
 import heapq
@@ -22,11 +22,12 @@ import numpy as np
 from fsdata.kernels.deal import to_fewest
 from fsdata.order.stream import Stream, Window, grouped, in_turn
 
-COMPILED_FROM = 20_000  # spans
+# Spans from which the kernel is used: below, the Python heap is fast enough, and a new machine need not compile.
+COMPILED_FROM = 20_000
 
 
 class RankShare(NamedTuple):
-    """What one rank was dealt: rows [start, stop) of spans, in order. int64[n] each."""
+    """The rows of one rank: rows [start, stop) of spans, in order. int64[n] each."""
 
     span: np.ndarray
     start: np.ndarray
@@ -34,19 +35,22 @@ class RankShare(NamedTuple):
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """int64 [count], a permutation that depends on the key alone, not on platform or library version.
+    """int64 [count], a permutation that depends only on the key, not on the platform or a library's version.
 
-    Philox's raw output is fixed by its definition; a stable sort of it is a permutation without further choices.
+    Saved states rely on that. Raw Philox output is fixed by its definition (numpy may change `Generator.permutation`),
+    and a stable sort orders equal numbers the same way everywhere.
     """
     generator = np.random.Philox(key=np.random.SeedSequence(key).generate_state(2, np.uint64))
     keys = generator.random_raw(count)
-    # numpy sorts 16 bits by radix, and what is nearly in order with few comparisons: a third of the time of one sort.
+    # Two stable sorts take a third of the time of one: numpy sorts 16-bit keys by radix (here the top 16 bits), and
+    # then needs few comparisons, as the full keys are nearly in order.
     order = np.argsort((keys >> np.uint64(48)).astype(np.uint16), kind="stable")
     return order[np.argsort(keys[order], kind="stable")]
 
 
 def window_order(window: Window, *, seed: int, epoch: int) -> np.ndarray:
     """int64 [rows of all pieces]: the order in which a shuffled window yields its rows."""
+    # The key is the window's first row, not its number: dealing the rest again renumbers windows, but not their rows.
     first = window.pieces[0]
     return permutation(sum(piece.rows for piece in window.pieces), seed, epoch, 1, first.unit, first.start)
 
@@ -57,63 +61,63 @@ def quotas(rows: int, world_size: int) -> np.ndarray:
 
 
 def deal(rows: np.ndarray, world_size: int) -> list[RankShare]:
-    """Deal spans of so many rows, int64[N], to ranks in order, and even out the rows at the end.
+    """Deal spans to ranks in order, and even out the rows at the end. rows: int64[N] of each span.
 
-    Spans without rows are left out.
+    Spans without rows are dropped.
     """
     spans = np.flatnonzero(rows)
-    owner, held = np.empty(len(spans), np.uint16), np.zeros(world_size, np.int64)
-    (to_fewest if len(spans) >= COMPILED_FROM else _to_fewest)(rows[spans], world_size, owner, held)
-    by_rank = spans[np.argsort(owner, kind="stable")]
-    of_rank = np.split(by_rank, np.cumsum(np.bincount(owner, minlength=world_size))[:-1])
-    missing = quotas(int(held.sum()), world_size) - held
+    owner, rank_rows = np.empty(len(spans), np.uint16), np.zeros(world_size, np.int64)
+    (to_fewest if len(spans) >= COMPILED_FROM else _to_fewest)(rows[spans], world_size, owner, rank_rows)
+    by_rank = spans[np.argsort(owner, kind="stable")]  # stable: the spans of a rank stay in order
+    rank_spans = np.split(by_rank, np.cumsum(np.bincount(owner, minlength=world_size))[:-1])
+    missing = quotas(int(rank_rows.sum()), world_size) - rank_rows  # negative on ranks above their quota
     shares, surplus = [], []
-    for mine, over in zip(of_rank, -missing, strict=True):
-        kept, cut = _cut(mine, rows[mine], int(over))
-        shares.append(kept)
+    for own, excess in zip(rank_spans, -missing, strict=True):
+        share, cut = _cut(own, rows[own], int(excess))
+        shares.append(share)
         surplus += cut
-    given = _hand_over(np.maximum(missing, 0), surplus)
-    return [_with(share, more) for share, more in zip(shares, given, strict=True)]
+    received = _hand_over(np.maximum(missing, 0), surplus)
+    return [_with(share, more) for share, more in zip(shares, received, strict=True)]
 
 
-def _to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.ndarray) -> None:
-    """`to_fewest`, without a second of compiling on a new machine."""
+def _to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, rank_rows: np.ndarray) -> None:
+    """`to_fewest` in Python. The heap is ordered by (rows, rank), so ties go to the lowest rank, as in the kernel."""
     fewest = [(0, rank) for rank in range(world_size)]
     for span, count in enumerate(rows.tolist()):
         so_far, owner[span] = fewest[0]
         heapq.heapreplace(fewest, (so_far + count, fewest[0][1]))
     for so_far, rank in fewest:
-        held[rank] = so_far
+        rank_rows[rank] = so_far
 
 
-def _cut(spans: np.ndarray, rows: np.ndarray, over: int) -> tuple[RankShare, list[tuple[int, int, int]]]:
-    """What a rank keeps of its spans, and the `over` rows at their end as (span, start, stop)."""
+def _cut(spans: np.ndarray, rows: np.ndarray, excess: int) -> tuple[RankShare, list[tuple[int, int, int]]]:
+    """Cuts the last `excess` rows off the spans of a rank: its share, and the cut rows as (span, start, stop)."""
     stop, whole = rows.copy(), len(spans)
     cut = []
-    while over > 0:
+    while excess > 0:
         last = whole - 1
-        taken = min(over, int(rows[last]))
+        taken = min(excess, int(rows[last]))
         stop[last] -= taken
         cut.append((int(spans[last]), int(stop[last]), int(rows[last])))
-        over -= taken
-        whole -= stop[last] == 0
+        excess -= taken
+        whole -= stop[last] == 0  # a span of which a part stays is not dropped
     return RankShare(spans[:whole], np.zeros(whole, np.int64), stop[:whole]), cut[::-1]
 
 
 def _hand_over(missing: np.ndarray, surplus: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """[W] what each rank gets of the surplus, for as many rows as it is short of."""
-    given: list[list[tuple[int, int, int]]] = [[] for _ in missing]
-    left, rank = missing.tolist(), 0
+    """[W] the parts (span, start, stop) of the surplus that each rank receives, `missing` rows of it."""
+    received: list[list[tuple[int, int, int]]] = [[] for _ in missing]
+    lacking, rank = missing.tolist(), 0
     for span, begin, stop in surplus:
         start = begin
         while start < stop:
-            while left[rank] == 0:
+            while lacking[rank] == 0:  # ends: the surplus has as many rows as all ranks lack
                 rank += 1
-            taken = min(left[rank], stop - start)
-            given[rank].append((span, start, start + taken))
-            left[rank] -= taken
+            taken = min(lacking[rank], stop - start)
+            received[rank].append((span, start, start + taken))
+            lacking[rank] -= taken
             start += taken
-    return given
+    return received
 
 
 def _with(share: RankShare, more: list[tuple[int, int, int]]) -> RankShare:
@@ -132,11 +136,12 @@ def epoch_streams(
     epoch: int,
     first_unit: int = 0,
 ) -> list[Stream]:
-    """Every rank's stream of one epoch, of the units from `first_unit` on.
+    """The streams of all ranks in one epoch. Units are numbered from `first_unit`.
 
-    shuffle_window: units that are shuffled together; or a share of the epoch: then units keep their order.
+    shuffle_window: an int, the units that are shuffled together; or a float, a share of the epoch.
     """
     rows = np.asarray(unit_rows, np.int64)
+    # A share of the epoch means "shuffle, but keep the data roughly in its (time) order": only rows are permuted.
     in_order = not shuffle or isinstance(shuffle_window, float)
     order = np.arange(len(rows)) if in_order else permutation(len(rows), seed, epoch, 0)
     size = window_units(shuffle_window, -(-len(rows) // world_size)) if shuffle else 1
@@ -147,13 +152,14 @@ def epoch_streams(
 
 
 def window_units(shuffle_window: int | float, units: int) -> int:
-    """How many of the units of a rank are shuffled together."""
+    """How many units of a rank are shuffled together, of the `units` that it has."""
     if not isinstance(shuffle_window, float):
         return shuffle_window
     return max(round(shuffle_window * units), 1)
 
 
 def deal_again(streams: Sequence[Stream], positions: Sequence[int], world_size: int) -> list[Stream]:
-    """Deal what is left of an epoch to another number of ranks; every remaining row goes to exactly one of them."""
-    whole = in_turn([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
-    return [whole.of(*share) for share in deal(whole.last - whole.first, world_size)]
+    """Deal the remaining rows of an epoch to another number of ranks; each row goes to exactly one of them."""
+    # Interleaved: the old ranks read side by side, so the rest continues at about the same part of the data.
+    rest = in_turn([stream.after(position) for stream, position in zip(streams, positions, strict=True)])
+    return [rest.of(*share) for share in deal(rest.last - rest.first, world_size)]

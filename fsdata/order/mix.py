@@ -1,12 +1,12 @@
-"""AllUnits of several sources: what one thread decodes at once, and the order of rows inside.
+"""Divides the rows of several sources into units (each is decoded by one thread at once) and orders the rows inside.
 
 `sequential` makes every row group a unit. `weighted` and `time` merge the sources row by row: rows are ordered by a
-key (a row's place in its source divided by the source's weight; or its time), ties by source, and each source keeps
-its own order. A merged unit is a contiguous range of every source, so the merge itself can wait until the unit is
-decoded, and planning needs no more than the keys at a few cuts.
+key (a row's number in its source divided by the source's weight; or its time), ties by source, and each source keeps
+its own order. A merged unit is a contiguous range of every source. Its rows are therefore merged only when it is
+decoded, and planning stores only counts at a few cuts.
 
-Sources are given by the rows of their row groups, int64 [groups] each. AllUnits are kept in arrays, as there may be
-millions. Letters: S sources, C candidate cuts, U units, R ranges of all of them.
+A source is described by the row counts of its row groups, int64 [groups]. Letters: S sources, C candidate cuts,
+U units, R ranges of all units.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Mix = Literal["sequential", "weighted", "time"]
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows [start, stop) of row group `group` of source `source`; `first` is the source's row number of row `start`."""
+    """Rows [start, stop) of row group `group` of source `source`; row `start` has the number `first` in the source."""
 
     source: int
     group: int
@@ -45,14 +45,14 @@ class Unit:
 
 
 class AllUnits(Sequence[Unit]):
-    """AllUnits in arrays; a `Unit` is made when somebody asks for one.
+    """All units in arrays, as there may be millions; indexing creates a `Unit`.
 
     Attributes:
         row_counts: int64 [U].
     """
 
     def __init__(self, ranges: np.ndarray, ends: np.ndarray) -> None:
-        """ranges: int64 [5, R], the attributes of `RowRange`; ends: int64 [U], the ranges of each unit end there."""
+        """ranges: int64 [5, R], the attributes of `RowRange`; ends: int64 [U], unit u has the ranges up to ends[u]."""
         self._source = ranges[0].astype(np.int32)
         self._group = ranges[1].astype(np.int32)
         self._start, self._stop, self._first = ranges[2:]
@@ -65,9 +65,9 @@ class AllUnits(Sequence[Unit]):
 
     def __getitem__(self, index: int) -> Unit:  # type: ignore[override]  # no slices
         number = range(len(self))[index]
-        here = slice(self._ends[number - 1] if number else 0, self._ends[number])
-        columns = (of[here].tolist() for of in (self._source, self._group, self._start, self._stop, self._first))
-        return Unit(tuple(RowRange(*of) for of in zip(*columns, strict=True)))
+        own = slice(self._ends[number - 1] if number else 0, self._ends[number])
+        columns = (array[own].tolist() for array in (self._source, self._group, self._start, self._stop, self._first))
+        return Unit(tuple(RowRange(*values) for values in zip(*columns, strict=True)))
 
 
 Keys = Callable[[int, int], np.ndarray]
@@ -85,23 +85,24 @@ def sequential_units(sources: Sequence[np.ndarray]) -> AllUnits:
 
 
 def weighted_keys(sources: Sequence[np.ndarray], weights: Sequence[float]) -> Keys:
-    """Keys under which source s has a share of weight_s in every stretch, until it is exhausted."""
+    """Keys by which source s gets a share proportional to weight_s in every stretch, until it is exhausted."""
     starts = [_starts(rows) for rows in sources]
 
     def keys(source: int, group: int) -> np.ndarray:
         rows = np.arange(starts[source][group], starts[source][group + 1])
+        # + 0.5: row 0 of a light source comes after the first rows of heavy ones, not before them.
         return (rows + 0.5) / weights[source]
 
     return keys
 
 
 def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> AllUnits:
-    """AllUnits of one row group per source or a little more, whose order is the merge of all sources by `keys`.
+    """Units of about one row group per source, whose order is the merge of all sources by `keys`.
 
-    Calls `keys` twice for every row group, one row group at a time.
+    Calls `keys` twice for every row group, so that the keys of one row group at a time are in memory.
     """
     cuts = _cuts(sources, keys)
-    size = sum(int(rows.max(initial=0)) for rows in sources)
+    size = sum(int(rows.max(initial=0)) for rows in sources)  # rows of a unit: the largest row group of every source
     starts = [_starts(rows) for rows in sources]
     ranges: list[RowRange] = []
     ends = []
@@ -111,17 +112,20 @@ def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> AllUnits:
             ranges += _ranges(starts, begin, cut)
             ends.append(len(ranges))
             begin = cut
-    columns = np.array([astuple(each) for each in ranges], np.int64).reshape(-1, 5).T
+    columns = np.array([astuple(row_range) for row_range in ranges], np.int64).reshape(-1, 5).T
+    # Cuts without rows between them would be units without ranges: they repeat an end, or end at 0.
     return AllUnits(columns, np.unique([end for end in ends if end]).astype(np.int64))
 
 
 def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
     """int64 [rows]: positions in the concatenated ranges, in merged order; `keys[r]` are those of range r.
 
-    The k-way merge that always takes the smallest head is a stable sort by every source's running maximum.
+    A k-way merge that always takes the smallest head equals a stable sort by the running maximum of every source: a
+    row whose key is smaller than an earlier one of its source (times out of order) still comes after it.
     """
     running: list[np.ndarray] = []
     for position, (row_range, range_keys) in enumerate(zip(unit.ranges, keys, strict=True)):
+        # A range of the next row group of the same source continues the maximum of the range before.
         continued = position > 0 and unit.ranges[position - 1].source == row_range.source
         floor = running[-1][-1:] if continued else range_keys[:0]
         running.append(np.maximum.accumulate(np.concatenate([floor, range_keys]))[len(floor) :])
@@ -129,35 +133,40 @@ def merge_order(unit: Unit, keys: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _cuts(sources: Sequence[np.ndarray], keys: Keys) -> list[np.ndarray]:
-    """int64 [S] each, increasing: rows of every source that come before the end of some row group."""
-    ends = [_running_ends(keys, source, len(rows)) for source, rows in enumerate(sources)]
-    at = [(key, source, group) for source, of in enumerate(ends) for group, key in enumerate(of)]
-    at.sort()
-    if not at:
+    """C cuts in merged order, one at the end of every row group; each is int64 [S], rows of each source before it."""
+    last_keys = [_running_ends(keys, source, len(rows)) for source, rows in enumerate(sources)]
+    cuts = [(key, source, group) for source, of in enumerate(last_keys) for group, key in enumerate(of)]
+    cuts.sort()
+    if not cuts:
         return []
-    cut_keys = np.array([key for key, _, _ in at])
-    cut_source = np.array([source for _, source, _ in at])
-    cut_group = np.array([group for _, _, group in at])
-    counts = np.zeros((len(at), len(sources)), np.int64)
+    cut_keys = np.array([key for key, _, _ in cuts])
+    cut_source = np.array([source for _, source, _ in cuts])
+    cut_group = np.array([group for _, _, group in cuts])
+    counts = np.zeros((len(cuts), len(sources)), np.int64)
     for source, rows in enumerate(sources):
         floor = None
         for group in range(len(rows)):
-            of = keys(source, group)
-            of = np.maximum.accumulate(of if floor is None else np.maximum(of, floor))
-            floor = of[-1]
-            inside = slice(np.searchsorted(cut_keys, of[0], "left"), np.searchsorted(cut_keys, of[-1], "right"))
+            running = keys(source, group)
+            running = np.maximum.accumulate(running if floor is None else np.maximum(running, floor))
+            floor = running[-1]
+            # Cuts before this group count none of its rows, cuts after it all; only those between are searched.
+            first = np.searchsorted(cut_keys, running[0], "left")
+            inside = slice(first, np.searchsorted(cut_keys, running[-1], "right"))
+            # Of rows with the key of the cut, those of sources before the cut's source precede it.
             ties = source < cut_source[inside]
+            at_cut = cut_keys[inside]
             counts[inside, source] += np.where(
-                ties, np.searchsorted(of, cut_keys[inside], "right"), np.searchsorted(of, cut_keys[inside], "left")
+                ties, np.searchsorted(running, at_cut, "right"), np.searchsorted(running, at_cut, "left")
             )
-            counts[inside.stop :, source] += len(of)
+            counts[inside.stop :, source] += len(running)
+        # In the cut's own source rows of an equal key may follow the group's end: its count is exact by definition.
         own = cut_source == source
         counts[own, source] = _starts(rows)[cut_group[own] + 1]
     return list(counts)
 
 
 def _starts(rows: np.ndarray) -> np.ndarray:
-    """int64 [groups + 1]: the source's row number at which each group starts, and its end."""
+    """int64 [groups + 1]: the row number in the source at which each group starts, and the source's end."""
     return np.concatenate([[0], np.cumsum(rows)])
 
 
@@ -167,14 +176,14 @@ def _running_ends(keys: Keys, source: int, groups: int) -> np.ndarray:
 
 
 def _ranges(starts: Sequence[np.ndarray], begin: np.ndarray, end: np.ndarray) -> list[RowRange]:
-    """The row groups' rows between two cuts."""
+    """The ranges of all row groups between two cuts."""
     ranges = []
-    for source, of in enumerate(starts):
-        group = int(np.searchsorted(of, begin[source], "right")) - 1
-        at = int(begin[source])
-        while at < end[source]:
-            stop = min(int(of[group + 1]), int(end[source]))
-            if at < stop:
-                ranges.append(RowRange(source, group, at - int(of[group]), stop - int(of[group]), at))
-            at, group = stop, group + 1
+    for source, group_starts in enumerate(starts):
+        group = int(np.searchsorted(group_starts, begin[source], "right")) - 1
+        row = int(begin[source])
+        while row < end[source]:
+            first, stop = int(group_starts[group]), min(int(group_starts[group + 1]), int(end[source]))
+            if row < stop:  # not so in a row group without rows
+                ranges.append(RowRange(source, group, row - first, stop - first, row))
+            row, group = stop, group + 1
     return ranges

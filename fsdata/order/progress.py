@@ -1,7 +1,7 @@
-"""Where a job stands in its data, and what a saved state must agree with.
+"""The position of a job in its data, and the check of a saved state.
 
-The state is that of the job, not of a rank: every rank knows how many rows every rank has passed, because the plan says
-so or because the ranks tell each other at every step. So any rank's state will do, and any number of ranks can load it.
+A state belongs to the job, not to a rank: every rank knows how many rows every rank has passed, from the plan or from
+the status words of every step. The states of all ranks are equal, and any number of ranks can load one.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Positions = tuple[int, ...]
 
 
 class SegmentState(Protocol):
-    """What a place in data that is followed counts in: `fsdata.growing.segment`."""
+    """The segment of a followed folder to which positions refer: `fsdata.growing.segment`."""
 
     def state(self) -> dict[str, Any]:
         """JSON-able."""
@@ -27,15 +27,15 @@ class SegmentState(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A place in the data.
+    """A position in the data.
 
     Attributes:
         epoch, step: the epoch, and the batches already yielded in it.
-        history: the stretches of this epoch that ran on other numbers of ranks: the rows each rank had passed when the
+        history: earlier runs of this epoch on other numbers of ranks: the rows that each rank had passed when the
             rest was dealt again.
-        positions: rows that each rank has passed since.
+        positions: rows that each rank has passed since then.
         tuning: state of the planner (AutoTune, the choice of a method), or None.
-        segment: of data that is followed, what `history` and `positions` count in.
+        segment: the segment that `history` and `positions` refer to; None unless a folder is followed.
     """
 
     epoch: int
@@ -50,7 +50,7 @@ class Progress:
         return cls(epoch=epoch, step=0, history=(), positions=(0,) * world_size, tuning=tuning)
 
     def moved(self, passed: Sequence[int], steps: int = 0, tuning: dict[str, Any] | None = None) -> "Progress":
-        """The place after so many rows more of every rank, and so many steps."""
+        """The position after `steps` more steps and `passed` more rows of each rank."""
         positions = tuple(before + more for before, more in zip(self.positions, passed, strict=True))
         return Progress(
             epoch=self.epoch,
@@ -62,19 +62,21 @@ class Progress:
         )
 
     def on(self, world_size: int) -> "Progress":
-        """The same place, seen by `world_size` ranks."""
+        """The same position for `world_size` ranks."""
         if len(self.positions) == world_size:
             return self
+        # Positions that are all 0 are left out: the rest is dealt as if the job had not run on these ranks.
         history = (*self.history, self.positions) if any(self.positions) else self.history
         return replace(self, history=history, positions=(0,) * world_size, tuning=None)
 
     def extended(self, segment: SegmentState, world_size: int) -> "Progress":
-        """The same place, the first of a further segment."""
+        """The same epoch and step, at the start of a further segment."""
         return replace(self, segment=segment, history=(), positions=(0,) * world_size)
 
     def streams(self, first: Sequence[Stream], world_size: int) -> list[Stream]:
-        """The streams that `positions` count in; `first` are the epoch's, dealt to the first stretch's ranks."""
+        """The streams that `positions` refer to. first: the epoch dealt to the ranks of its first run."""
         streams = list(first)
+        # The rest after run i is dealt to the ranks of run i + 1, the last one to those of now.
         sizes = [*(len(positions) for positions in self.history[1:]), world_size]
         for positions, size in zip(self.history, sizes, strict=False):
             streams = deal_again(streams, positions, size)
@@ -86,10 +88,7 @@ class Progress:
 
 
 def to_state(progress: Progress, fingerprint: dict[str, str]) -> dict[str, Any]:
-    """A small JSON-able dict, the same on every rank.
-
-    tuning: `StepPlanner.state_dict`. fingerprint: that of `Dataset`. follow: `Segment.state`, of data that is followed.
-    """
+    """A small JSON-able dict, the same on every rank. fingerprint: that of `Dataset`."""
     return {
         "version": VERSION,
         "epoch": progress.epoch,
@@ -107,16 +106,16 @@ def from_state(
     fingerprint: dict[str, str],
     segment_of: Callable[[dict[str, Any]], SegmentState] | None = None,
 ) -> Progress:
-    """Read a state back; StateError if it is of another version or belongs to other data or another order.
+    """Read a state back; StateError if it has another version or belongs to other data or another order.
 
-    segment_of: reads the segment of data that is followed.
+    segment_of: reads the segment, where a folder is followed.
     """
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"not a loader state: {_short(state)}. Pass what state_dict() returned")
     if state["version"] != VERSION:
         raise StateError(
             f"the state has version {state['version']!r}, this fsdata reads version {VERSION}: "
-            "resume with the release that wrote it, or start the epoch anew"
+            "resume with the release that wrote it, or restart the epoch"
         )
     try:
         saved = dict(state["fingerprint"])
@@ -130,6 +129,7 @@ def from_state(
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state is damaged ({error!r}): {_short(state)}") from error
+    # Items of both sides: one that only this run has (an option of a newer release) must be reported, too.
     items = [(item, saved.get(item, "nothing"), fingerprint.get(item, "nothing")) for item in {**saved, **fingerprint}]
     different = [
         f"{item}: saved {shown(str(old), new)}, now {shown(new, str(old))}"

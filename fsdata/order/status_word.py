@@ -1,6 +1,7 @@
-"""What every rank says to the others at the start of a step: twelve int64.
+"""The status that every rank sends to the others at the start of a step: twelve int64.
 
-Letters: W ranks.
+All ranks send the same number of bytes in every step, also those that end, leave or fail: one all-gather needs no
+sizes agreed beforehand. Letters: W ranks.
 """
 
 from dataclasses import dataclass
@@ -9,28 +10,28 @@ import numpy as np
 
 from fsdata.errors import MismatchError
 
-PROTOCOL = 4
+PROTOCOL = 4  # raise it with every change of the words: ranks that run different versions then fail with a message
 SIZE = 12
-_FLAGS = 6  # the column of these bits
+_FLAGS = 6  # column of the bits below
 _ENDED, _LEFT, _FAILED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWord:
-    """What one rank says about its part of a step.
+    """The status of one rank in one step.
 
-    The caller fills in the first four fields; the exchange adds the others.
+    The caller fills in what it contributes; the exchange adds the others.
 
     Attributes:
         epoch, step: position of the step; all ranks must agree on them.
-        position: a number of the caller's (where its reading stands); the exchange only passes it on.
-        ended: nothing follows the rows that this rank contributes to this step.
+        position: the caller's read position; the exchange only transmits it.
+        ended: this step has the rank's last rows of the epoch.
         rows: samples this rank contributes.
-        longest: elements of the longest field of any of them.
-        left: the rank left the loop here.
-        failed: the rank's reading failed here; it sends the message next.
-        compute_ns, compute_step: the last `report`, 0 and -1 if there is none since the last word.
-        moving_ns: how long stage III of the step before took here.
+        longest: elements of the longest field of any of these samples.
+        left: the rank left the loop at this step.
+        failed: reading failed on this rank at this step; its message is sent next.
+        compute_ns, compute_step: the last `report`; 0 and -1 if there was none since the last status.
+        moving_ns: duration of stage III (the all-to-all) of the previous step on this rank.
     """
 
     epoch: int
@@ -47,7 +48,7 @@ class StatusWord:
 
 
 def encode(status: StatusWord, number: int, digest: int) -> np.ndarray:
-    """int64 [SIZE]. `number` counts the exchange's steps, `digest` is that of the record spec, 0 if unknown."""
+    """int64 [SIZE]. `number` counts the exchange's steps; `digest` is a hash of the record spec, 0 if not yet known."""
     flags = status.ended * _ENDED | status.left * _LEFT | status.failed * _FAILED
     return np.array(
         [
@@ -102,11 +103,9 @@ def decode(words: np.ndarray) -> tuple[StatusWord, ...]:
 
 
 def check(words: np.ndarray) -> None:
-    """Raise MismatchError unless all ranks speak of the same step of the same data.
-
-    Ranks that left or failed are believed about nothing else; a rank that has seen no data yet has digest 0.
-    """
-    going = (words[:, _FLAGS] & (_LEFT | _FAILED)) == 0
+    """Raise MismatchError unless all ranks are at the same step of the same data."""
+    # A rank that left or failed may have stopped between two steps: its other words are not compared.
+    active = (words[:, _FLAGS] & (_LEFT | _FAILED)) == 0
     for column, what in (
         (0, "exchange protocol (different fsdata versions)"),
         (1, "exchange number"),
@@ -114,7 +113,8 @@ def check(words: np.ndarray) -> None:
         (3, "epoch"),
         (4, "step"),
     ):
-        ranks = np.flatnonzero(going & (words[:, 2] != 0)) if column == 2 else np.flatnonzero(going)
+        # Digest 0: this rank has not read a sample yet, so it does not know the fields.
+        ranks = np.flatnonzero(active & (words[:, 2] != 0)) if column == 2 else np.flatnonzero(active)
         values = words[ranks, column]
         if len(values) and (values != values[0]).any():
             other = int(ranks[np.argmax(values != values[0])])

@@ -1,7 +1,7 @@
-"""What one rank reads of an epoch, in order: windows of pieces of units, kept in arrays.
+"""The rows that one rank reads in an epoch, in order: windows of pieces of units, stored in arrays.
 
-An epoch may have millions of units, and every rank computes the stream of every rank: a piece costs 24
-bytes and its window 32, and no Python object before it is read.
+An epoch may have millions of units, and every rank computes the streams of all ranks. A piece therefore takes 24
+bytes and a window 32; Python objects are created only when a window is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of a unit; or all rows of it and of the units `more`, in this order, decoded at once."""
+    """Rows [start, stop) of a unit. With `more`: all rows of this unit, then of the units `more`, decoded together."""
 
     unit: int
     start: int
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows [start, stop) of the pieces' rows, which are permuted first if the epoch is shuffled."""
+    """Rows [start, stop) of the rows of all its pieces; a shuffled epoch permutes these rows before the cut."""
 
     pieces: tuple[Piece, ...]
     start: int
@@ -44,12 +44,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stream:
-    """K windows of P pieces. Iterating makes the windows, one at a time.
+    """K windows over P pieces. Iterating creates the windows one at a time.
 
     Attributes:
-        unit, start, stop: int64[P]; streams may share them, with pieces that belong to others.
-        begins, ends: int64[K] the pieces of each window.
-        first, last: int64[K] which of the rows of its pieces a window gives.
+        unit, start, stop: int64[P]; streams may share these arrays, so they can hold pieces of other streams.
+        begins, ends: int64[K], window k has the pieces [begins, ends).
+        first, last: int64[K], window k yields the rows [first, last) of the rows of its pieces.
     """
 
     unit: np.ndarray
@@ -69,13 +69,14 @@ class Stream:
 
     def __iter__(self) -> Iterator[Window]:
         for window in range(len(self)):
-            here = slice(self.begins[window], self.ends[window])
-            of = (array[here].tolist() for array in (self.unit, self.start, self.stop))
-            pieces = tuple(Piece(*piece) for piece in zip(*of, strict=True))
+            own = slice(self.begins[window], self.ends[window])
+            columns = (array[own].tolist() for array in (self.unit, self.start, self.stop))
+            pieces = tuple(Piece(*piece) for piece in zip(*columns, strict=True))
             yield Window(pieces, int(self.first[window]), int(self.last[window]))
 
     def of(self, windows: np.ndarray | slice, start: np.ndarray, stop: np.ndarray) -> "Stream":
-        """Some of the windows, and of the rows that each gives only [start, stop)."""
+        """The given windows, each cut to its rows [start, stop)."""
+        # The pieces stay whole: window_order permutes all their rows, so a cut window yields rows in the same order.
         first = self.first[windows]
         return replace(
             self, begins=self.begins[windows], ends=self.ends[windows], first=first + start, last=first + stop
@@ -85,6 +86,7 @@ class Stream:
         """The stream without its first `position` rows."""
         rows = self.last - self.first
         passed = np.cumsum(rows)
+        # "right": a window that ends exactly at `position` is consumed, and so are empty windows there.
         window = int(np.searchsorted(passed, position, "right"))
         start = np.zeros(len(self) - window, np.int64)
         start[:1] = position - (passed[window - 1] if window else 0)
@@ -93,11 +95,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SmallUnits:
-    """Which of U units are decoded together with their neighbours: to decode a unit costs as much as many rows.
+    """The small ones of U units. They are decoded together, as the fixed cost of a unit equals that of many rows.
 
     Attributes:
         file: int64 [U], equal numbers for small units that can be decoded together, -1 for others.
-        share: float64 [U], of a small unit in what is decoded at once; 0 for others.
+        share: float64 [U], size of a small unit as a share of the largest size decoded at once; 0 for others.
         rows: int64 [U].
     """
 
@@ -107,16 +109,16 @@ class SmallUnits:
 
 
 def coalesced(stream: Stream, small: SmallUnits) -> Iterator[Window]:
-    """The rows of a stream whose windows have one piece each, in order: whole small units that follow each other and
-    can be decoded together become one piece. The first window stays as it is, as the first batch waits for it."""
+    """Merges consecutive small units into one piece, in the same order of rows. Windows of `stream` have one piece."""
     unit = stream.unit[stream.begins]
+    # After a resume or a new deal a window may start or stop inside its unit; a merged piece has whole units only.
     whole = (stream.start[stream.begins] + stream.first == 0) & (stream.last - stream.first == small.rows[unit])
     file = np.where(whole, small.file[unit], -1)
-    file[:1] = -1
+    file[:1] = -1  # the first batch waits for the first window: do not make it larger
     share = np.where(file < 0, 0.0, small.share[unit])
-    number = np.floor(np.cumsum(share) - share)  # a piece begins where a whole number of shares has been reached
+    number = np.floor(np.cumsum(share) - share)  # the sum of shares passes an integer: the piece is full
     continues = (file[1:] >= 0) & (file[1:] == file[:-1]) & (number[1:] == number[:-1])
-    begins = np.flatnonzero(np.append(len(stream) > 0, ~continues))
+    begins = np.flatnonzero(np.append(len(stream) > 0, ~continues))  # an empty stream has no first piece
     windows = iter(stream)
     for count in np.diff(begins, append=len(stream)):
         first = next(windows)
@@ -141,7 +143,8 @@ def grouped(unit: np.ndarray, start: np.ndarray, stop: np.ndarray, size: int) ->
 
 
 def in_turn(streams: Sequence[Stream]) -> Stream:
-    """All windows of all streams: the first of each, then the second of each."""
+    """The windows of all streams, interleaved: the first of each, then the second of each."""
+    # A stable sort by the number in the stream: windows of equal number stay in the order of the streams.
     order = np.argsort(np.concatenate([np.arange(len(stream)) for stream in streams]), kind="stable")
     return _in_order(streams, order)
 
@@ -152,22 +155,22 @@ def one_after_another(streams: Sequence[Stream]) -> Stream:
 
 
 def compact(stream: Stream) -> Stream:
-    """The same windows, without pieces that belong to others."""
+    """The same windows, with copies of their own pieces only: the shared arrays can be freed."""
     counts = stream.ends - stream.begins
     ends = np.cumsum(counts)
     pieces = np.repeat(stream.begins - (ends - counts), counts) + np.arange(int(counts.sum()))
-    of = {name: getattr(stream, name)[pieces] for name in ("unit", "start", "stop")}
-    return replace(stream, **of, begins=ends - counts, ends=ends)
+    own = {name: getattr(stream, name)[pieces] for name in ("unit", "start", "stop")}
+    return replace(stream, **own, begins=ends - counts, ends=ends)
 
 
 def _in_order(streams: Sequence[Stream], order: np.ndarray) -> Stream:
-    """The windows of all streams, in this order of them all."""
+    """The windows of all streams. order: indices into the concatenated windows."""
     bases = np.cumsum([0, *(len(stream.unit) for stream in streams)])
 
     def of_all(name: str) -> np.ndarray:
         return np.concatenate([getattr(stream, name) for stream in streams])
 
-    base = np.repeat(bases[:-1], [len(stream) for stream in streams])  # where the pieces of each window's stream begin
+    base = np.repeat(bases[:-1], [len(stream) for stream in streams])  # first piece of each window's stream
     return Stream(
         unit=of_all("unit"),
         start=of_all("start"),

@@ -1,7 +1,6 @@
-"""A column chunk: its pages are unpacked, and say how long the lists of its rows are and where their values lie.
+"""Reads a column chunk: unpacks its pages and finds the lengths of its rows and the addresses of their values.
 
-Lengths come first; values stay in the pages until their place is known. Decompression and checksums run without the
-GIL.
+Values stay in the pages until their position in a batch is known. Decompression and checksums run without the GIL.
 """
 
 import threading
@@ -21,16 +20,20 @@ from fsdata.pages.forms import Form
 from fsdata.pages.kernels import headers, indices, levels, rows
 from fsdata.sources.source import Policy
 
-_own = threading.local()
+_own = threading.local()  # a decompressor serves one thread at a time
 
 
 def _unzstd(data: memoryview, target: memoryview) -> int:
-    """How many bytes came out, or one more than there is room for. zstandard's is a quarter faster than cramjam's."""
+    """The number of decompressed bytes; more than `target` has room for if there are more.
+
+    zstandard is a quarter faster than cramjam.
+    """
     if not hasattr(_own, "zstd"):
         _own.zstd = zstandard.ZstdDecompressor()
     with _own.zstd.stream_reader(data) as reader:
         count = reader.readinto(target)
-        return count + len(reader.read(1))  # the end of the frame has a checksum
+        # One byte more: finds excess data, and reads the end of the frame, which has a checksum.
+        return count + len(reader.read(1))
 
 
 _INTO = {
@@ -42,19 +45,19 @@ _INTO = {
 
 
 class LeftToArrow(Exception):
-    """A column chunk in a form that only pyarrow decodes; says which."""
+    """The column chunk has to be decoded by pyarrow; the message has the reason."""
 
 
 class Damaged(Exception):
-    """What is wrong with a column chunk."""
+    """The column chunk is damaged; the message has the page and the fault."""
 
 
 class Page(NamedTuple):
     """One page, unpacked.
 
     Attributes:
-        header: int64, see `fsdata.pages.kernels.headers`; its address is that of the unpacked bytes.
-        owner: keeps them.
+        header: int64, see `fsdata.pages.kernels.headers`, with the address of the unpacked bytes.
+        owner: object that owns these bytes.
         number: of the page in its chunk.
     """
 
@@ -68,14 +71,14 @@ def page_headers(chunk: np.ndarray, *, values: int, unpacked: int) -> np.ndarray
 
     Args:
         chunk: uint8, its bytes.
-        values, unpacked: of the chunk, as the footer says.
+        values, unpacked: of the chunk, from the footer.
 
     Raises:
         Damaged, LeftToArrow.
     """
     table, code, at = headers.read_headers(chunk, values, unpacked)
     if code == pages.DAMAGED:
-        raise Damaged(f"page {at}: a header that cannot be, or pages that do not have {values} values")
+        raise Damaged(f"page {at}: an invalid header, or pages that do not have {values} values")
     if code == pages.UNKNOWN:
         raise LeftToArrow("a page of an unknown kind or size, or bytes after all values")
     return table
@@ -87,7 +90,7 @@ def unpacked_pages(
     """The pages in order, checked as far as their headers and checksums go.
 
     Args:
-        chunk: uint8, the bytes of the column chunk. owner: keeps them.
+        chunk: uint8, the bytes of the column chunk. owner: object that owns them.
         table: see `page_headers`. needed: bool [P]; None: all.
 
     Raises:
@@ -99,13 +102,14 @@ def unpacked_pages(
         begin, stored, size = line[headers.AT], line[headers.STORED], line[headers.UNPACKED]
         data = chunk[begin : begin + stored]
         if line[headers.CHECKSUM] >= 0 and crc32(data.data) != line[headers.CHECKSUM]:
-            raise Damaged(f"page {number}: its bytes do not have the checksum that its header says")
-        levels = 0
+            raise Damaged(f"page {number}: its bytes do not match the checksum of its header")
+        levels = 0  # bytes of levels that are not compressed, in pages of version 2
         if line[headers.KIND] == headers.DATA_V2:
             levels = line[headers.REPETITION] + line[headers.DEFINITION]
+        # A page of levels only has nothing to decompress, whatever follows the levels.
         if codec == "UNCOMPRESSED" or not line[headers.COMPRESSED] or size == levels:
             if stored != size and size != levels:
-                raise Damaged(f"page {number}: {stored} bytes where {size} are said")
+                raise Damaged(f"page {number}: {stored} bytes, but its header states {size}")
             header[headers.ADDRESS] = data.ctypes.data
             yield Page(header, owner, number)
             continue
@@ -119,20 +123,20 @@ def unpacked_pages(
 
 
 def _unpack(data: np.ndarray, levels: int, raw: np.ndarray, codec: str) -> None:
-    """Fill `raw`; the first bytes, `levels` many, are not compressed."""
+    """Decompress into `raw`. The first `levels` bytes are not compressed."""
     raw[:levels] = data[:levels]
-    found = _INTO[codec](data[levels:].data, raw[levels:].data)
-    if found != len(raw) - levels:
-        raise ValueError(f"{found} bytes where {len(raw) - levels} are said")
+    size = _INTO[codec](data[levels:].data, raw[levels:].data)
+    if size != len(raw) - levels:
+        raise ValueError(f"{size} bytes after decompression, but the header states {len(raw) - levels}")
 
 
-_SHORT = 32  # lists with fewer values on average are decoded at once: to find a run costs as much as some values
-_CACHED = 1 << 18  # bytes of pages that are read while the processor still has them
+_SHORT = 32  # mean length of lists below which values are decoded at once: finding a run costs as much as some values
+_CACHED = 1 << 18  # bytes of pages that are unpacked and then read together, while they are in the CPU's cache
 
 _FAULTS = {
     rows.LEVELS_BEYOND: "levels beyond its end",
-    rows.LEVELS_WRONG: "levels that cannot be",
-    rows.ROWS_WRONG: "other rows than its header or the offset index says",
+    rows.LEVELS_WRONG: "invalid levels",
+    rows.ROWS_WRONG: "other rows than its header or the offset index states",
     rows.VALUES_WRONG: "values that end too early, or contradict themselves",
     rows.WIDTH_WRONG: "positions of more than 32 bits",
     rows.POSITIONS_WRONG: "positions that end too early, or are outside the dictionary",
@@ -141,13 +145,13 @@ _LEFT = {
     rows.LEVELS_OTHER: "levels of another encoding than RLE",
     rows.NO_DICTIONARY: "positions without a dictionary",
     rows.GROUP_CUT: "positions whose last group is cut",
-    rows.MORE_OR_FEWER: "deltas or booleans that are more or fewer than the page says",
+    rows.MORE_OR_FEWER: "more or fewer deltas or booleans than the page states",
     rows.TOO_LARGE: "integers that are too large for their type",
 }
 
 
 def read_column(
-    found: Iterable[Page],
+    unpacked: Iterable[Page],
     form: Form,
     count: int,
     stop: int,
@@ -157,31 +161,33 @@ def read_column(
     policy: Policy = "error",
     default: float = 0,
 ) -> Column:
-    """Levels and places of the values of rows. Blocks for unpacking; values are checked, but mostly not decoded.
+    """Reads the lengths of rows and the addresses of their values. Blocks for unpacking; checks values, but mostly does
+    not decode them.
 
-    Elements that are null or not finite have the value `default`. Under the policy `drop` their lists are null, too.
+    Elements that are null or not finite get the value `default`. Under the policy `drop` their lists become null.
 
     Args:
-        found: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed, and only
-            read as far as they stand in a page with one that is.
-        some: rows of the pages in `found`, if others of the chunk are missing; headers say which. Other rows are empty.
+        unpacked: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed; they
+            are read only in pages that also have earlier rows.
+        some: number of rows in `unpacked`, if it lacks pages of the chunk; headers have their row numbers. Other rows
+            are empty.
 
     Raises:
-        Damaged; LeftToArrow: unknown encodings, and elements that the policy forbids, which pyarrow's path names.
+        Damaged; LeftToArrow: unknown encodings, and elements that the policy forbids (pyarrow's path names the row).
     """
     reading = _Reading(form, count, pool, policy, default)
-    for page in found:
+    for page in unpacked:
         reading.add(page, at_once=stop < count)
         if reading.rows > stop:
             return reading.finish()
     reading.read()
     if some is None and reading.rows != count:
-        raise Damaged(f"{reading.rows} rows where the footer says {count}")
+        raise Damaged(f"{reading.rows} rows, but the footer states {count}")
     return reading.finish(some)
 
 
 class _Reading:
-    """Adds one page after another; pages are read a few at a time."""
+    """Adds one page after another; the kernel reads a few pages per call."""
 
     def __init__(self, form: Form, count: int, pool: Pool, policy: Policy, default: float) -> None:
         self._form = form
@@ -193,13 +199,13 @@ class _Reading:
         self._state[rows.SIZE] = -1
         self._runs = np.empty((4, runs.COLUMNS), np.int64)
         self._waiting: list[Page] = []
-        self._bytes = 0  # of the pages that wait
+        self._bytes = 0  # of the waiting pages
         self._owners: list[Any] = []
-        self._kept = 0  # bytes
+        self._kept = 0  # bytes of memory that the column keeps alive
 
     @property
     def rows(self) -> int:
-        """How many have begun, in the pages that were read."""
+        """Number of rows that begin in the pages read so far."""
         return int(self._state[levels.ROWS])
 
     def add(self, page: Page, at_once: bool) -> None:
@@ -209,11 +215,12 @@ class _Reading:
             self.read()
 
     def read(self) -> None:
-        """Read the pages that wait."""
+        """Read the waiting pages."""
         waiting, form, state = self._waiting, self._form, self._state
         if not waiting:
             return
         pages = np.array([page.header for page in waiting])
+        # Runs keep addresses in both arrays, so they are new in each call and belong to the owners.
         tails = np.empty((len(waiting), indices.TAIL + 8), np.uint8)
         made = np.empty(rows.room_for(pages, form.numbers), np.uint8)
         state[rows.MADE] = state[rows.PAGE] = 0
@@ -235,7 +242,7 @@ class _Reading:
         self._kept += tails.nbytes + made.nbytes + self._bytes
         self._owners += [
             tails,
-            made,
+            made,  # also has the converted dictionary, so the page of the dictionary can go
             *(page.owner for page in waiting if page.header[headers.KIND] != headers.DICTIONARY),
         ]
         self._waiting, self._bytes = [], 0
@@ -261,21 +268,22 @@ class _Reading:
                 owners=tuple(self._owners),
                 bytes=self._kept,
             )
+        # Short lists, or elements to replace: copy all values now, in their final type, into memory of the pool.
         elements = values + len(absent)
         lease = self._pool.take(max(elements * dtype.itemsize, 1))
         rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address, absent)
-        found = lease.array(elements, dtype.str)
+        decoded = lease.array(elements, dtype.str)
         if not as_stored:
-            self._replace(found, absent, first)
-        return Column.of(found, start=first, length=self._length)
+            self._replace(decoded, absent, first)
+        return Column.of(decoded, start=first, length=self._length)
 
-    def _replace(self, found: np.ndarray, absent: np.ndarray, first: np.ndarray) -> None:
-        """Elements that are null, those at `absent`, or not finite become the default, by the policy."""
+    def _replace(self, decoded: np.ndarray, absent: np.ndarray, first: np.ndarray) -> None:
+        """Set elements that are null (indices `absent`) or not finite to the default, by the policy."""
         if self._state[rows.NOT_FINITE]:
-            found[absent] = np.nan
-            absent = np.flatnonzero(~np.isfinite(found))
-        found[absent] = self._default
-        if self._policy == "drop":  # the row goes, as that of a null list does
+            decoded[absent] = np.nan  # not written before: one search then finds all elements to replace
+            absent = np.flatnonzero(~np.isfinite(decoded))
+        decoded[absent] = self._default
+        if self._policy == "drop":  # like a null list: the row is dropped later
             self._length[np.searchsorted(first, absent, side="right") - 1] = levels.NULL
 
 

@@ -1,4 +1,4 @@
-"""Which lists FreeScale decodes itself, and how their values are stored. Pure: schemas in, forms or reasons out."""
+"""Decides which lists FreeScale's own decoder reads, and how their values are stored. Pure: schemas in, forms out."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 255), pa.uint16(): (0, 65535)}
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")  # in the order of `fsdata.pages.kernels.rows`
 _CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
-_MOST_LEVELS = 7  # of three bits
+_MOST_LEVELS = 7  # the kernels read levels of at most three bits
 _FEW = 1 << 20
-_RATIO = 1 << 12  # values or bytes that a stored byte may stand for, beyond the first million
+_RATIO = 1 << 12  # most values, or unpacked bytes, per stored byte, beyond the first _FEW
 
 
 def why_left(chunk: pq.ColumnChunkMetaData) -> str | None:
-    """Why a column chunk of any form is left to pyarrow, if it is."""
+    """The reason for which pyarrow decodes a column chunk of any form; None if there is none."""
     if chunk.compression not in _CODECS:
         return f"compressed by {chunk.compression}"
     if chunk.file_path:
@@ -35,14 +35,14 @@ def why_left(chunk: pq.ColumnChunkMetaData) -> str | None:
 
 @dataclass(frozen=True)
 class Form:
-    """How the values of a column are stored, and as what they are needed.
+    """The stored and the final type of a column's values.
 
     Attributes:
-        physical: of a value, in the file.
+        physical: Parquet's type of a value.
         top: level of definition of a value; present: of a list without elements.
-        stored: one of those of `fsdata.kernels.columns`.
-        dtype: what a value becomes.
-        within: of small integers, least and greatest; pyarrow cuts others, which no writer makes.
+        stored: a stored type of `fsdata.kernels.columns`.
+        dtype: final type.
+        within: smallest and largest value of small integers. pyarrow truncates larger ones, which no writer produces.
     """
 
     physical: str
@@ -54,7 +54,7 @@ class Form:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """int64 [7], the same for kernels, see `fsdata.pages.kernels.rows`."""
+        """int64 [7], the form for kernels, see `fsdata.pages.kernels.rows`."""
         least, most = self.within or (0, 0)
         itemsize = np.dtype(self.dtype).itemsize
         physical = _PHYSICAL.index(self.physical)
@@ -62,10 +62,10 @@ class Form:
 
 
 def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], number: Number) -> Form | str:
-    """The form of a leaf column that serves a field, or why it is left to pyarrow.
+    """The form of a field's leaf column, or the reason for which pyarrow decodes it.
 
     Args:
-        schema: of the file. names: those that lead to the column, see `fsdata.catalog.binding.column_paths.names_at`.
+        schema: of the file. names: path to the column, see `fsdata.catalog.binding.column_paths.names_at`.
     """
     nesting = _nesting(schema, names)
     if isinstance(nesting, str):
@@ -74,8 +74,9 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
     stored = _stored(column, item, number)
     if isinstance(stored, str):
         return stored
-    found = column.max_repetition_level, column.max_definition_level, len(column.path.split("."))
-    if found != (1, top, sum(len(name.split(".")) for name in names) + 2):  # a list is stored as two groups
+    actual = column.max_repetition_level, column.max_definition_level, len(column.path.split("."))
+    # Three levels, `name.list.element`: two path components more than the field. Names may have dots.
+    if actual != (1, top, sum(len(name.split(".")) for name in names) + 2):
         return "a list that is not stored as three levels"
     return Form(
         physical=column.physical_type,
@@ -88,8 +89,8 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
 
 
 def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, pa.DataType] | str:
-    """(level of definition of a value, that of a list without elements, type of a value), or why it is left to
-    pyarrow."""
+    """(level of definition of a value, that of a list without elements, type of a value), or the reason for which
+    pyarrow decodes the column."""
     first, *rest = names
     field = schema.field(first)
     level, empty = 0, -1  # outside of the list
@@ -111,7 +112,7 @@ def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, pa.Data
 
 
 def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int | str:
-    """How values are stored, or why they are left to pyarrow."""
+    """The stored type of `fsdata.kernels.columns`, or the reason for which pyarrow decodes the column."""
     kind, physical = pa.types, column.physical_type
     to_float = number == "value"
     if kind.is_boolean(item):
@@ -130,7 +131,7 @@ def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int |
 
 
 def _same_unit(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> bool:
-    """Whether the file counts time as Arrow does, and as the field wants it."""
+    """Whether the file, Arrow and the field use the same unit of time."""
     if not pa.types.is_timestamp(item) or (number == "time" and item.unit != "ns"):
         return False
     logical = json.loads(column.logical_type.to_json())

@@ -1,4 +1,4 @@
-"""The lists of a row group that FreeScale decodes itself, and why others are left to pyarrow."""
+"""Decodes the lists of a row group from their pages, and counts those that are left to pyarrow."""
 
 import threading
 from collections import Counter
@@ -16,7 +16,7 @@ from fsdata.decode.reused_buffers import Pool
 from fsdata.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.pages.forms import Form, form_of, why_left
 from fsdata.pages.kernels import headers, locations
-from fsdata.pages.page_rows import said_by_headers, said_by_index, with_rows
+from fsdata.pages.page_rows import first_rows_by_headers, first_rows_by_index, with_rows
 from fsdata.schema import Field
 
 _LONGEST_PAUSE = 64  # chunks
@@ -26,12 +26,12 @@ _LOCATION_BYTES = 64  # at most, of a page in an offset index
 class PageDecoder:
     """Decodes column chunks of lists, and counts those that are left to pyarrow. Thread-safe.
 
-    A field whose chunk turns out to be none for this decoder has then been read in vain, and mostly so would the next
-    ones be. So they are left to pyarrow unread: the next one, and twice as many each time that this happens again.
+    Some chunks turn out to be undecodable only after they were read, and the following chunks of the field probably are
+    the same. They are left to pyarrow unread: one chunk at first, and twice as many each time that this repeats.
 
     Attributes:
-        chunks: how many were decoded. left: (field, reason) -> how many were not.
-        skipped: pages of the chunks that were not unpacked, as none of their rows was needed.
+        chunks: number of decoded chunks. left: (field, reason) -> number of chunks left to pyarrow.
+        skipped: number of pages that were not unpacked, as none of their rows was needed.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -44,16 +44,16 @@ class PageDecoder:
         self._lock = threading.Lock()
 
     def forms(self, file: pq.ParquetFile, bindings: Sequence[Binding], schema: int) -> dict[Binding, tuple[Form, int]]:
-        """Form and leaf column of the fields that are not left to pyarrow by what the schema or earlier chunks say.
+        """Form and leaf column of the fields that neither the schema nor earlier chunks leave to pyarrow.
 
         Args:
             bindings: fields that are columns of the file.
-            schema: a number of the schema of the file: what it says is looked up once.
+            schema: number of the file's schema; files of equal schemas share the result.
         """
         forms = self._forms.setdefault(schema, {})
         if any(binding.field not in forms for binding in bindings):
             forms.update(_forms(file, bindings))
-        found, left = {}, []
+        decodable, left = {}, []
         for binding in bindings:
             form, leaf = forms[binding.field]
             pause = self._pauses.get((schema, binding.field))
@@ -63,10 +63,10 @@ class PageDecoder:
                 pause.left -= 1
                 left.append((binding.field.name, pause.reason))
             else:
-                found[binding] = form, leaf
+                decodable[binding] = form, leaf
         if left:
             self._count(0, 0, left)
-        return found
+        return decodable
 
     def columns(
         self,
@@ -77,32 +77,32 @@ class PageDecoder:
         indexes: np.ndarray | None,
         schema: int,
     ) -> dict[Field, Column]:
-        """Field -> its column, of those that are not left to pyarrow. Blocks for reading and unpacking.
+        """Field -> its column, without those left to pyarrow. Blocks for reading and unpacking.
 
         Args:
-            source: what the file is read from: an open file, or bytes in memory that can be sought.
-            needed: rows of the row group that somebody will ask for, ascending; others may be empty.
-            indexes: int64 [leaf columns, 2], first byte of the offset index and how many; None: they are not read.
+            source: an open file, or bytes in memory with `seek` and `read`.
+            needed: rows of the row group that will be used, ascending; others may be empty.
+            indexes: int64 [leaf columns, 2], first byte and size of each offset index; None: they are not read.
             schema: see `forms`.
 
         Raises:
-            OSError: a chunk is damaged; says which column and page.
+            OSError: a chunk is damaged; the message has the column and page.
         """
-        found, left, skipped = {}, [], 0
+        columns, left, skipped = {}, [], 0
         for binding, (form, leaf) in forms.items():
             chunk = None
             try:
                 chunk = _Chunk(row_group, leaf, form, binding, self._pool)
-                found[binding.field] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
+                columns[binding.field] = chunk.read(source, needed, None if indexes is None else indexes[leaf])
                 skipped += chunk.skipped
             except LeftToArrow as reason:
                 left.append((binding.field.name, str(reason)))
-                if chunk is not None:  # it was read
+                if chunk is not None:  # it was read in vain: not so if the constructor raised, by the footer alone
                     self._pauses.setdefault((schema, binding.field), _Pause()).begin(str(reason))
             except Damaged as error:
                 raise OSError(f"column {binding.column!r}, {error}") from error
-        self._count(len(found), skipped, left)
-        return found
+        self._count(len(columns), skipped, left)
+        return columns
 
     def _count(self, chunks: int, skipped: int, left: list[tuple[str, str]]) -> None:
         with self._lock:
@@ -112,7 +112,8 @@ class PageDecoder:
 
 
 class _Pause:
-    """How many more chunks of a field are left to pyarrow unread, and why. Threads may miscount, which costs little."""
+    """Number of next chunks of a field that are left to pyarrow unread, and the reason. Without a lock: a wrong count
+    by a race costs little."""
 
     def __init__(self) -> None:
         self.left = self._length = 0
@@ -124,7 +125,7 @@ class _Pause:
 
 
 class _Chunk:
-    """One column chunk. skipped: pages that were not unpacked."""
+    """One column chunk. skipped: number of pages that were not unpacked."""
 
     def __init__(self, row_group: pq.RowGroupMetaData, leaf: int, form: Form, binding: Binding, pool: Pool) -> None:
         chunk = row_group.column(leaf)
@@ -158,47 +159,48 @@ class _Chunk:
             needed = with_rows(first, wanted)
             table[:, headers.FIRST_ROW], table[:, headers.END_ROW] = first[:-1], first[1:]
             try:
-                found = column(unpack(needed=needed), stop=self._rows, some=int(np.diff(first)[needed].sum()))
+                result = column(unpack(needed=needed), stop=self._rows, some=int(np.diff(first)[needed].sum()))
                 self.skipped = int((~needed).sum())
-                return found
+                return result
             except Damaged:
-                table[:, [headers.FIRST_ROW, headers.END_ROW]] = 0  # perhaps they are wrong, and not the pages
+                # The row numbers may be wrong, not the pages: read all pages without them.
+                table[:, [headers.FIRST_ROW, headers.END_ROW]] = 0
         return column(unpack(), stop=int(wanted[-1]) + 1)
 
     def _first_rows(
         self, source: Any, raw: np.ndarray, table: np.ndarray, index: np.ndarray | None
     ) -> np.ndarray | None:
-        """int64 [P + 1], see `fsdata.pages.page_rows`."""
+        """int64 [P + 1], see `fsdata.pages.page_rows`; None if they are unknown or a row is divided between pages."""
         if not locations.begin_with_rows(raw, table):
             return None
-        first = said_by_headers(table, self._rows)
+        first = first_rows_by_headers(table, self._rows)
         if first is not None or index is None:
             return first
         begin, size = index.tolist()
         data = int((table[:, headers.KIND] != headers.DICTIONARY).sum())
-        if not 0 < size <= _LOCATION_BYTES * (data + 1):
+        if not 0 < size <= _LOCATION_BYTES * (data + 1):  # a damaged size must not make it read the whole file
             return None
-        found = locations.read_locations(self._bytes(source, begin, begin + size)[0], data)
-        return said_by_index(table, self._rows, found, self._begin)
+        entries = locations.read_locations(self._bytes(source, begin, begin + size)[0], data)
+        return first_rows_by_index(table, self._rows, entries, self._begin)
 
     def _bytes(self, source: Any, begin: int, end: int) -> tuple[np.ndarray, Any]:
-        """uint8, bytes of the file, and what keeps them."""
+        """uint8, bytes of the file, and the object that owns them."""
         source.seek(begin)
         if not hasattr(source, "readinto"):
-            held = source.read(end - begin)
-            raw = np.frombuffer(held, np.uint8)
+            owner = source.read(end - begin)
+            raw = np.frombuffer(owner, np.uint8)
         else:
-            held = self._pool.take(max(end - begin, 1))
-            raw = np.asarray(held)[: end - begin]
+            owner = self._pool.take(max(end - begin, 1))
+            raw = np.asarray(owner)[: end - begin]
             raw = raw[: source.readinto(raw)]
         if len(raw) < end - begin:
             raise Damaged(f"{len(raw)} bytes where {end - begin} should be: the file ends too early")
-        raw.flags.writeable = False  # as bytes are: kernels that read them are compiled once
-        return raw, held
+        raw.flags.writeable = False  # like arrays over `bytes`: numba compiles the kernels for one type
+        return raw, owner
 
 
 def _forms(file: pq.ParquetFile, bindings: Sequence[Binding]) -> dict[Field, tuple[Form | str, int]]:
-    """Field -> the form of its column, or why it is left to pyarrow; and the number of the leaf column."""
+    """Field -> the form of its column, or the reason for pyarrow; and the number of the leaf column."""
     schema, arrow = file.schema, file.schema_arrow
     forms: dict[Field, tuple[Form | str, int]] = {}
     for binding in bindings:

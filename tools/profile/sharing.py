@@ -162,5 +162,5 @@ def dealt(
         return home, share, share
     planner = StepPlanner(balance, ranks)
     apart = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=()))
-    groups = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=(), places={_SEQUENCE: place}))
+    groups = planner(GlobalBatch(number=0, lengths=lengths, home=home, statuses=(), first_events={_SEQUENCE: place}))
     return groups.rank, apart.straggler_after or 0.0, groups.straggler_after or 0.0

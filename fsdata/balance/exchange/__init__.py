@@ -1,7 +1,7 @@
-"""Balancing while the model trains: the samples of a global batch move to the ranks that a plan gives them to.
+"""Moves the samples of a global batch to the ranks that a plan assigns, while the model trains.
 
-`step_exchange` is one step: every rank's status word with the lengths of its samples, others that compare the plans,
-then a `transfer` of samples by a `route`.
+`step_exchange` runs one step: it gathers status words and lengths, compares the plans of all ranks, and then moves the
+samples by a `transfer` along a `route`.
 """
 
 from fsdata.balance.exchange.route import RecordSpec

@@ -1,4 +1,4 @@
-"""What ranks know of a sample that travels, and where its values lie on their way (pure).
+"""The record layout of samples that travel, and the positions of their values in the buffers (pure planning).
 
 Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
 """
@@ -22,8 +22,8 @@ class RecordSpec:
         width: int64 [F].
         groups: G names.
         group_field: int64 [G], the field whose lengths are those of the group.
-        referred: fields whose values the receiver has, and that do not travel.
-        uncounted: so many of the last groups are lengths of texts, which say nothing of a sample's work.
+        referred: fields whose values do not travel, as the receiver has them: histories that a host shares.
+        uncounted: the last `uncounted` groups are lengths of texts, which do not count as work of a sample.
     """
 
     names: tuple[str, ...]
@@ -58,12 +58,12 @@ class RecordSpec:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The groups that plans and losses know of, the first ones."""
+        """The groups that plans and losses count: the first ones."""
         return self.groups[: len(self.groups) - self.uncounted]
 
     @property
     def digest(self) -> int:
-        """A positive int64 that two specs share only if a rank with one can read what a rank with the other sends."""
+        """A positive int64, equal on two ranks only if each can read what the other sends."""
         text = repr(
             (
                 self.names,
@@ -74,11 +74,12 @@ class RecordSpec:
                 sorted(self.referred),
             )
         )
+        # Not `hash`, which differs between processes. Positive and not 0: in a status word 0 means "not known yet".
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1 | 1
 
     @property
     def sent(self) -> np.ndarray:
-        """int64 [F], bytes per element that travel."""
+        """int64 [F], bytes sent per element; 0 for fields that do not travel."""
         sent = self.itemsize.copy()
         sent[list(self.referred)] = 0
         return sent
@@ -97,12 +98,12 @@ class RecordSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """Where the values of M samples lie in a buffer: of one rank after those of another, field after field.
+    """The positions of the values of M samples in a buffer: rank after rank, and for each rank field after field.
 
     Attributes:
-        bytes: int64 [W], of every rank.
-        part: int64 [W, F], where the values of a rank's field begin; a multiple of 8.
-        value: int64 [F, M], where those of each sample begin.
+        bytes: int64 [W], size of each rank's part.
+        part: int64 [W, F], offset of the values of a rank's field; a multiple of 8.
+        value: int64 [F, M], offset of each sample's values.
     """
 
     bytes: np.ndarray
@@ -115,7 +116,7 @@ class Parcel:
         size = length * itemsize[:, None]
         before = np.concatenate([np.zeros((len(itemsize), 1), np.int64), np.cumsum(size, axis=1)], axis=1)
         bounds = np.searchsorted(rank, np.arange(world_size + 1))
-        parts = (np.diff(before[:, bounds], axis=1).T + 7) & ~7
+        parts = (np.diff(before[:, bounds], axis=1).T + 7) & ~7  # rounded up to 8: values of any field are aligned
         part = (np.cumsum(parts.ravel()) - parts.ravel()).reshape(parts.shape)
         value = part.T[:, rank] + before[:, :-1] - before[:, bounds[rank]]
         return cls(bytes=parts.sum(axis=1), part=part, value=value)
@@ -123,24 +124,25 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The part of one rank in moving samples.
+    """The samples that one rank sends, receives and keeps in a step.
 
     Attributes:
-        order: int64 [M], own rows to send, by destination, then row; away: where their values go in the send buffer.
-        sender: int64 [R], the home rank of every sample that arrives, ascending; length: int64 [G, R], of its groups;
-            here: where their values lie in the received buffer.
+        order: int64 [M], own rows to send, by destination, then row; outgoing: their values in the send buffer.
+        sender: int64 [R], the home rank of every incoming sample, ascending; length: int64 [G, R], of its groups;
+            incoming: their values in the received buffer.
         stay: int64, own rows that stay. origin: int64 [n, 2], home rank and row of every sample that this rank has
-            afterwards, in order; place: int64 [n], its place among those that stay, followed by those that arrive.
+            afterwards, in order; position: int64 [n], its position in the list of own rows that stay, followed by
+            incoming ones.
     """
 
     order: np.ndarray
-    away: Parcel
+    outgoing: Parcel
     sender: np.ndarray
     length: np.ndarray
-    here: Parcel
+    incoming: Parcel
     stay: np.ndarray
     origin: np.ndarray
-    place: np.ndarray
+    position: np.ndarray
 
     @classmethod
     def of(cls, spec: RecordSpec, lengths: np.ndarray, counts: np.ndarray, rank: np.ndarray, me: int) -> "Route":
@@ -148,25 +150,26 @@ class Route:
         world_size = len(counts)
         first = np.cumsum(counts) - counts
         home = np.repeat(np.arange(world_size), counts)
-        mine = slice(int(first[me]), int(first[me] + counts[me]))
-        order = np.argsort(rank[mine], kind="stable")
-        order = order[rank[mine][order] != me]
+        own = slice(int(first[me]), int(first[me] + counts[me]))
+        # Sender and receiver list the samples of a pair of ranks in the order of rows: no index travels with them.
+        order = np.argsort(rank[own], kind="stable")
+        order = order[rank[own][order] != me]
         sample = np.flatnonzero(rank == me)
         of_others = home[sample] != me
         arriving = sample[of_others]
         origin = np.stack([home[sample], sample - first[home[sample]]], axis=1)
-        place = np.empty(len(sample), np.int64)
-        place[~of_others] = np.arange(len(sample) - len(arriving))
-        place[of_others] = len(sample) - len(arriving) + np.arange(len(arriving))
-        sent = spec.field_lengths(lengths[:, mine][:, order])
+        position = np.empty(len(sample), np.int64)
+        position[~of_others] = np.arange(len(sample) - len(arriving))
+        position[of_others] = len(sample) - len(arriving) + np.arange(len(arriving))
+        sent = spec.field_lengths(lengths[:, own][:, order])
         received = lengths[:, arriving]
         return cls(
             order=order,
-            away=Parcel.of(rank[mine][order], sent, spec.sent, world_size),
+            outgoing=Parcel.of(rank[own][order], sent, spec.sent, world_size),
             sender=home[arriving],
             length=received,
-            here=Parcel.of(home[arriving], spec.field_lengths(received), spec.sent, world_size),
+            incoming=Parcel.of(home[arriving], spec.field_lengths(received), spec.sent, world_size),
             stay=origin[~of_others, 1],
             origin=origin,
-            place=place,
+            position=position,
         )

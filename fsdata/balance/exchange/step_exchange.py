@@ -1,8 +1,8 @@
-"""The exchange of one step between ranks: how much each rank has, which rank gets what, and the samples.
+"""The exchange of one step between ranks: gathers lengths, compares plans, moves samples.
 
-Stages I and II are one exchange: every rank hears the status word of every rank and the lengths of its samples. With
-those each rank plans alone and comes to the same answer, which a second small exchange makes sure of. Stage III is one
-all-to-all of whole samples. All of it runs over a gloo group of the loader's own, in the thread that prefetches, while
+Stages I and II are one all-gather: every rank receives the status words of all ranks and the lengths of their samples.
+From these each rank computes the whole plan, and a second small all-gather checks that the plans are equal. Stage III
+is one all-to-all of whole samples. Everything runs over a gloo group of the loader's own, in the prefetch thread, while
 the previous step trains (PAPER.md section 1, Algorithm 1).
 
 Letters: F fields, G groups of fields that share lengths, N samples of the global batch, n of one rank, W ranks.
@@ -29,19 +29,19 @@ from fsranks.rank_context import RankContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one rank has after an exchange.
+    """The share of one rank in a step, after the exchange.
 
     Attributes:
-        number: counts the exchanges of this StepExchange from 0; what `report` refers to.
+        number: of the exchange, counted from 0 per StepExchange; `report` refers to it.
         rows: this rank's samples, in order of (origin rank, origin row).
-        origin: int64 [n, 2], the rank that read the sample and its row in what that rank gave.
-        statuses: what every rank said, W of them.
+        origin: int64 [n, 2], the rank that read the sample, and its row among those that this rank contributed.
+        statuses: [W], of all ranks.
         counts: int64 [W], samples of every rank after the exchange.
         lengths: group -> int64 [N], elements of the samples of all ranks, in order of home rank and row.
         straggler_before, straggler_after: from the plan; None in a step without samples.
         moved: share of the global batch's elements (of its samples where nothing is jagged) that changed rank.
-        carried: samples of all ranks that the plan left out. The next step has to begin with them.
-        rest: those of this rank, the last ones of what it gave.
+        carried: samples of all ranks that the plan deferred. The next step has to begin with them.
+        rest: those of this rank, the last ones that it contributed.
     """
 
     number: int
@@ -63,7 +63,7 @@ class StepResult:
 
     @property
     def ended(self) -> bool:
-        """Every rank said that nothing follows, and nothing is carried over; this step may still hold samples."""
+        """Whether all ranks have ended and no sample is carried over; this step may still have samples."""
         return self.carried == 0 and all(status.ended for status in self.statuses)
 
     @property
@@ -72,7 +72,7 @@ class StepResult:
 
 
 class StepExchange(StatusExchange):
-    """A status exchange that deals out samples, too: `step` in place of `agree`.
+    """A status exchange that also redistributes samples: call `step` in place of `agree`.
 
     Raises (step): as `agree`; MismatchError if ranks planned differently.
     """
@@ -88,42 +88,43 @@ class StepExchange(StatusExchange):
         spec: RecordSpec,
         planner: Planner,
         status: StatusWord,
-        places: Mapping[str, np.ndarray] | None = None,
+        first_events: Mapping[str, np.ndarray] | None = None,
         rows_of: RowsOf | None = None,
     ) -> StepResult:
         """Contribute samples (None: none), receive this rank's share of the global batch.
 
         Args:
-            places: int64 [n] of them, see `GlobalBatch`; all ranks give those of the same sequences.
-            rows_of: makes rows of what arrives, where more than the values that travel is needed.
+            first_events: sequence -> int64 [n], see `GlobalBatch`; all ranks pass the same sequences.
+            rows_of: makes rows from the received columns, if they need more than the values that travel.
 
-        A rank that has no samples left goes on calling this, with `ended` set, until the step it gets back has ended.
-        An error of the planner is raised as it is where it occurs, and as PeerError on the others.
+        A rank without further samples keeps calling this, with `ended` set, until a result has `ended`. An error of the
+        planner is raised unchanged on its own rank, and as PeerError on the others.
         """
-        mine = rows if rows is not None else no_rows(len(spec.names))
-        spans = mine.spans()
-        batch, everywhere = self._global_batch(spans, spec, status, places or {})
+        own = rows if rows is not None else no_rows(len(spec.names))
+        spans = own.spans()
+        batch, lengths = self._global_batch(spans, spec, status, first_events or {})
         plan = self._plan(planner, batch)
         part = _taking_part(batch.home, plan.rows)
-        home, everywhere = batch.home[part], everywhere[:, part]
-        mine, rest = _cut(mine, int((home == self.context.rank).sum()))
+        home, lengths = batch.home[part], lengths[:, part]
+        own, rest = _cut(own, int((home == self.context.rank).sum()))
         counts = np.bincount(home, minlength=len(batch.statuses))
         carried = int((~part).sum())
         if carried:
-            self._between_epochs = False  # all have ended reading, and yet there is a next step: for the rows left
+            # Even if all ranks have ended there is a next step, and a rank that leaves has to announce it there.
+            self._between_epochs = False
         moves = plan.rank != home
         begin = time.perf_counter_ns()
-        if moves.any():  # on all ranks or on none: they have compared the plan
-            mine, origin = self._transfer.move(mine, spans, spec, everywhere, counts, plan.rank, rows_of)
+        if moves.any():  # the same on all ranks, as the plans are equal: all or none enter the all-to-all
+            own, origin = self._transfer.move(own, spans, spec, lengths, counts, plan.rank, rows_of)
         else:
-            row = np.arange(mine.num_rows)
+            row = np.arange(own.num_rows)
             origin = np.stack([np.full_like(row, self.context.rank), row], axis=1)
         self._moving_ns = time.perf_counter_ns() - begin
-        counted = everywhere[: len(spec.counted)]
+        counted = lengths[: len(spec.counted)]
         elements = counted.sum(axis=0) if len(counted) else np.ones(len(home), np.int64)
         return StepResult(
             number=batch.number,
-            rows=mine,
+            rows=own,
             origin=origin,
             statuses=batch.statuses,
             counts=np.bincount(plan.rank, minlength=len(counts)),
@@ -136,41 +137,41 @@ class StepExchange(StatusExchange):
         )
 
     def _global_batch(
-        self, spans: Spans, spec: RecordSpec, status: StatusWord, places: Mapping[str, np.ndarray]
+        self, spans: Spans, spec: RecordSpec, status: StatusWord, first_events: Mapping[str, np.ndarray]
     ) -> tuple[GlobalBatch, np.ndarray]:
-        """What all ranks have for this step, and int64 [G, N], the lengths of all groups."""
+        """The global batch of this step, and int64 [G, N], the lengths of all groups."""
         with failures_reported_to_peers(self, status):
-            lengths = check_lengths(spans, spec)
-        number, longest = self._group.number, int(lengths.max(initial=0))
+            own_lengths = check_lengths(spans, spec)
+        number, longest = self._group.number, int(own_lengths.max(initial=0))  # _words increments the number
         status = replace(status, rows=spans.num_rows, longest=longest)
-        text = b"".join([encode_lengths(lengths, longest), *(of_group.tobytes() for of_group in places.values())])
+        text = b"".join([encode_lengths(own_lengths, longest), *(first.tobytes() for first in first_events.values())])
         statuses, texts = self._words(status, spec.digest, text)
-        texts, of_places = cut_places(statuses, texts, len(places))
-        everywhere = decode_lengths(statuses, texts, len(spec.groups))
+        texts, all_first_events = cut_first_events(statuses, texts, len(first_events))
+        lengths = decode_lengths(statuses, texts, len(spec.groups))
         batch = GlobalBatch(
             number=number,
-            lengths=dict(zip(spec.counted, everywhere, strict=False)),
+            lengths=dict(zip(spec.counted, lengths, strict=False)),  # not strict: the last groups are not counted
             home=np.repeat(np.arange(len(statuses)), [other.rows for other in statuses]),
             statuses=statuses,
-            places=dict(zip(places, of_places, strict=True)),
+            first_events=dict(zip(first_events, all_first_events, strict=True)),
         )
-        return batch, everywhere
+        return batch, lengths
 
     def _plan(self, planner: Planner, batch: GlobalBatch) -> Assignment:
-        """The plan, once all ranks have shown that they made the same one.
+        """The plan, after all ranks have confirmed that theirs are equal.
 
-        Ranks that planned differently would send what the receiver does not expect, which ends the process in gloo.
+        With different plans a rank would send sizes that the receiver does not expect: gloo then ends the process.
         """
         total, world_size = len(batch.home), len(batch.statuses)
         if total == 0:
             return Assignment(rank=batch.home)
         error: BaseException | None = None
-        digest, text = -1, b""
+        digest, text = -1, b""  # -1: planning failed on this rank; a CRC is never negative
         try:
             plan = planner(batch)
             _check_plan(plan, int(_taking_part(batch.home, plan.rows).sum()), world_size)
             digest = zlib.crc32(np.append(plan.rank, plan.rows or 0).astype(np.int32).tobytes())
-        except BaseException as caught:
+        except BaseException as caught:  # raised after the gather: the other ranks wait there for this one
             error, text = caught, cut_short(describe(caught))
         words, texts = self._plans.gather(np.array([digest], np.int64), text)
         digests = words[:, 0]
@@ -191,15 +192,14 @@ class StepExchange(StatusExchange):
 
 
 def encode_lengths(lengths: np.ndarray, longest: int) -> bytes:
-    """int64 [G, n], none above `longest`, in the narrowest integers."""
+    """int64 [G, n], none above `longest`, in the narrowest integers. The status word has `longest`, and so the type."""
     return lengths.astype(np.min_scalar_type(longest)).tobytes()
 
 
-def cut_places(
+def cut_first_events(
     statuses: tuple[StatusWord, ...], texts: list[bytes], groups: int
 ) -> tuple[list[bytes], list[np.ndarray]]:
-    """The texts without what stands at their ends, one number of each sample for each group; and these numbers, int64
-    [N] by group."""
+    """Splits the texts: (encoded lengths, first events of each group, int64 [N])."""
     if not groups:
         return texts, []
     rest, parts = [], []
@@ -213,28 +213,29 @@ def cut_places(
 
 
 def decode_lengths(statuses: tuple[StatusWord, ...], texts: list[bytes], groups: int) -> np.ndarray:
-    """int64 [G, N] from what `encode_lengths` gave on every rank."""
+    """int64 [G, N] from the results of `encode_lengths` on all ranks."""
     parts = []
     for rank, (status, text) in enumerate(zip(statuses, texts, strict=True)):
         dtype = np.min_scalar_type(status.longest)
         if len(text) != groups * status.rows * dtype.itemsize:
             raise MismatchError(
-                f"rank {rank} says that it has {status.rows} samples, and sent {len(text)} bytes for their lengths"
+                f"rank {rank} reported {status.rows} samples, but sent {len(text)} bytes for their lengths"
             )
         parts.append(np.frombuffer(text, dtype).reshape(groups, status.rows))
     return np.concatenate(parts, axis=1, dtype=np.int64)
 
 
 def _taking_part(home: np.ndarray, rows: int | None) -> np.ndarray:
-    """bool [N]: which samples are among the first `rows` of their home rank."""
+    """bool [N]: the samples among the first `rows` of their home rank."""
     if rows is None:
         return np.ones(len(home), bool)
+    # `home` is ascending, so searchsorted gives the first sample of each home rank.
     return np.arange(len(home)) - np.searchsorted(home, home) < rows
 
 
 def _cut(rows: RowRefs, count: int) -> tuple[RowRefs, RowRefs]:
-    """The first `count` samples, and the others. All of them are `rows` itself."""
-    if count == rows.num_rows:
+    """The first `count` samples, and the others."""
+    if count == rows.num_rows:  # nearly always: no copy of the references
         return rows, rows.take(slice(0, 0))
     return rows.take(slice(count)), rows.take(slice(count, None))
 

@@ -1,4 +1,4 @@
-"""Which kernels of balancing are called, those that take long to compile first."""
+"""The kernels that balancing calls, those that take longest to compile first."""
 
 from fsdata.balance.kernels import packing
 from fsdata.kernels import columns

@@ -1,19 +1,19 @@
 """Kernels of packing: samples in order of their costs, first plans in one pass, and exchanges that improve them; and
 spans of rows dealt to ranks.
 
-N samples, W ranks. `order` int32[N] lists the samples from dear to cheap; what makes a first plan returns the rank of
+N samples, W ranks. `order` int32[N] lists the samples by descending cost; kernels of first plans return the rank of
 each sample, int32[N]. Times are compared as load / target: one division, which every CPU rounds alike. All other
-amounts are integers: nothing here depends on how a CPU rounds.
+amounts are integers, so no result depends on the CPU.
 
-The order comes of a radix sort. A comparison sort of a global batch would take longer than everything else in a plan,
-and numpy's default sort breaks ties differently on different CPUs. A byte-wise counting sort does neither: O(N) per
-digit of 11 bits, and only the digits in which the costs differ are visited.
+The order comes from a radix sort. A comparison sort of a global batch would take longer than the rest of a plan, and
+numpy's default sort orders ties differently on different CPUs. The counting sort is stable and takes O(N) per digit of
+11 bits; it visits only the digits in which the costs differ.
 
-Exchanges are between G groups (ranks, or whole nodes) that are over and under their target. The samples of a group form
-one row of values sorted downwards, so the pair whose difference comes nearest to what has to go over is found in one
-walk down two rows. A round pairs the most overloaded with the most underloaded group; an exchange puts one of the two
-right, so a round makes about G exchanges, O(N) in all, and a few rounds suffice. Every exchange lowers the larger time
-of the two groups, so no group ever ends above the largest time of the plan it started from.
+Exchanges are between G groups (ranks, or whole nodes) above and below their targets. The samples of a group form one
+row of values in descending order. One walk along two rows therefore finds the pair whose difference is nearest to the
+load that has to move. A round pairs the most overloaded with the most underloaded group. An exchange brings one of the
+two to its target, so a round makes about G exchanges, O(N) in all, and a few rounds suffice. Every exchange lowers the
+larger time of the two groups, so no group ever ends above the largest time of the first plan.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _BUCKETS = 1 << _BITS
 
 @kernel(called_with="int64[::1]")
 def descending(cost):
-    """Positions of `cost` (int64[N], not negative) from the dearest to the cheapest, ties by position. int32[N]."""
+    """Positions of `cost` (int64[N], not negative) by descending cost, ties by position. int32[N]."""
     n = cost.size
     order = np.empty(n, np.int32)
     key = np.empty(n, np.int64)
@@ -42,13 +42,13 @@ def descending(cost):
         smallest = min(smallest, cost[i])
     for i in range(n):
         order[i] = i
-        key[i] = largest - cost[i]
+        key[i] = largest - cost[i]  # ascending, as a stable sort in reverse would also reverse ties
     spread = largest - smallest
     next_order = np.empty(n, np.int32)
     next_key = np.empty(n, np.int64)
     place = np.empty(_BUCKETS, np.int64)
     shift = 0
-    while shift < 63 and (spread >> shift) > 0:
+    while shift < 63 and (spread >> shift) > 0:  # 63: a shift of an int64 by 64 or more is undefined
         place[:] = 0
         for i in range(n):
             place[(key[i] >> shift) & (_BUCKETS - 1)] += 1
@@ -71,7 +71,7 @@ def descending(cost):
 
 @kernel(called_with="int32[::1], int64")
 def zigzag(order, num_ranks):
-    """Deal `order` out in rows of W ranks, every other row backwards (the paper's FBS).
+    """Deal `order` in rows of W ranks, every second row backwards (the paper's FBS).
 
     In the paper's counting from 1, rank i of n takes the sorted positions i, 2n+1-i, 2n+i, 4n+1-i, ...
     """
@@ -125,7 +125,7 @@ def contiguous(cost, target, least):
 
 @kernel
 def _before(a, b, time, count):
-    """Whether rank `a` is served before rank `b`: less time, then fewer samples, then the lower number."""
+    """Whether rank `a` gets a sample before rank `b`: less time, then fewer samples, then the lower number."""
     if time[a] != time[b]:
         return time[a] < time[b]
     if count[a] != count[b]:
@@ -149,7 +149,7 @@ def _sink(heap, size, at, time, count):
 
 @kernel
 def _rebuild(heap, count, time, below):
-    """Fill `heap` with the ranks that hold fewer than `below` samples; returns how many."""
+    """Fill `heap` with the ranks that have fewer than `below` samples; returns their number."""
     size = 0
     for r in range(count.size):
         if count[r] < below:
@@ -162,7 +162,7 @@ def _rebuild(heap, count, time, below):
 
 @kernel
 def _roomiest(heap, size, used, need, cap, time, count):
-    """Heap place of the first rank in line that has room for `need` tokens; -1 if none has."""
+    """Heap index of the first rank, by `_before`, that has room for `need` tokens; -1 if none has."""
     best = -1
     for at in range(size):
         if used[heap[at]] + need <= cap and (best < 0 or _before(heap[at], heap[best], time, count)):
@@ -172,10 +172,10 @@ def _roomiest(heap, size, used, need, cap, time, count):
 
 @kernel(called_with="int32[::1], int64[::1], int64[::1], float64[::1], int64, int64, int64")
 def lightest_first(order, cost, tokens, target, cap, min_count, max_count):
-    """Give each sample of `order` to the rank with the least time so far that may take it.
+    """Give each sample of `order` to the rank with the least time so far that has room for it.
 
     Every rank ends with `min_count` to `max_count` samples and at most `cap` tokens. Returns (rank, failed): `failed`
-    is the first position of `order` for which no rank had room (the ranks are then of no use), N if all went well.
+    is the first position of `order` for which no rank had room (`rank` is then incomplete), or N.
     """
     n = order.size
     num_ranks = target.size
@@ -187,14 +187,15 @@ def lightest_first(order, cost, tokens, target, cap, min_count, max_count):
     heap = np.empty(num_ranks, np.int64)
     full_at = max_count
     size = _rebuild(heap, count, time, full_at)
-    short = num_ranks * min_count
+    short = num_ranks * min_count  # samples that all ranks together lack of their minimum
     for position in range(n):
         if full_at != min_count and n - position == short:
-            # What is left just suffices to bring every rank to its minimum.
+            # The remaining samples just bring every rank to its minimum: no rank may get more now.
             full_at = min_count
             size = _rebuild(heap, count, time, full_at)
         sample = order[position]
         at = 0
+        # The search of all ranks, O(W), runs only where the cap binds; the heap is not ordered by room.
         if size == 0 or used[heap[0]] + tokens[sample] > cap:
             at = _roomiest(heap, size, used, tokens[sample], cap, time, count)
             if at < 0:
@@ -208,21 +209,21 @@ def lightest_first(order, cost, tokens, target, cap, min_count, max_count):
         if count[r] <= min_count:
             short -= 1
         if count[r] == full_at:
-            size = _rebuild(heap, count, time, full_at)
+            size = _rebuild(heap, count, time, full_at)  # at most once per rank and limit, so O(W) is cheap enough
         else:
             _sink(heap, size, at, time, count)
     return rank, n
 
 
-_SPARE = 8  # free places per row, for rows that receive more samples than they give
+_SPARE = 8  # free slots per row, for groups that receive more samples than they give; `_find` keeps to them
 _PATIENCE = 4  # partners tried for a group that finds no exchange (the most loaded group tries them all)
 
 
 class SortedGroups(NamedTuple):
-    """The samples of each group; row g is [start[g], start[g] + size[g]) of `value` and `sample`, values downwards."""
+    """The samples of each group: row g is [start[g], start[g] + size[g]) of `value` and `sample`, by falling value."""
 
-    value: np.ndarray  # int64[places]
-    sample: np.ndarray  # int32[places]
+    value: np.ndarray  # int64[slots]
+    sample: np.ndarray  # int32[slots]
     start: np.ndarray  # int64[G + 1]
     size: np.ndarray  # int64[G], samples in the row
     load: np.ndarray  # int64[G], sum of the row's values
@@ -230,19 +231,19 @@ class SortedGroups(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What an exchange may do."""
+    """The limits of exchanges."""
 
     ceiling: np.ndarray  # float64[G]: a group above it is overloaded
     target: np.ndarray  # float64[G]: a group below it is underloaded
     cap: int  # largest sum of tokens of a group
     min_count: int
-    max_count: int  # smaller than min_count: samples are only swapped, never moved
+    max_count: int  # 0: samples are only swapped, never moved
     rounds: int
 
 
 @kernel(called_with="int32[::1], int32[::1], int64[::1], int64[::1], int64")
 def fill_rows(order, group, value, tokens, num_groups):
-    """Rows of `num_groups` groups; `order` lists the samples by descending `value`, `group` int32[N]."""
+    """The rows of `num_groups` groups; `order` lists the samples by descending `value`, `group` int32[N]."""
     n = order.size
     count = np.zeros(num_groups, np.int64)
     for i in range(n):
@@ -292,33 +293,35 @@ def _put_in(rows, g, value, sample):
 
 @kernel
 def _too_much(rows, rules, a, b):
-    """The least gain that would leave group b as slow as group a is now."""
+    """The smallest gain that would leave group b as slow as group a is now."""
     if rules.target[a] == rules.target[b]:
         return rows.load[a] - rows.load[b]
+    # Slightly less, against rounding: an exchange that lowers no time could be reversed by the next, without end.
     return np.int64((rows.load[a] / rules.target[a] - rows.load[b] / rules.target[b]) * rules.target[b] * (1 - 1e-12))
 
 
 @kernel
 def _find(rows, rules, tokens, a, b):
-    """The exchange that takes load from group a to group b: places in their rows, (-1, -1) if none helps.
+    """The exchange that moves load from group a to group b: indices in their rows, (-1, -1) if none helps.
 
-    The second place is -1 for a move without return. In range are gains that bring a under its ceiling and leave b
-    there; where b has no room for that much, gains that fill b from its target to its ceiling. Of these the cheapest is
-    taken, so that few tokens move: the walk starts at the cheap ends of both rows and stops there. If none is in range,
-    the one nearest to it.
+    The second index is -1 for a move without return. In range are gains that bring a under its ceiling and keep b under
+    its own; where b has not enough room, gains that fill b from its target to its ceiling. The walk starts at the small
+    ends of both rows and returns the first exchange in range, so that few tokens move. If none is in range, it returns
+    the nearest one.
     """
     room = rules.ceiling[b] - rows.load[b]
     low = rows.load[a] - rules.ceiling[a]
     if low > room:
         low = rules.target[b] - rows.load[b]
-    want = np.int64(low) + 1
+    want = np.int64(low) + 1  # the cast rounds down: the next integer is surely above the bound
     high = np.int64(room)
     too_much = _too_much(rows, rules, a, b)
     room_a = rules.cap - rows.used[a]
     room_b = rules.cap - rows.used[b]
     size_b = rows.size[b]
+    # A move needs a free slot in the row of b, which is never enlarged.
     moving = rows.size[a] > rules.min_count and size_b < min(rules.max_count, rows.start[b + 1] - rows.start[b])
-    # Local arrays: reading them out of the tuple inside the loop would cost more than the walk.
+    # Local arrays: reading them from the tuple inside the loop would cost more than the walk.
     value_a = rows.value[rows.start[a] : rows.start[a] + rows.size[a]]
     value_b = rows.value[rows.start[b] : rows.start[b] + size_b]
     sample_a = rows.sample[rows.start[a] : rows.start[a] + rows.size[a]]
@@ -329,9 +332,10 @@ def _find(rows, rules, tokens, a, b):
     j = size_b - 1
     for i in range(value_a.size - 1, -1, -1):
         value = value_a[i]
+        # Values of a grow along this walk, so j never goes back: one walk over both rows, O(size_a + size_b).
         while j >= 0 and value - value_b[j] >= want:
             j -= 1
-        # The swaps of this sample on both sides of `want`, then its move.
+        # The two swaps of this sample whose gains enclose `want`, then its move.
         for k in range(max(j, 0), min(j + 2, size_b) + moving):
             swap = k < min(j + 2, size_b)
             gain = value - value_b[k] if swap else value
@@ -350,7 +354,7 @@ def _find(rows, rules, tokens, a, b):
 
 @kernel
 def _exchange(rows, rank, tokens, a, b, at_a, at_b):
-    """Carry out an exchange; two samples that are swapped swap their ranks, one that is moved gets rank b."""
+    """Carry out an exchange: swapped samples swap their ranks, a moved sample gets rank b."""
     value = rows.value[rows.start[a] + at_a]
     give = rows.sample[rows.start[a] + at_a]
     _take_out(rows, a, at_a)
@@ -377,18 +381,19 @@ def _exchange(rows, rank, tokens, a, b, at_a, at_b):
 def _round(rows, rules, rank, tokens, first, last):
     """One round over groups [first, last); returns the number of exchanges."""
     n = last - first
+    # Merge sort is stable: ties are in the same order on every CPU.
     by_time = first + np.argsort(rows.load[first:last] / rules.target[first:last], kind="mergesort")
     made = 0
     low = 0
     for high in range(n - 1, 0, -1):
         a = by_time[high]
-        left = 64 + rows.size[a]
+        left = 64 + rows.size[a]  # exchanges of this group in a round: a bound, so that a round stays O(N)
         failed = 0
         partner = low
         while partner < high and left > 0 and rows.load[a] > rules.ceiling[a]:
             b = by_time[partner]
             if rows.load[b] >= rules.target[b]:
-                low += partner == low
+                low += partner == low  # filled groups at the front need no visit by the next `a`
                 partner += 1
                 continue
             at_a, at_b = _find(rows, rules, tokens, a, b)
@@ -401,6 +406,7 @@ def _round(rows, rules, rank, tokens, first, last):
             _exchange(rows, rank, tokens, a, b, at_a, at_b)
             left -= 1
             made += 1
+            # As near to its target from below as its ceiling is from above: b is done.
             if rules.target[b] - rows.load[b] <= rules.ceiling[b] - rules.target[b]:
                 low += partner == low
                 partner += 1
@@ -415,8 +421,8 @@ _RULES = types.NamedTuple((types.float64[::1], types.float64[::1], *[types.int64
 def improve(rows, rules, rank, tokens, span):
     """Exchange samples until no group is above its ceiling or nothing helps; changes `rows` and `rank` in place.
 
-    Groups [0, span), [span, 2 span), ... exchange only among themselves. `tokens` int64[N] is what counts against the
-    cap. Returns the number of exchanges.
+    Groups [0, span), [span, 2 span), ... exchange only among themselves. `tokens` int64[N] counts against the cap.
+    Returns the number of exchanges.
     """
     made = 0
     for first in range(0, rows.size.size, span):

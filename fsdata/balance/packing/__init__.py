@@ -1,7 +1,7 @@
-"""Packing: which rank takes which sample of a global batch. Knows only arrays.
+"""Packing: assigns the samples of a global batch to ranks. Arrays in, arrays out.
 
-`planning` checks a problem, `methods` solve it with the kernels of `fsdata.balance.kernels.packing`, and `plan` says
-how good the result is. The tests have the same in plain Python.
+`planning` checks a problem, `methods` solves it with the kernels of `fsdata.balance.kernels.packing`, and `plan` rates
+the result. The tests have plain Python references of all methods.
 """
 
 from fsdata.balance.packing.plan import OverCapError, Plan

@@ -1,7 +1,7 @@
 """The six packing methods: from a checked problem to the rank of every sample.
 
-Each method makes a first plan and, but for the two plain ones of the paper, improves it by exchanges. A plan that
-breaks the token cap is first brought under it by exchanges that look at tokens alone.
+Each method makes a first plan. All but the two of the paper (`fbs`, `vbs-contiguous`) then improve it by exchanges. A
+plan above the token cap is first brought under it by exchanges that consider only tokens.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from fsdata.balance.packing.plan import OverCapError
 def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_per_node: int) -> np.ndarray:
     """A copy of `home` (int32[N]) in which the counts of the W ranks differ by at most one.
 
-    As few samples move as possible: ranks with most samples keep the odd ones, a rank gives away samples evenly spread
-    over its costs (`order`: by descending cost), to ranks of its own node first.
+    As few samples move as possible: the ranks with most samples keep one more if N is not a multiple of W. A rank gives
+    away samples evenly spread over its costs (`order`: by descending cost), to ranks of its own node first.
     """
     rank = home.copy()
     counts = np.bincount(home, minlength=num_ranks)
@@ -30,39 +30,40 @@ def even_counts(home: np.ndarray, order: np.ndarray, *, num_ranks: int, ranks_pe
     rows = np.split(order[np.argsort(home[order], kind="stable")], np.cumsum(counts)[:-1])
     for r in np.flatnonzero(counts > goal).tolist():
         extra = int(counts[r] - goal[r])
+        # The middles of `extra` equal parts of the sorted row: its mix of long and short samples stays about the same.
         surplus += [(r, int(rows[r][(2 * k + 1) * int(counts[r]) // (2 * extra)])) for k in range(extra)]
-    places: list[list[int]] = [[] for _ in range(-(-num_ranks // ranks_per_node))]
+    vacancies: list[list[int]] = [[] for _ in range(-(-num_ranks // ranks_per_node))]  # by node: ranks that lack one
     for r in np.flatnonzero(counts < goal).tolist():
-        places[r // ranks_per_node] += [r] * int(goal[r] - counts[r])
-    waiting: list[int] = []
+        vacancies[r // ranks_per_node] += [r] * int(goal[r] - counts[r])
+    leaving_node: list[int] = []
     for r, sample in surplus:
-        near = places[r // ranks_per_node]
+        near = vacancies[r // ranks_per_node]
         if near:
             rank[sample] = near.pop()
         else:
-            waiting.append(sample)
-    rank[waiting] = [place for node in places for place in node]
+            leaving_node.append(sample)
+    rank[leaving_node] = [r for node in vacancies for r in node]
     return rank
 
 
 UNLIMITED = np.iinfo(np.int64).max
-_TIGHT = 1e-5  # above its target a rank is left alone from here on: 0.001 % is far below any cost model's error
-_WELL = 1.001  # largest time over mean time at which a plan needs no second attempt
-_ROUNDS = 24
+_TIGHT = 1e-5  # a rank this close above its target is not improved further: 0.001 % is below any cost model's error
+_WELL = 1.001  # largest time over mean time from which a plan needs no second attempt
+_ROUNDS = 24  # a bound: a few rounds usually suffice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a method gets: N samples for W ranks, everything checked and of one type."""
+    """The input of a method: N samples for W ranks, checked and in one type each."""
 
     cost: np.ndarray
     """int64[N], sums below 2**62."""
     order: np.ndarray
     """int32[N], samples by descending cost, ties by position."""
     tokens: np.ndarray
-    """int64[N]; ones if the caller gave none."""
+    """int64[N]; ones if the caller passed none."""
     target: np.ndarray
-    """float64[W], the load each rank should carry: all costs in proportion to speed."""
+    """float64[W], the load that each rank should carry: the sum of all costs, divided in proportion to speed."""
     max_tokens: int
     min_count: int
     max_count: int
@@ -77,7 +78,7 @@ class Problem:
 
 
 def fbs(problem: Problem) -> np.ndarray:
-    """The paper's fixed batch size: sort, deal out zig-zag."""
+    """The paper's fixed batch size: sort, then deal in zig-zag."""
     return kernels.zigzag(problem.order, problem.num_ranks)
 
 
@@ -92,8 +93,9 @@ def fbs_swap(problem: Problem) -> np.ndarray:
 def vbs(problem: Problem) -> np.ndarray:
     """Variable counts within the caps: a first plan, then swaps and moves.
 
-    The first plan is the zig-zag, which is quick; where that breaks the cap or ends badly (few or very unlike samples),
-    also the samples from dear to cheap, each onto the least loaded rank, and the better of the two counts.
+    The first plan is the zig-zag, which is fast. Where it is above the cap or ends unbalanced (few or very different
+    samples), a second plan assigns the samples by descending cost, each to the least loaded rank; the better one of
+    both is returned.
     """
     plans = []
     rank = fbs(problem)
@@ -104,7 +106,7 @@ def vbs(problem: Problem) -> np.ndarray:
         plans.append(rank)
     rank, done = _lightest_first(problem, problem.order, problem.cost, problem.target)
     if done < rank.size:
-        # Fitting the longest samples first leaves the most room; the costs are put right afterwards.
+        # Assigning the longest samples first leaves the most room; the exchanges then balance the costs.
         by_length = kernels.descending(problem.tokens)
         rank, done = _lightest_first(problem, by_length, problem.tokens, np.ones(problem.num_ranks))
         if done < rank.size and not plans:
@@ -121,7 +123,7 @@ def vbs_contiguous(problem: Problem) -> np.ndarray:
 
 
 def repair(problem: Problem) -> np.ndarray:
-    """Leave the samples at home and swap only what the tolerance needs, preferring swaps of few tokens."""
+    """Leave the samples on their home ranks, and swap only until the tolerance is reached, preferring few tokens."""
     assert problem.home is not None
     rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=1)
     _under_cap(problem, rank, problem.num_ranks)
@@ -130,22 +132,24 @@ def repair(problem: Problem) -> np.ndarray:
 
 
 def hierarchical(problem: Problem) -> np.ndarray:
-    """Swap between nodes until the nodes are even, then between the ranks of each node; or nothing where that is worse.
+    """Swap between nodes until the nodes are even, then between the ranks of each node.
 
-    Even nodes can hold few and very unlike samples, which ranks cannot share.
+    Even nodes can have few and very different samples that their ranks cannot share evenly: if the result is worse than
+    the start, the start is returned.
     """
     assert problem.home is not None
     span = problem.ranks_per_node
     rank = even_counts(problem.home, problem.order, num_ranks=problem.num_ranks, ranks_per_node=span)
     before = rank.copy()
-    # The nodes may use up half of the tolerance, so that the ranks inside the fullest one need not be perfect.
-    # fsum: numpy's sum of floats may add in another order on another CPU.
+    # Nodes may use half of the tolerance, which leaves the other half to the ranks inside the fullest node.
+    # fsum: numpy may add floats in another order on another CPU.
     node_target = np.array([math.fsum(node) for node in problem.target.reshape(-1, span).tolist()])
     _exchange(problem, rank, node_target, limit=1.0 / (1.0 - problem.tolerance / 2))
     _under_cap(problem, rank, span)
-    # Inside a node the aim is what the node holds now, but no rank need be better than the whole job asks for.
-    held = kernels.sums(rank // np.int32(span), problem.cost, node_target.size)
-    target = problem.target * np.repeat(np.maximum(held, 1) / node_target, span)
+    # Inside a node the target is its present load, divided among its ranks; the ceiling is at least the job's own, as
+    # a better balance inside one node does not make a step shorter.
+    node_load = kernels.sums(rank // np.int32(span), problem.cost, node_target.size)
+    target = problem.target * np.repeat(np.maximum(node_load, 1) / node_target, span)
     ceiling = np.maximum(problem.target / (1.0 - problem.tolerance), target * (1.0 + _TIGHT))
     _exchange(problem, rank, target, ceiling=ceiling, span=span)
     fits = kernels.sums(before, problem.tokens, problem.num_ranks).max(initial=0) <= problem.max_tokens
@@ -178,10 +182,10 @@ def _exchange(
 ) -> None:
     """Improve `rank` in place until no group is above its ceiling (by default `limit` times its target).
 
-    The groups are ranks, or nodes of neighbouring ranks where `target` float64[G] has fewer; they exchange within spans
-    of `span` groups (default: all with all).
+    The groups are ranks, or nodes of neighbouring ranks if `target` float64[G] has fewer entries; they exchange within
+    spans of `span` groups (default: all with all).
     """
-    size = problem.num_ranks // target.size
+    size = problem.num_ranks // target.size  # ranks of a group
     rows = kernels.fill_rows(problem.order, rank // np.int32(size), problem.cost, problem.tokens, target.size)
     rules = kernels.Rules(
         target * limit if ceiling is None else ceiling,
@@ -195,12 +199,15 @@ def _exchange(
 
 
 def _longest(problem: Problem, rank: np.ndarray) -> float:
-    """The largest time of a rank over the time all ranks would take in the perfect plan."""
+    """The largest time of a rank, divided by the time of all ranks in a perfect plan."""
     return float((kernels.sums(rank, problem.cost, problem.num_ranks) / problem.target).max())
 
 
 def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
-    """Swap samples, with an eye on tokens alone, until every rank keeps `max_tokens`; OverCapError if that fails."""
+    """Swap samples by their tokens until every rank is within `max_tokens`; OverCapError if that fails.
+
+    Tries swaps inside spans of `span` ranks first: their links are faster.
+    """
     cap = problem.max_tokens
     used = kernels.sums(rank, problem.tokens, problem.num_ranks)
     if used.max(initial=0) <= cap:
@@ -208,6 +215,7 @@ def _under_cap(problem: Problem, rank: np.ndarray, span: int) -> None:
     by_length = kernels.descending(problem.tokens)
     for among in (span, problem.num_ranks):
         rows = kernels.fill_rows(by_length, rank, problem.tokens, problem.tokens, problem.num_ranks)
+        # The same exchanges with tokens as the cost: the cap is the ceiling of a group.
         ceiling = np.full(problem.num_ranks, float(cap))
         target = np.full(problem.num_ranks, problem.tokens.sum() / problem.num_ranks)
         rules = kernels.Rules(ceiling, target, UNLIMITED, problem.min_count, 0, _ROUNDS)
@@ -227,10 +235,10 @@ def _lightest_first(
 
 def _does_not_fit(problem: Problem, longest: int, reached: int | None = None) -> str:
     mean = problem.tokens.sum() / problem.num_ranks
-    found = f"a sample of {longest} tokens finds no rank with room" if reached is None else f"the best is {reached}"
+    reason = f"no rank has room for a sample of {longest} tokens" if reached is None else f"the best has {reached}"
     remedy = "use method='vbs' (variable counts) or raise max_tokens" if problem.max_count == 0 else "raise max_tokens"
     return (
-        f"no plan found that keeps every rank within max_tokens={problem.max_tokens}: {found}, at {mean:.0f} tokens "
+        f"no plan found that keeps every rank within max_tokens={problem.max_tokens}: {reason}, at {mean:.0f} tokens "
         f"per rank on average and a longest sample of {int(problem.tokens.max())}; {remedy}, or shorten histories "
         "(max_length)"
     )

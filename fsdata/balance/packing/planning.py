@@ -29,22 +29,22 @@ def pack(
     tolerance: float = 1e-3,
     speed: Sequence[float] | np.ndarray | None = None,
 ) -> Plan:
-    """Deal N samples out to W = `num_ranks` ranks so that all ranks take equally long.
+    """Assign N samples to W = `num_ranks` ranks so that all ranks take equally long.
 
-    A pure function: equal arguments give the equal plan on every rank and CPU. Takes O(N) time but for `vbs`
-    (O(N log W)), releases the GIL while it works.
+    A pure function: equal arguments give the same plan on every rank and CPU. Takes O(N) time, `vbs` O(N log W);
+    releases the GIL.
 
     cost: integers [N], not negative, any integer type (numpy array, list, CPU tensor).
     home: integers [N], the rank each sample is on; needed by `repair` and `hierarchical`, else only for `Plan.moved`.
-    tokens: integers [N], what `max_tokens` caps per rank and `Plan.moved` counts.
+    tokens: integers [N], capped per rank by `max_tokens` and counted by `Plan.moved`.
     min_count, max_count: samples per rank, `vbs` only; by default one or more (where N allows), without an upper limit.
     ranks_per_node: `hierarchical` only, ranks of a node are neighbours; divides W.
-    tolerance: the straggler share at which `repair` and `hierarchical` stop moving samples; the others go lower.
+    tolerance: the straggler share at which `repair` and `hierarchical` stop moving samples; the others ignore it.
     speed: positive numbers [W], the relative speed of each rank. Rank r should get load in proportion to speed[r].
 
-    Raises TypeError on amounts that are not integers; ValueError on anything out of range, on an option the method
-    cannot honour; OverCapError, a ValueError, where no plan within `max_tokens` was found.
-    Source: paper section 1 (fbs, vbs-contiguous, speed as AutoTune's shares); the others improve on them by swaps.
+    Raises TypeError on amounts that are not integers; ValueError on anything out of range or an option that the method
+    cannot honour; OverCapError, a ValueError, if no plan within `max_tokens` was found.
+    Source: paper section 1 (fbs, vbs-contiguous, speed as AutoTune's shares); the other methods add swaps.
     """
     options = {"max_tokens": max_tokens, "min_count": min_count, "max_count": max_count, "speed": speed}
     _check_method(method, {**options, "ranks_per_node": ranks_per_node}, home, tokens)
@@ -104,7 +104,7 @@ def _amounts(name: str, values: Any, size: int | None) -> np.ndarray:
     """`values` as int64[N]; TypeError unless integers, ValueError unless one-dimensional, not negative, summable."""
     array = np.asarray(values)
     if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.int64)
+        array = array.astype(np.int64)  # numpy makes float64 of an empty list
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"{name} has dtype {array.dtype}; integers are needed, because every rank plans alone and sums of "
@@ -119,6 +119,7 @@ def _amounts(name: str, values: Any, size: int | None) -> np.ndarray:
     if smallest < 0:
         where = int(array.argmin())
         raise ValueError(f"{name}[{where}] = {smallest}: values must not be negative")
+    # The quick bound first; the exact sum is taken in Python integers, as int64 could overflow unnoticed.
     if largest * array.size > _LARGEST_SUM:
         total = sum(array.tolist())
         if total > _LARGEST_SUM:
@@ -147,7 +148,7 @@ def _speeds(speed: Any, num_ranks: int) -> np.ndarray:
 
 
 def _count_limits(method: str, n: int, num_ranks: int, low: int | None, high: int | None) -> tuple[int, int]:
-    """The least and most samples of a rank; a most of 0 stands for equal counts."""
+    """The smallest and largest number of samples of a rank. A largest number of 0 means equal counts."""
     if method in EQUAL_COUNTS:
         return n // num_ranks, 0
     low = min(1, n // num_ranks) if low is None else low
@@ -189,8 +190,8 @@ def _node_size(ranks_per_node: int | None, num_ranks: int) -> int:
 
 
 def _targets(total: int, num_ranks: int, speed: np.ndarray | None) -> np.ndarray:
-    """float64[W], the load of each rank if all took equally long; positive also where nothing costs anything."""
-    total = max(total, 1)
+    """float64[W], the load of each rank if all took equally long."""
+    total = max(total, 1)  # kernels divide by the targets, also where nothing has a cost
     if speed is None:
         return np.full(num_ranks, total / num_ranks)
     return speed * (total / math.fsum(speed))

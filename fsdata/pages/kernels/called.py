@@ -1,4 +1,4 @@
-"""Which kernels of pages are called, those that take long to compile first."""
+"""The kernels that the page decoder calls, those that take longest to compile first."""
 
 from fsdata.pages.kernels import headers, locations, rows
 

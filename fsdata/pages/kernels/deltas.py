@@ -1,4 +1,4 @@
-"""Values that cannot be read in any order: they are decoded whole (numba, nogil)."""
+"""Decodes encodings whose values cannot be read in any order: all values of a page at once (numba, nogil)."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fsranks.libraries import kernel
 
 @kernel
 def _unpacked(raw, end, bit, width):
-    """`width` bits, 1 to 64, that begin at `bit`. Bytes from `end` on are 0."""
+    """`width` bits, 1 to 64, that begin at `bit`. Byte by byte, for the end of a page; bytes from `end` on are 0."""
     value, at, have = np.uint64(0), bit >> 3, 0
     shift = np.uint64(bit & 7)
     while have < width + (bit & 7) and at < end:
@@ -23,9 +23,10 @@ def _unpacked(raw, end, bit, width):
 
 @kernel
 def _add_deltas(raw, begin, end, width, least, value, narrow, found):
-    """Values that follow `value`, each by its delta, into `found`; the last one."""
+    """Write the values that follow `value`, each by its delta, to `found`. Returns the last one."""
+    # Unsigned, as sums of deltas may wrap around: the format defines them modulo 2**32 or 2**64.
     mask = ~np.uint64(0) if width == 64 else (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    address, safe = raw.ctypes.data, len(raw) - 9
+    address, safe = raw.ctypes.data, len(raw) - 9  # a value of 64 bits may be in 9 bytes
     for i in range(len(found)):
         delta = least
         bit = begin * 8 + i * width
@@ -34,13 +35,13 @@ def _add_deltas(raw, begin, end, width, least, value, narrow, found):
         elif bit >> 3 <= safe:
             shift = np.uint64(bit & 7)
             bits = word_at(address + (bit >> 3)) >> shift
-            if width > 57 and shift:
+            if width > 57 and shift:  # more than the word has after the shift: the rest is in the ninth byte
                 bits |= np.uint64(raw[(bit >> 3) + 8]) << (np.uint64(64) - shift)
             delta += bits & mask
         else:
             delta += _unpacked(raw, end, bit, width)
         value += delta
-        if narrow:
+        if narrow:  # wraps around at 32 bits, then keeps the sign
             value = np.uint64(np.int64(np.int32(np.uint32(value & np.uint64(0xFFFFFFFF)))))
         found[i] = np.int64(value)
     return value
@@ -48,11 +49,12 @@ def _add_deltas(raw, begin, end, width, least, value, narrow, found):
 
 @kernel
 def _signed(raw, at, narrow):
-    """(the number, where it ends); one of more than 64 bits, or 32 if `narrow`, is a read past the end."""
+    """(the number, its end). A number of more than 64 bits, or 32 if `narrow`, counts as a read past the end."""
     value, end = signed(raw, at)
     most = 5 if narrow else 10
     if end > len(raw) or end - at > most:
         return np.int64(0), len(raw) + 1
+    # The tenth byte has the 64th bit only.
     if (narrow and value != np.int32(value)) or (end - at == 10 and raw[end - 1] > 1):
         return np.int64(0), len(raw) + 1
     return value, end
@@ -60,14 +62,15 @@ def _signed(raw, at, narrow):
 
 @kernel
 def read_deltas(raw, at, end, narrow, found):
-    """DELTA_BINARY_PACKED -> `found`, int64 [n], all of them; a code.
+    """Decode DELTA_BINARY_PACKED to `found`, int64 [n]. Returns a code.
 
-    raw: uint8, the page; the values stand at [at, end). narrow: of int32.
+    raw: uint8, the page; the values are at [at, end). narrow: whether they are int32.
     """
     block, at = varint32(raw, at)
     parts, at = varint32(raw, at)
     total, at = varint32(raw, at)
     first, at = _signed(raw, at, narrow)
+    # The bound of a block keeps the products below from overflowing.
     if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
         return DAMAGED
     each = block // parts
@@ -89,7 +92,7 @@ def read_deltas(raw, at, end, narrow, found):
             return DAMAGED
         for part in range(parts):
             if done == len(found):
-                break
+                break  # the format allows any width for unused miniblocks, and their bytes are not stored
             width = np.int64(raw[widths + part])
             some = min(each, len(found) - done)
             if width > (32 if narrow else 64) or each * width >> 3 > end - at:
@@ -102,7 +105,7 @@ def read_deltas(raw, at, end, narrow, found):
 
 @kernel
 def read_split(raw, begin, count, width, found):
-    """BYTE_STREAM_SPLIT -> the same bytes, value by value. raw: uint8; found: uint8 [count * width]."""
+    """Decode BYTE_STREAM_SPLIT to the bytes of one value after another. raw: uint8; found: uint8 [count * width]."""
     for byte in range(width):
         for i in range(count):
             found[i * width + byte] = raw[begin + byte * count + i]
@@ -110,18 +113,18 @@ def read_split(raw, begin, count, width, found):
 
 @kernel
 def read_bits(raw, begin, found):
-    """PLAIN booleans -> `found`, int64 [n]."""
+    """Decode PLAIN booleans to `found`, int64 [n]."""
     for i in range(len(found)):
         found[i] = (raw[begin + (i >> 3)] >> (i & 7)) & 1
 
 
 @kernel
 def read_bit_runs(raw, begin, end, found):
-    """RLE booleans, the values at [begin, end) -> `found`, int64 [n]; a code."""
+    """Decode RLE booleans at [begin, end) to `found`, int64 [n]. Returns a code."""
     at, done = begin, 0
     while done < len(found):
         head, at = varint32(raw, at)
-        count = min(head >> 1, len(found))
+        count = min(head >> 1, len(found))  # groups of 8 values, or repetitions of one
         if at >= end or count <= 0:
             return DAMAGED
         if head & 1:

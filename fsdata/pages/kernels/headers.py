@@ -7,9 +7,9 @@ from fsdata.pages.kernels import DAMAGED, OK, UNKNOWN
 from fsranks.libraries import kernel
 
 # Columns of the table of pages, int64 [P, 15].
-KIND = 0  # of page, as in Parquet
+KIND = 0  # Parquet's type of page
 AT = 1  # its first byte after the header
-STORED = 2  # bytes, as they are stored
+STORED = 2  # bytes in the file
 UNPACKED = 3  # bytes after decompression
 VALUES = 4  # in the page, nulls included; of a dictionary: its size
 ENCODING = 5
@@ -17,7 +17,7 @@ CHECKSUM = 6  # CRC-32 of the stored bytes, -1 without one
 ROWS = 7  # of a page of version 2, -1 in other pages
 REPETITION = 8  # version 2: bytes of the levels, which are never compressed
 DEFINITION = 9
-COMPRESSED = 10  # version 2: 0 if the rest is not either
+COMPRESSED = 10  # version 2: 0 if the values are not compressed, either
 LEVELS = 11  # version 1: encoding of the levels if it is not RLE, else RLE
 ADDRESS = 12  # of the page after decompression; 0 before
 FIRST_ROW = 13  # of the page, in the row group
@@ -30,13 +30,13 @@ PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_S
 
 @kernel
 def _inner(raw, at, kind, page, inside):
-    """The struct of one kind of page -> `page`, whose values are -1 if a field is missing. Where it ends."""
+    """Read the struct of one kind of page into `page`. Returns its end. VALUES is -1 if a required field is missing."""
     before, seen = np.int64(0), 0
     last = 2 if kind == DICTIONARY else 4 if kind == DATA else 6  # of the fields that must be there; all are int32
     while True:
         before, what, at = next_field(raw, at, before)
         if what == 0:
-            if seen != (2 << last) - 2:
+            if seen != (2 << last) - 2:  # one of the bits 1 to `last` is missing; `check_header` rejects -1
                 page[VALUES] = -1
             return at
         if what == 5 and 1 <= before <= last:
@@ -62,9 +62,9 @@ def _inner(raw, at, kind, page, inside):
 
 @kernel
 def read_header(raw, at, page, inside):
-    """One page header -> `page`, int64 [COLUMNS]. Where it ends: beyond `raw` if that has not all of it.
+    """Read one page header into `page`, int64 [COLUMNS]. Returns its end, which is beyond `raw` if that is too short.
 
-    inside: int64 [DEPTH, 2], memory to work in.
+    inside: int64 [DEPTH, 2], a stack, see `fsdata.kernels.thrift.after`.
     """
     for column in range(COLUMNS):
         page[column] = -1 if column <= ROWS else 0
@@ -84,10 +84,10 @@ def read_header(raw, at, page, inside):
                 page[STORED] = value
             else:
                 page[CHECKSUM] = value & 0xFFFFFFFF
-        elif what == STRUCT and before == page[KIND] + 5:
+        elif what == STRUCT and before == page[KIND] + 5:  # fields 5 to 8: data, index, dictionary, data of version 2
             at = _inner(raw, at, page[KIND], page, inside)
         elif 5 <= before <= 8:
-            page[KIND] = -1  # a page of two kinds is of none
+            page[KIND] = -1  # a struct of another kind than the page: the header is invalid
             at = after(raw, at, what, inside)
         else:
             at = after(raw, at, what, inside)
@@ -95,11 +95,11 @@ def read_header(raw, at, page, inside):
 
 @kernel
 def check_header(page, at, end, first, values, room):
-    """Whether a page can be; a code.
+    """Check the numbers of a page header. Returns a code.
 
     Args:
-        at: where its header ends. end: of the chunk.
-        first: whether it is the first page. values, room: values and unpacked bytes that it may have.
+        at: end of the header. end: of the chunk.
+        first: whether it is the first page. values, room: largest number of values and of unpacked bytes.
     """
     if page[STORED] < 0 or page[UNPACKED] < 0 or at > end or page[STORED] > end - at:
         return DAMAGED
@@ -116,7 +116,7 @@ def check_header(page, at, end, first, values, room):
     if page[UNPACKED] > room:
         return UNKNOWN
     if page[KIND] == DATA_V2:
-        least = min(page[STORED], page[UNPACKED])  # subtracted from, as sums of what a file says may be too large
+        least = min(page[STORED], page[UNPACKED])  # differences, as the sum of two numbers of a file may overflow
         if not 0 <= page[REPETITION] <= least or not 0 <= page[DEFINITION] <= least - page[REPETITION]:
             return DAMAGED
     return OK
@@ -128,7 +128,7 @@ def read_headers(raw, values, unpacked):
 
     Args:
         raw: uint8, the bytes of the chunk.
-        values, unpacked: of the chunk, as the footer says: all pages together have no more values, and are not larger.
+        values, unpacked: of the chunk, from the footer: bounds of all pages together, and so of the memory they take.
     """
     pages = np.zeros((8, COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
@@ -153,4 +153,4 @@ def read_headers(raw, values, unpacked):
         count += 1
     if found < values:
         return pages[:count], DAMAGED, count
-    return pages[:count], OK if at == len(raw) else UNKNOWN, count
+    return pages[:count], OK if at == len(raw) else UNKNOWN, count  # UNKNOWN: bytes after the last page

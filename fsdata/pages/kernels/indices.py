@@ -1,4 +1,7 @@
-"""Positions in a dictionary as runs: where they lie in a page, and that none is outside of it (numba, nogil)."""
+"""Finds the runs of dictionary indices in a page, and checks that no index is outside the dictionary (numba, nogil).
+
+The indices stay bit-packed: `fsdata.kernels.columns` looks them up when it copies values.
+"""
 
 import numpy as np
 
@@ -8,20 +11,20 @@ from fsdata.kernels.thrift import varint32
 from fsdata.pages.kernels import DAMAGED, OK, UNKNOWN
 from fsranks.libraries import kernel
 
-TAIL = 64  # bytes at the end of a page that are copied, so that a word can be read at every one of them
+TAIL = 64  # last bytes of a page that are copied in front of 8 zeros, so that a word can be read at each of them
 
 
 @kernel
 def _next_run(raw, at, end, width):
-    """(values, whether they differ, where they begin, where the run ends, after `end` if it is cut); no values where
-    that is not possible."""
+    """(values, whether they differ, their first byte, end of the run: after `end` if it is cut off); 0 values if it is
+    invalid."""
     head, begin = varint32(raw, at)
     count = head >> 1
     if begin > end or count == 0:
         return 0, False, end, end
     if head & 1:
         stop = begin + count * width
-        if stop > end:
+        if stop > end:  # cut off: `index_positions` leaves the page to pyarrow
             return (end - begin) * 8 // width, True, begin, stop
         return count * 8, True, begin, stop
     stop = begin + ((width + 7) >> 3)
@@ -30,7 +33,7 @@ def _next_run(raw, at, end, width):
 
 @kernel
 def count_runs(raw, at, end, width, count):
-    """How many runs `count` values have at most, those that are cut in two included."""
+    """An upper bound of the runs of `count` values: `index_positions` may cut each in two."""
     runs = 0
     while count > 0:
         some, _, _, at = _next_run(raw, at, end, width)
@@ -43,14 +46,14 @@ def count_runs(raw, at, end, width, count):
 
 @kernel
 def _outside(at, width, count, size):
-    """Whether one of `count` positions of `width` bits is not below `size`. A word must be readable at all of them.
+    """Whether one of `count` indices of `width` bits is not below `size`. A word must be readable at all of them.
 
-    What is too large has a carry if it is added to as much as is missing from `size` to the next power of two. So the
-    positions of a word are compared at once, first every other one, then the rest.
+    All indices of a word are compared at once: adding 2**width - size to an index sets the bit above it exactly if the
+    index is too large. Every second index is masked out for that, so that the bit above is free; then come the others.
     """
     if size >= 1 << width:
         return False
-    held = max(57 // width, 1)  # by a word, at whichever bit of its first byte they begin
+    held = max(57 // width, 1)  # indices of a word: of its 64 bits, up to 7 belong to earlier ones
     mask, missing, bits = np.uint64((1 << width) - 1), np.uint64((1 << width) - size), np.uint64(width)
     these, add, carry = np.zeros(2, np.uint64), np.zeros(2, np.uint64), np.zeros(2, np.uint64)
     for i in range(held):
@@ -72,10 +75,10 @@ def _outside(at, width, count, size):
 
 @kernel
 def index_positions(raw, begin, end, address, count, size, tail, runs, first):
-    """Runs of `count` positions in a dictionary of `size` values -> (code, runs written).
+    """Write the runs of `count` indices into a dictionary of `size` values. Returns (code, runs written).
 
-    raw: uint8, the page; they begin with their width at `begin`. address: of the page. tail: uint8 [TAIL + 8], to keep.
-    first: values before the page.
+    raw: uint8, the page; `begin` is the byte with the width of the indices. address: of the page. tail: uint8
+    [TAIL + 8], which must live as long as the runs. first: values before the page.
     """
     if count == 0:
         return OK, 0
@@ -85,7 +88,7 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
     copied = min(end - begin, TAIL)
     for i in range(len(tail)):
         tail[i] = raw[end - copied + i] if i < copied else 0
-    moved = tail.ctypes.data - (end - copied)  # where a byte of the end of the page stands now
+    moved = tail.ctypes.data - (end - copied)  # plus the position of a byte in the page: its address in `tail`
     at, written = begin + 1, 0
     while count > 0:
         some, differ, start, at = _next_run(raw, at, end, width)
@@ -106,7 +109,8 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
             count -= some
             continue
         count -= some
-        # Groups of eight begin at a byte. Those that are too near to the end are read in the copy of it.
+        # The copy kernel reads a word of 8 bytes per index, which must not pass the end of the page: the last groups
+        # are read in `tail`. A run is cut between groups of eight, as only these begin at a whole byte.
         here = min(max((end - 7 - start) // width, 0) * 8, some)
         for part in range(2):
             values = here if part == 0 else some - here

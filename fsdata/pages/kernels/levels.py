@@ -1,4 +1,4 @@
-"""Levels of repetition and definition -> how long the list of every row is, and where it has nulls (numba, nogil).
+"""Computes the length and the nulls of every row's list from the levels of repetition and definition (numba, nogil).
 
 Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one to three bits.
 """
@@ -11,16 +11,16 @@ from fsranks.libraries import kernel
 
 NULL = -1  # the length of a list that is null
 
-# Of what is known after some pages of a chunk, int64 [3].
-ROWS = 0  # that have begun
-VALUES = 1  # that are not null
-ABSENT = 2  # elements of lists that are null
+# Counts after some pages of a chunk, int64 [3].
+ROWS = 0  # rows that have begun: the last one may continue on the next page
+VALUES = 1  # elements that are not null
+ABSENT = 2  # null elements
 
 
 @kernel
 def next_run(raw, at, end, width, top):
-    """(levels of the run, the level, -1 if they differ; the first bit of those; where the run ends); no levels where
-    that is not possible."""
+    """(number of levels; the level, -1 if they differ; position of their first bit; end of the run); 0 levels if the
+    run is invalid."""
     head, begin = varint32(raw, at)
     count = head >> 1
     if begin > end or count == 0:
@@ -43,16 +43,17 @@ def _twice_as_long(absent):
 
 @kernel
 def read_levels(raw, bounds, count, top, present, length, known, absent):
-    """Add a page to `length` and `absent` -> (a code; `absent` or a longer array).
+    """Add a page to `length` and `absent`. Returns (a code; `absent` or a longer array).
 
     Args:
-        raw: uint8, the page. bounds: int64 [4], where its levels of repetition begin and end, and of definition.
+        raw: uint8, the page. bounds: int64 [4], begin and end of its levels of repetition, then of definition.
         count: levels of each kind.
         top: the level of definition of a value, 1 to 7. present: the one of a list without elements.
-        length: int64 [rows], written up to the row that has begun: elements, or NULL. known: int64 [3], changed in
-            place.
-        absent: int64 [1 or more], which elements are null, ascending, of all that were read so far.
+        length: int64 [rows], written up to the last row that has begun: elements, or NULL. known: int64 [3], the counts
+            above, changed in place.
+        absent: int64 [1 or more], the null elements so far, as ascending numbers among all elements.
     """
+    # The last row of the page before: this page may continue its list.
     row, values, nulls = known[ROWS] - 1, known[VALUES], known[ABSENT]
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
@@ -68,7 +69,8 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
         count -= some
         left_r -= some
         left_d -= some
-        if level_r == 1 and level_d == top:  # elements of one list
+        # Fast path: most levels of long lists are two repeated ones, which mean further elements of one list.
+        if level_r == 1 and level_d == top:
             if row < 0 or length[row] <= 0:
                 return DAMAGED, absent
             length[row] += some
@@ -81,7 +83,7 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
                 bit_r += 1
             if level_d < 0:
                 bits = np.int64(raw[bit_d >> 3]) >> (bit_d & 7)
-                if (bit_d & 7) + width_d > 8:  # three bits that lie in two bytes; a run ends with a whole byte
+                if (bit_d & 7) + width_d > 8:  # three bits in two bytes. The second exists: runs end with a whole byte
                     bits |= np.int64(raw[(bit_d >> 3) + 1]) << (8 - (bit_d & 7))
                 definition = bits & ((1 << width_d) - 1)
                 bit_d += width_d
@@ -93,7 +95,7 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
                     return DAMAGED, absent
                 length[row] = 0
             elif row < 0 or length[row] <= 0 or definition <= present:
-                return DAMAGED, absent
+                return DAMAGED, absent  # a further element needs a list that is neither null nor empty
             if definition == top:
                 length[row] += 1
                 values += 1
@@ -102,7 +104,7 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
             elif definition > present:
                 if nulls == len(absent):
                     absent = _twice_as_long(absent)
-                absent[nulls] = values + nulls
+                absent[nulls] = values + nulls  # its number among all elements, nulls included
                 nulls += 1
                 length[row] += 1
     known[ROWS], known[VALUES], known[ABSENT] = row + 1, values, nulls

@@ -1,4 +1,4 @@
-"""Where pages begin: what an offset index says of it, and what levels say (numba, nogil)."""
+"""Reads the offset index of a column chunk, and checks that pages begin with a row (numba, nogil)."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ ROW = 2  # the first row of the page in the row group
 
 @kernel
 def _location(raw, at, found, inside):
-    """One PageLocation -> `found`. Where it ends."""
+    """Read one PageLocation into `found`. Returns its end."""
     before = np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
@@ -28,7 +28,7 @@ def _location(raw, at, found, inside):
 
 @kernel(called_with="Array(uint8, 1, 'C', True), int64")
 def read_locations(raw, count):
-    """int64 [count, 3] of the offset index `raw`; -1 where a number is missing, and if it has not `count` pages."""
+    """int64 [count, 3] from the offset index `raw`; -1 for missing numbers, or all -1 if it has not `count` pages."""
     found = np.full((count, 3), -1, np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
     before, at, there = np.int64(0), np.int64(0), False
@@ -49,14 +49,14 @@ def read_locations(raw, count):
 
 @kernel(called_with="Array(uint8, 1, 'C', True), int64[:, ::1]")
 def begin_with_rows(raw, pages):
-    """Whether a row begins with every page of version 2 of a column of lists, as its first level of repetition says.
+    """Whether every page of version 2 of a column of lists begins with a new row: its first level of repetition is 0.
 
-    raw: uint8, the chunk; pages: int64 [P, headers.COLUMNS]. These levels are never compressed.
+    raw: uint8, the chunk; pages: int64 [P, headers.COLUMNS]. Levels of version 2 are never compressed.
     """
     for number in range(len(pages)):
         page = pages[number]
         if page[headers.KIND] == headers.DATA_V2 and page[headers.VALUES] > 0:
-            _, at = varint(raw, page[headers.AT])
+            _, at = varint(raw, page[headers.AT])  # the head of the first run; bit 0 after it is the first level
             if at >= page[headers.AT] + page[headers.REPETITION] or raw[at] & 1:
                 return False
     return True

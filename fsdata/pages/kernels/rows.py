@@ -1,7 +1,7 @@
-"""The lists of a column, page after page: how long they are, and where their values lie (numba, nogil).
+"""Reads the lists of a column page after page: their lengths and the addresses of their values (numba, nogil).
 
-`read_pages` reads what most files have. Rare encodings are decoded by a kernel of their own, `decode_page`, as numba
-takes seconds to compile them: a process whose files have none of them does not wait for that.
+`read_pages` reads the encodings of most files. A separate kernel, `decode_page`, decodes the rare ones: numba takes
+seconds to compile them, and a process whose files have none of them does not wait for that.
 """
 
 import numpy as np
@@ -12,26 +12,26 @@ from fsdata.kernels.memory import pointer
 from fsdata.pages.kernels import DAMAGED, OK, UNKNOWN, deltas, headers, indices, levels
 from fsranks.libraries import kernel
 
-# How a column is stored and what is needed of it, int64 [7]; see `fsdata.pages.forms`.
+# The form of a column, int64 [7]; see `fsdata.pages.forms`.
 PHYSICAL = 0
 TOP = 1
 PRESENT = 2
 STORED = 3
 ITEMSIZE = 4
-LEAST, MOST = 5, 6  # of integers; none are checked if LEAST is not less than MOST
+LEAST, MOST = 5, 6  # bounds of integers; not checked unless LEAST is less than MOST
 
 BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
 
-# What is known after some pages, int64 [12]; the first three as in `levels`.
+# The state after some pages, int64 [12]; the first three as in `levels`.
 RUNS = 3  # lines of the table of runs
 DICTIONARY = 4  # address of its values
 SIZE = 5  # of the dictionary, -1 without one
-MADE = 6  # bytes of `made` that are used
-FAULT = 7  # what is wrong with a page, or why it is left to pyarrow; 0 if nothing is
-PAGE = 8  # which page of those given is read next, or has a fault
-BEGIN = 9  # first byte of the values in the page at fault RARE
-COUNT = 10  # how many they are
-NOT_FINITE = 11  # 1 if a stored number is not finite as the field needs it; no row may have it, if in the dictionary
+MADE = 6  # used bytes of `made`, the memory of decoded values
+FAULT = 7  # see below; 0 if there is none
+PAGE = 8  # number of the page that is read next, or has a fault
+BEGIN = 9  # at fault RARE: first byte of the page's values
+COUNT = 10  # at fault RARE: their number
+NOT_FINITE = 11  # 1 if a stored number is not finite in its final type; perhaps no row has it, if in the dictionary
 STATE = 12
 
 # Faults.
@@ -48,17 +48,18 @@ GROUP_CUT = 9
 MORE_OR_FEWER = 10
 TOO_LARGE = 11
 ROWS_WRONG = 12  # damage
-RARE = 13  # none: the values of the page are for `decode_page`
+RARE = 13  # no fault: `decode_page` decodes the values of the page
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @kernel(called_with="int64[:, ::1], int64[::1]")
 def room_for(pages, form):
-    """Bytes of what is made of pages whose values cannot stay as they are stored. As many as their bytes can hold."""
+    """Upper bound of the bytes of all values that have to be decoded: dictionaries and rare encodings."""
     values = np.int64(0)
     for page in pages:
         if page[headers.KIND] == headers.DICTIONARY:
+            # The header's number is not checked yet: a value takes 4 bytes at least.
             values += min(page[headers.VALUES], page[headers.UNPACKED] >> 2)
         elif form[PHYSICAL] == BOOLEAN or (
             page[headers.ENCODING] != headers.PLAIN
@@ -71,7 +72,7 @@ def room_for(pages, form):
 
 @kernel
 def _level_bounds(page, raw, bounds):
-    """Where the levels of a page begin and end -> `bounds`, int64 [4], as `levels.read_levels` takes them; a fault."""
+    """Write the bounds of a page's levels to `bounds`, int64 [4], see `levels.read_levels`. Returns a fault."""
     bounds[0] = 0
     if page[headers.KIND] == headers.DATA_V2:
         bounds[1] = bounds[2] = page[headers.REPETITION]
@@ -80,7 +81,7 @@ def _level_bounds(page, raw, bounds):
     if page[headers.LEVELS] != headers.RLE:
         return LEVELS_OTHER
     at = np.int64(0)
-    for place in range(0, 4, 2):
+    for place in range(0, 4, 2):  # version 1: repetition, then definition, each behind its size in 4 bytes
         if len(raw) - at < 4:
             return LEVELS_BEYOND
         size = np.int64(0)
@@ -96,7 +97,8 @@ def _level_bounds(page, raw, bounds):
 
 @kernel
 def _check(at, count, form, state):
-    """Whether `count` stored values are what the field can hold: a fault, or NOT_FINITE of the state."""
+    """Check that the field can represent `count` stored values: returns a fault, or sets NOT_FINITE of the state."""
+    # Loops without a branch, which LLVM vectorizes. `not <=`: true for NaN, too; a double must fit into a float32.
     bad = False
     if form[PHYSICAL] == FLOAT:
         for value in carray(pointer(at), (count,), np.float32):
@@ -115,7 +117,7 @@ def _check(at, count, form, state):
 
 @kernel
 def _settle(found, form):
-    """int64 [n] in place to what is needed of them: int64, or float32 in the first half; a fault."""
+    """Convert int64 [n] in place to the final type: int64, or float32 in the first half. Returns a fault."""
     unsigned = form[STORED] == columns.UINT32 or form[STORED] == columns.UINT32_FLOAT
     bad = False
     for i in range(len(found)):
@@ -123,7 +125,7 @@ def _settle(found, form):
             found[i] &= 0xFFFFFFFF
         bad |= form[LEAST] < form[MOST] and (found[i] < form[LEAST] or found[i] > form[MOST])
     if form[ITEMSIZE] == 4:
-        narrow = found.view(np.float32)
+        narrow = found.view(np.float32)  # value i is read before its bytes are overwritten: 4 i is at most 8 i
         for i in range(len(found)):
             narrow[i] = found[i]
     return TOO_LARGE if bad else NOTHING
@@ -131,7 +133,7 @@ def _settle(found, form):
 
 @kernel
 def _decode(raw, begin, count, encoding, form, state, made):
-    """Values that cannot stay as they are stored -> `made`; a fault."""
+    """Decode the values of a page with a rare encoding into `made`. Returns a fault."""
     physical, width = form[PHYSICAL], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
     if count * 8 > len(made) - state[MADE]:
         return VALUES_WRONG
@@ -163,7 +165,7 @@ def _decode(raw, begin, count, encoding, form, state, made):
 
 @kernel(called_with="int64[::1], int64[::1], int64[::1], uint8[::1]")
 def decode_page(page, form, state, made):
-    """Go on where `read_pages` ended with the fault RARE: decode the values of the page, and go past it.
+    """Continue where `read_pages` ended with the fault RARE: decode the values of the page, and advance past it.
 
     page: int64 [headers.COLUMNS], the page state[PAGE]. The others as in `read_pages`.
     """
@@ -175,6 +177,7 @@ def decode_page(page, form, state, made):
 
 @kernel
 def _set_dictionary(page, raw, form, state, made):
+    """Convert the dictionary to the final type, once for all its uses. Returns a fault."""
     count, width = page[headers.VALUES], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
     if form[PHYSICAL] == BOOLEAN:
         return ENCODING_OTHER
@@ -192,6 +195,7 @@ def _set_dictionary(page, raw, form, state, made):
 
 @kernel
 def _add_positions(page, raw, begin, first, count, state, table, tail):
+    """Add the runs of a page's dictionary indices to the table. Returns a fault."""
     if state[SIZE] < 0:
         return NO_DICTIONARY
     if begin < len(raw) and raw[begin] > 32:
@@ -206,6 +210,7 @@ def _add_positions(page, raw, begin, first, count, state, table, tail):
 
 @kernel
 def _with_room(table, used, more):
+    """The table, or a larger copy with room for `more` lines after the used ones."""
     if used + more <= len(table):
         return table
     larger = np.empty((2 * used + more, runs.COLUMNS), np.int64)
@@ -220,15 +225,15 @@ def _with_room(table, used, more):
     "uint8[::1]"
 )
 def read_pages(pages, form, state, length, absent, table, tails, made):
-    """Add pages, from state[PAGE] on, to `state` and `length` -> (`absent`, the table of runs): those given, or larger.
+    """Add the pages from state[PAGE] on to `state` and `length`. Returns (`absent`, the table of runs), perhaps copied.
 
-    It ends at a fault. At the fault RARE all of the page is read but its values: call `decode_page`, then this again.
+    It ends at a fault. At the fault RARE all of the page but its values is read: call `decode_page`, then this again.
 
     Args:
-        pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that no page has stay empty. form, state: see above.
+        pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that are in no page stay empty. form, state: see above.
         length: int64 [rows]; absent: int64 [1 or more], as in `levels.read_levels`.
         table: int64 [R, runs.COLUMNS], of which state[RUNS] lines are written.
-        tails: uint8 [P, indices.TAIL + 8], to keep. made: uint8, to keep: room for what `room_for` says.
+        tails: uint8 [P, indices.TAIL + 8]; made: uint8, `room_for` bytes. Both must live as long as the column.
     """
     bounds = np.empty(4, np.int64)
     for number in range(state[PAGE], len(pages)):
@@ -244,7 +249,7 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
         if state[FAULT]:
             return absent, table
         first = state[levels.VALUES]
-        if page[headers.END_ROW]:
+        if page[headers.END_ROW]:  # pages may be missing before this one: their rows stay empty
             state[levels.ROWS] = page[headers.FIRST_ROW]
         code, absent = levels.read_levels(
             raw, bounds, page[headers.VALUES], form[TOP], form[PRESENT], length, state, absent
@@ -258,6 +263,7 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
         begin, count, encoding = bounds[3], state[levels.VALUES] - first, page[headers.ENCODING]
         if encoding == headers.RLE_DICTIONARY or encoding == headers.PLAIN_DICTIONARY:
             lines = 0
+            # Counted first, so that the table grows once per page and not inside the loop over runs.
             if count and begin < len(raw) and raw[begin] <= 32:
                 lines = indices.count_runs(raw, begin + 1, len(raw), np.int64(raw[begin]), count)
             table = _with_room(table, state[RUNS], lines + 1)
@@ -286,10 +292,10 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
 
 @kernel(called_with="int64[::1], int64, int64[::1], int64[::1], int64, int64, int64[::1]")
 def finish_rows(column, rows, length, first, itemsize, target, absent):
-    """`first`, int64 [rows]: the elements before each row; and the elements themselves if `target` is not 0.
+    """Write `first`, int64 [rows], the elements before each row; and the elements themselves if `target` is not 0.
 
-    column: int64 [4], see `fsdata.kernels.columns`. length: int64 [rows], negative of null rows. absent: int64 [k],
-    ascending, elements that the column does not have; their places in `target` are not written.
+    column: int64 [4], see `fsdata.kernels.columns`. length: int64 [rows], negative for null rows. absent: int64 [k],
+    ascending, null elements, which the column does not have: their positions in `target` are not written.
     """
     elements = np.int64(0)
     for row in range(rows):
@@ -301,5 +307,6 @@ def finish_rows(column, rows, length, first, itemsize, target, absent):
     for k in range(len(absent) + 1):
         stop = absent[k] if k < len(absent) else elements
         if stop > done:
+            # Element `done` is value done - k of the column: k null elements precede it.
             near = columns.fetch(target + done * itemsize, column, done - k, stop - done, itemsize, near)
         done = stop + 1

@@ -10,14 +10,14 @@ from fsdata.order.status_word import StatusWord
 
 
 def global_batch(
-    lengths: Any, home: Any, *, step: int = 0, places: Mapping[str, np.ndarray] | None = None, **status: int
+    lengths: Any, home: Any, *, step: int = 0, first_events: Mapping[str, np.ndarray] | None = None, **status: int
 ) -> GlobalBatch:
     """Samples that rank home[n] has read. lengths: of "uih", or by sequence. status: what every rank says of itself."""
     lengths = lengths if isinstance(lengths, dict) else {"uih": lengths}
     return GlobalBatch(
         number=step,
         lengths={name: np.asarray(each) for name, each in lengths.items()},
-        places=places or {},
+        first_events=first_events or {},
         home=np.asarray(home),
         statuses=(StatusWord(epoch=0, step=step, **status),) * (int(np.max(home)) + 1),
     )

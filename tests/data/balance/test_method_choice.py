@@ -60,7 +60,7 @@ def test_a_decision_is_kept_over_a_restart() -> None:
         again.observe([0, 0], [(step, 10**9), (step, 10**9)])
     assert again.sparing is True
     for wrong in ({"version": 2, "sparing": True}, {"version": 1, "sparing": "yes"}, {}):
-        with pytest.raises(StateError, match="choice of method"):
+        with pytest.raises(StateError, match="not a state of method"):
             again.load_state_dict(wrong)
 
 

@@ -58,7 +58,7 @@ def test_histories_that_only_touch_are_apart() -> None:
 def sharing(place: np.ndarray, ranks: int = 2) -> GlobalBatch:
     """Samples that see ten events each, from `place` on; every rank has read equally many."""
     home = np.repeat(np.arange(ranks), len(place) // ranks)
-    return global_batch(np.full(len(place), 10), home, places={"uih": place})
+    return global_batch(np.full(len(place), 10), home, first_events={"uih": place})
 
 
 def test_groups_that_do_not_fit_under_the_cap_are_taken_apart() -> None:

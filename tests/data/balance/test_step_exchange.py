@@ -147,7 +147,7 @@ def going_wrong(rank: int, world_size: int) -> None:
     if rank == 0:  # as if its loader did not balance
         exchange.agree(StatusWord(epoch=2, step=16, rows=3))
     else:
-        with pytest.raises(MismatchError, match="rank 0 says that it has 3 samples, and sent 0 bytes for their length"):
+        with pytest.raises(MismatchError, match="rank 0 reported 3 samples, but sent 0 bytes for their length"):
             step(16)
     assert step(17).rows.num_rows == 3
     exchange.close()

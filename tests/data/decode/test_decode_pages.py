@@ -199,9 +199,9 @@ def test_rows_that_go_on_in_the_next_page():
         column = read_column(found, form, 3, stop, Pool())
         assert column.length.tolist() == lengths
         assert column.values.tolist() == list(range(1, sum(lengths) + 1))
-    with pytest.raises(Damaged, match="2 rows where the footer says 3"):
+    with pytest.raises(Damaged, match="2 rows, but the footer states 3"):
         read_column(found[:2], form, 3, 3, Pool())
-    with pytest.raises(Damaged, match="levels that cannot be"):
+    with pytest.raises(Damaged, match="invalid levels"):
         read_column(found[1:], form, 3, 3, Pool())
 
 

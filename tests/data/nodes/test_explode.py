@@ -26,7 +26,7 @@ def test_candidates_may_be_stored_once(tmp_path: Path) -> None:
 def share_before(model: Polynomial, place: list[int] | None = None) -> float | None:
     """The planned straggler share of ranks of two rows each; the first row has three candidates, the others one."""
     lengths = {"uih": [10, 4, 5, 5], "candidates": [3, 1, 1, 1]}
-    batch = global_batch(lengths, [0, 0, 1, 1], places=None if place is None else {"uih": np.array(place)})
+    batch = global_batch(lengths, [0, 0, 1, 1], first_events=None if place is None else {"uih": np.array(place)})
     return StepPlanner(Balance("fbs", cost=model), 2, exploded="candidates")(batch).straggler_before
 
 
