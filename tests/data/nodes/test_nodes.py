@@ -229,7 +229,7 @@ def test_what_cannot_be_read_is_refused_by_the_first_node(tmp_path):
 def met_otherwise(rank, world_size, folder):
     steps = Steps(Rows(Units(ParquetSource(folder / "own", filter=pl.col("row") >= 0), SCHEMA)), 4)
     local = LocalSteps(steps, timeout_s=PATIENCE_S)
-    with pytest.raises(ValueError, match="balance needs a StepExchange.*has made a StatusExchange: build a new graph"):
+    with pytest.raises(ValueError, match=r"balance needs a StepExchange.*has made a StatusExchange: build a new graph"):
         BalancedSteps(steps, timeout_s=PATIENCE_S)
     local.close()
 
