@@ -76,7 +76,7 @@ BREAKS: tuple[Break, ...] = (
         why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
     ),
     Break(
-        file="fsdata/nodes/explode.py",
+        file="fsdata/order/tokens.py",
         before="length * count).sum())",
         after="length).sum())",
         tests=("tests/data/loader/test_together.py",),
