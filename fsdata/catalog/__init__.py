@@ -1,6 +1,6 @@
-"""Which files, row groups and columns there are, from names and footers alone.
+"""Finds files, row groups and columns, from names and footers only.
 
-A `listing` names the files; a `catalog` holds what planning needs of their `footers` (`retry`: how often they are
-read), with the `bounds` of some columns, once per host (`shared_arrays`); `prune` leaves out what a filter needs
-nothing of; `binding` gives every field its column; `fingerprint` identifies it all at resume.
+A `listing` names the files. A `catalog` has the numbers of their `footers` that planning needs, and the `bounds` of
+some columns, once per host (`shared_arrays`); `retry` repeats failed reads. `prune` skips files and row groups that
+cannot match the filter; `binding` assigns a column to every field; `fingerprint` identifies the data at resume.
 """

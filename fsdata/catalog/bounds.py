@@ -1,7 +1,7 @@
-"""The least and the greatest value of a column in every row group, as the statistics of footers have them.
+"""The smallest and the largest value of a column in every row group, from the statistics of footers.
 
-Only of columns whose values are integers or times: there the order of Parquet is the order of numbers, and no value is
-left out. They are counted in the units of the column's Arrow type, as int64.
+Only for columns of integers and times: for these Parquet's order is the order of numbers, and statistics count every
+value (those of floats ignore NaN). Bounds are int64 in the units of the column's Arrow type.
 
 Letters: G row groups.
 """
@@ -18,7 +18,7 @@ from fsdata.catalog.binding.arrow_types import leaves_of, plain
 from fsdata.kernels import footer as kernel
 
 Bounds = Mapping[str, np.ndarray]
-"""Column -> int64 [2, G], least and greatest; greatest < least where the footer does not say."""
+"""Column -> int64 [2, G], smallest and largest value; the largest is below the smallest if the footer has none."""
 
 UNKNOWN = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -28,9 +28,9 @@ _MS_PER_DAY = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class BoundsReader:
-    """How the bounds of one column are read from the footers of one schema.
+    """Reads the bounds of one column from the footers of one schema.
 
-    A stored value times `times`, by `by`, counts in the units of the Arrow type.
+    A stored value, multiplied by `times` and divided by `by`, is in the units of the Arrow type.
     """
 
     leaf: int
@@ -41,13 +41,14 @@ class BoundsReader:
 
     def read(self, raw: bytes, chunks: np.ndarray, leaves: int) -> np.ndarray:
         """int64 [2, G]. raw: the footer; chunks: int64 [G * leaves, 11], see `fsdata.kernels.footer`."""
-        mine = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
-        found = np.empty((2, len(mine)), np.int64)
-        for group, (least, greatest) in enumerate(mine.tolist()):
+        positions = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
+        bounds = np.empty((2, len(positions)), np.int64)
+        for group, (least, greatest) in enumerate(positions.tolist()):
             low = self._value(raw, least) if least >= 0 <= greatest else None
             high = self._value(raw, greatest) if low is not None else None
-            found[:, group] = UNKNOWN if low is None or high is None else (low // self.by, -(-high // self.by))
-        return found
+            # Rounded outwards: bounds may be too wide, but must not exclude a value.
+            bounds[:, group] = UNKNOWN if low is None or high is None else (low // self.by, -(-high // self.by))
+        return bounds
 
     def _value(self, raw: bytes, at: int) -> int | None:
         value = int.from_bytes(raw[at : at + self.size], "little", signed=self.signed) * self.times
@@ -55,7 +56,7 @@ class BoundsReader:
 
 
 def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
-    """Those of `names` that are columns with bounds."""
+    """Name -> reader, of the columns in `names` whose bounds can be read."""
     leaves = dict(zip(schema.names, leaves_of(schema), strict=True))
     found = {}
     for name in names:
@@ -71,16 +72,16 @@ def _reader(leaf: int, column: pq.ColumnSchema, arrow: pa.DataType) -> BoundsRea
     size = {"INT32": 4, "INT64": 8}.get(column.physical_type)
     if size is None:
         return None
-    said = json.loads(column.logical_type.to_json())
+    logical = json.loads(column.logical_type.to_json())
     if pa.types.is_integer(arrow):
-        signed = said.get("isSigned", True)
-        return BoundsReader(leaf, size, signed) if signed or size == 4 else None
-    if pa.types.is_date32(arrow) and said["Type"] == "Date":
+        signed = logical.get("isSigned", True)
+        return BoundsReader(leaf, size, signed) if signed or size == 4 else None  # uint64 does not fit into int64
+    if pa.types.is_date32(arrow) and logical["Type"] == "Date":
         return BoundsReader(leaf, size, True)
-    if pa.types.is_date64(arrow) and said["Type"] == "Date":
+    if pa.types.is_date64(arrow) and logical["Type"] == "Date":
         return BoundsReader(leaf, size, True, times=_MS_PER_DAY)
-    if pa.types.is_timestamp(arrow) and said["Type"] == "Timestamp" and said["timeUnit"] in _STORED:
-        stored, wanted = _PER_SECOND[_STORED[said["timeUnit"]]], _PER_SECOND[arrow.unit]
+    if pa.types.is_timestamp(arrow) and logical["Type"] == "Timestamp" and logical["timeUnit"] in _STORED:
+        stored, wanted = _PER_SECOND[_STORED[logical["timeUnit"]]], _PER_SECOND[arrow.unit]
         return BoundsReader(leaf, size, True, times=max(wanted // stored, 1), by=max(stored // wanted, 1))
     return None
 
@@ -91,7 +92,7 @@ def unknown(groups: int) -> np.ndarray:
 
 
 def joined(parts: Sequence[Bounds], groups: Sequence[int], names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The bounds of parts that have so many row groups each, one part after another."""
+    """The bounds of several parts, one after another. groups: number of row groups of each part."""
     empty = np.empty((2, 0), np.int64)
     return {
         name: np.concatenate(
@@ -102,7 +103,7 @@ def joined(parts: Sequence[Bounds], groups: Sequence[int], names: Iterable[str])
 
 
 def as_columns(bounds: np.ndarray, arrow: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """(least, greatest) as columns of the type, null where they are not known."""
+    """(smallest, largest) as columns of the type, null where they are unknown."""
     kind, none = plain(arrow), bounds[1] < bounds[0]
     stored = pa.int32() if pa.types.is_date32(kind) else pa.int64()
     low, high = (pa.array(np.where(none, 0, each), pa.int64(), mask=none).cast(stored).cast(kind) for each in bounds)

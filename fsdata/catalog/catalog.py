@@ -1,9 +1,9 @@
-"""What planning has to know of many files, in arrays: some 60 bytes a file beside its name, 8 a row group, and 16 more
-for each column whose bounds are wanted.
+"""The numbers of many files that planning needs, in arrays: some 60 bytes a file beside its name, 8 a row group, and 16
+more for each column whose bounds are needed.
 
-Footers are parsed and dropped; whoever reads a row group parses the footer of its file again. Of footers that describe
-the same schema only the first is parsed by pyarrow, the others by `fsdata.kernels.footer`. Of many files the catalog is
-made once per host, and the hosts of a job share the work.
+Footers are parsed and dropped: pyarrow's take 0.8 kB per column chunk. A row group is read with a new parsed footer.
+Of footers with the same schema pyarrow parses only the first, `fsdata.kernels.footer` parses the others. The catalog of
+many files is made once per host, and the hosts of a job divide the work.
 
 Letters: N files, G row groups.
 """
@@ -29,9 +29,9 @@ from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.errors import CorruptFileError
 from fsranks.machine.cores import usable_cores
 
-SHARED_FROM = 1_000  # files; the catalog of fewer is made by every process for itself
+SHARED_FROM = 1_000  # files; for fewer, every process makes a catalog of its own
 _BLOCK = 256  # files that one thread reads at a time
-_VERSION = 3  # of the arrays that processes share
+_VERSION = 3  # of the shared arrays: other versions of fsdata on this host use other names
 _BOUNDS = "bounds of "
 _ARRAYS = ("size", "schema_of", "first", "rows")
 
@@ -46,7 +46,7 @@ class Catalog:
         schema_of: int32 [N]; schemas: without metadata, each once.
         first: int64 [N + 1], the first row group of each file, and the end.
         rows: int64 [G].
-        bounds: of the columns that were asked for.
+        bounds: of the columns in `bounds_of`.
     """
 
     files: FileList
@@ -66,7 +66,7 @@ class Catalog:
         return self.digests[file].tobytes().hex()
 
     def without(self, some: Sequence[int]) -> "Catalog":
-        """All files but `some`."""
+        """All files except `some`."""
         if not some:
             return self
         return _chosen([self], self.files.without(some), np.delete(np.arange(len(self)), some))
@@ -85,7 +85,7 @@ class Catalog:
 
 
 def catalog_of(footers: Sequence[Footer]) -> Catalog:
-    """The catalog of files whose footers are at hand."""
+    """The catalog of files whose footers are already parsed."""
     schemas: list[pa.Schema] = []
     for footer in footers:
         if not any(footer.schema is each for each in schemas):
@@ -117,7 +117,7 @@ EMPTY = Catalog(
 )
 
 Faults = list[tuple[int, CorruptFileError]]
-"""Numbers of files that have no usable footer, and why."""
+"""Numbers of the files without a usable footer, and their errors."""
 
 
 def open_catalog(
@@ -130,13 +130,13 @@ def open_catalog(
     show: bool = False,
     hosts: Hosts | None = None,
 ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
-    """(the catalog of the files that have a usable footer, name and fault of each of the others).
+    """(the catalog of the files with a usable footer; name and error of each of the others).
 
-    Of many files the processes of a host make one together: one reads, the others wait and map the same memory. The
-    hosts of a job read shares of them. What tells that they mean the same files is the listing, with sizes and times of
-    modification.
+    The catalog of many files is shared: one process of a host reads, the others wait and map the same memory, and each
+    host of a job reads shares of the files. Processes find each other by the identity of the listing, which includes
+    sizes and times of modification.
 
-    bounds_of: names of columns, see `fsdata.catalog.prune`. show: a counter, if it takes long.
+    bounds_of: names of columns, see `fsdata.catalog.prune`. show: show a counter if it takes long.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -150,6 +150,7 @@ def open_catalog(
     name = f"catalog{_VERSION}x{identity}{columns}"
 
     def make(_: Path | None) -> Arrays:
+        # The other processes of this host wait, so all cores are free.
         at_once = max(threads, usable_cores())
         if hosts is None:
             return _packed(*_read(files, bounds_of, threads=at_once, retry=retry, shown=shown))
@@ -166,7 +167,7 @@ def open_catalog(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What `updated` did: files that are `new`, that have another size or time than before, and that are gone."""
+    """The result of `updated`, with the number of files that are new, that have another size or time, and are gone."""
 
     catalog: Catalog
     faults: list[tuple[str, CorruptFileError]]
@@ -176,56 +177,58 @@ class Update:
 
 
 def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying, bounds_of: Sequence[str] = ()) -> Update:
-    """The catalog of `files`. Only files that `old` does not know with the same size and time are opened; all of them,
-    where it lacks the bounds of a column in `bounds_of`.
+    """The catalog of `files`. Opens only files that are not in `old` with the same size and time; or all of them, if
+    `old` lacks the bounds of a column in `bounds_of`.
 
     Raises: as `open_catalog`.
     """
     if set(bounds_of) - set(old.bounds):
         old = EMPTY
-    known = {old.files.path(number): number for number in range(len(old))}
-    place = np.array([known.get(files.path(number), -1) for number in range(len(files))], np.int64)
-    there = place >= 0
-    versions = old.files.versions[place, :2] if len(old) else np.zeros((len(files), 2), np.int64)
+    old_number = {old.files.path(number): number for number in range(len(old))}
+    # Index of each file among the entries of `old`, followed by those that are read now.
+    entry = np.array([old_number.get(files.path(number), -1) for number in range(len(files))], np.int64)
+    there = entry >= 0
+    versions = old.files.versions[entry, :2] if len(old) else np.zeros((len(files), 2), np.int64)
+    # A time of 0 is unknown: such a file may have changed.
     same = there & (versions == files.versions[:, :2]).all(axis=1) & (versions[:, 1] > 0)
     opened_files = files.without(np.flatnonzero(same).tolist())
     fresh, faults = _read(opened_files, bounds_of, threads=threads, retry=retry)
     opened = np.flatnonzero(~same)
     unusable = [number for number, _ in faults]
     bad = opened[unusable]
-    place[np.delete(opened, unusable)] = len(old) + np.arange(len(fresh))
+    entry[np.delete(opened, unusable)] = len(old) + np.arange(len(fresh))
     kept = np.delete(np.arange(len(files)), bad)
     return Update(
-        catalog=_chosen((old, fresh), files.without(bad.tolist()), place[kept]),
+        catalog=_chosen((old, fresh), files.without(bad.tolist()), entry[kept]),
         faults=[(files.name(number), error) for number, (_, error) in zip(bad.tolist(), faults, strict=True)],
         new=int((~there).sum()),
         changed=int((there & ~same).sum()),
-        gone=len(known) - int(there.sum()),
+        gone=len(old_number) - int(there.sum()),
     )
 
 
-def _chosen(parts: Sequence[Catalog], files: FileList, place: np.ndarray) -> Catalog:
-    """The entries `place`, int64 [N], of all parts, one part after another; `files` are theirs."""
-    found = _Schemas()
-    given = [schema for part in parts for schema in part.schemas]
+def _chosen(parts: Sequence[Catalog], files: FileList, entry: np.ndarray) -> Catalog:
+    """A catalog of the entries `entry`, int64 [N], of the concatenated parts. files: the files of these entries."""
+    distinct = _Schemas()  # parts may have equal schemas as different objects
+    all_schemas = [schema for part in parts for schema in part.schemas]
     before = np.cumsum([0, *(len(part.schemas) for part in parts)])
-    schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, before, strict=False)])[place]
-    numbers = np.zeros(len(given), np.int32)
+    schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, before, strict=False)])[entry]
+    numbers = np.zeros(len(all_schemas), np.int32)
     for used in np.unique(schema_of).tolist():
-        numbers[used] = found.add(given[used])
+        numbers[used] = distinct.add(all_schemas[used])
     groups = np.concatenate([np.diff(part.first) for part in parts])
-    begins = (np.cumsum(groups) - groups)[place]
-    groups = groups[place]
+    begins = (np.cumsum(groups) - groups)[entry]
+    groups = groups[entry]
     ends = np.cumsum(groups)
     chosen = np.repeat(begins - (ends - groups), groups) + np.arange(int(groups.sum()))
     names = dict.fromkeys(name for part in parts for name in part.bounds)
     bounds = joined([part.bounds for part in parts], [len(part.rows) for part in parts], names)
     return Catalog(
         files=files,
-        size=np.concatenate([part.size for part in parts])[place],
-        digests=np.concatenate([part.digests for part in parts])[place],
+        size=np.concatenate([part.size for part in parts])[entry],
+        digests=np.concatenate([part.digests for part in parts])[entry],
         schema_of=numbers[schema_of],
-        schemas=tuple(found.found),
+        schemas=tuple(distinct.found),
         first=np.concatenate([[0], ends]),
         rows=np.concatenate([part.rows for part in parts])[chosen],
         bounds={name: of[:, chosen] for name, of in bounds.items()},
@@ -237,7 +240,8 @@ def _named(files: FileList, catalog: Catalog, faults: Faults) -> tuple[Catalog, 
 
 
 def _packed(catalog: Catalog, faults: Faults) -> Arrays:
-    said = json.dumps([(number, str(error)) for number, error in faults]).encode()
+    """The catalog and its faults as arrays of one dimension, for `SharedArrays` and for other hosts."""
+    messages = json.dumps([(number, str(error)) for number, error in faults]).encode()
     schemas = [np.frombuffer(schema.serialize(), np.uint8) for schema in catalog.schemas]
     return {
         **{name: getattr(catalog, name) for name in _ARRAYS},
@@ -245,7 +249,7 @@ def _packed(catalog: Catalog, faults: Faults) -> Arrays:
         **{_BOUNDS + name: of.reshape(-1) for name, of in catalog.bounds.items()},
         "schemas": np.concatenate([np.empty(0, np.uint8), *schemas]),
         "schema_ends": np.cumsum([0, *map(len, schemas)]),
-        "faults": np.frombuffer(said, np.uint8),
+        "faults": np.frombuffer(messages, np.uint8),
     }
 
 
@@ -256,12 +260,12 @@ def _as_bytes(arrays: Arrays) -> bytes:
 
 
 def _of_bytes(raw: bytes) -> Arrays:
-    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:  # the bytes come from a peer: never unpickle
         return dict(arrays)
 
 
 def _together(files: FileList, shares: Sequence[Arrays]) -> tuple[Catalog, Faults]:
-    """The catalog of all files, of which the shares are consecutive parts."""
+    """The catalog of all files from the arrays of consecutive shares."""
     parts: list[Catalog] = []
     faults: Faults = []
     first = 0
@@ -276,7 +280,7 @@ def _together(files: FileList, shares: Sequence[Arrays]) -> tuple[Catalog, Fault
 
 
 def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
-    faults = [(number, CorruptFileError(said)) for number, said in json.loads(shared["faults"].tobytes())]
+    faults = [(number, CorruptFileError(text)) for number, text in json.loads(shared["faults"].tobytes())]
     ends = shared["schema_ends"]
     schemas = [shared["schemas"][begin:end] for begin, end in pairwise(ends.tolist())]
     catalog = Catalog(
@@ -292,7 +296,7 @@ def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
 def _read(
     files: FileList, bounds_of: Sequence[str], *, threads: int, retry: Retrying, shown: str | None = None
 ) -> tuple[Catalog, Faults]:
-    """(the catalog of the files that have a usable footer, the others). shown: what the counter counts.
+    """(the catalog of the files with a usable footer, the faults of the others). shown: label of the counter.
 
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
@@ -303,32 +307,33 @@ def _read(
     with Counter(shown or "", len(files), shown=shown is not None) as counter:
 
         def read(block: range) -> _Block:
-            entries = _Block.read(files, block, schemas, retry)
+            result = _Block.read(files, block, schemas, retry)
             counter.advance(len(block))
-            return entries
+            return result
 
         if threads <= 1 or len(files) <= 1:
-            found = [read(block) for block in blocks]
+            entries = [read(block) for block in blocks]
         else:
             with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
-                found = list(pool.map(read, _narrow(blocks, threads)))
-    faults = [fault for block in found for fault in block.faults]
-    groups = np.concatenate([np.empty(0, np.int64), *(block.groups for block in found)])
+                entries = list(pool.map(read, _narrow(blocks, threads)))
+    faults = [fault for block in entries for fault in block.faults]
+    groups = np.concatenate([np.empty(0, np.int64), *(block.groups for block in entries)])
+    # The empty arrays: concatenate needs one array at least, and keeps the type where there are no files.
     catalog = Catalog(
         files.without([number for number, _ in faults]),
-        np.concatenate([np.empty(0, np.int64), *(block.size for block in found)]),
-        np.concatenate([np.empty((0, 16), np.uint8), *(block.digests for block in found)]),
-        np.concatenate([np.empty(0, np.int32), *(block.schema_of for block in found)]),
+        np.concatenate([np.empty(0, np.int64), *(block.size for block in entries)]),
+        np.concatenate([np.empty((0, 16), np.uint8), *(block.digests for block in entries)]),
+        np.concatenate([np.empty(0, np.int32), *(block.schema_of for block in entries)]),
         tuple(schemas.found),
         np.concatenate([[0], np.cumsum(groups)]),
-        np.concatenate([np.empty(0, np.int64), *(block.rows for block in found)]),
-        joined([block.bounds for block in found], [len(block.rows) for block in found], bounds_of),
+        np.concatenate([np.empty(0, np.int64), *(block.rows for block in entries)]),
+        joined([block.bounds for block in entries], [len(block.rows) for block in entries], bounds_of),
     )
     return catalog, faults
 
 
 def _narrow(blocks: Sequence[range], threads: int) -> list[range]:
-    """Blocks small enough that all threads have some."""
+    """Smaller blocks, some four per thread, so that all threads end at about the same time."""
     size = max(sum(map(len, blocks)) // (4 * threads), 1)
     return [block[at : at + size] for block in blocks for at in range(0, len(block), size)]
 
@@ -375,6 +380,7 @@ class _Entry:
 
 
 def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
+    """The entry of one file. Our own kernel reads its numbers; pyarrow parses it only if its schema is new."""
     raw, size = raw_footer(file)
     numbers = checked(raw, size, file)
 
@@ -389,7 +395,7 @@ def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Footers that describe their columns by the same bytes: number of their schema, leaf columns."""
+    """Footers with identical bytes of schema and key-value metadata: number of their schema, leaf columns."""
 
     number: int
     leaves: int
@@ -398,7 +404,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Schemas:
-    """Schemas by the bytes that describe them, each once. Thread-safe."""
+    """Distinct schemas, found by the bytes that describe them. Thread-safe."""
 
     found: list[pa.Schema] = field(default_factory=list)
     bounds_of: tuple[str, ...] = ()
@@ -411,13 +417,14 @@ class _Schemas:
         key = digest(len(described).to_bytes(8, "little") + described + by_key)
         kind = self._kinds.get(key)
         if kind is None:
-            schema, leaves, found = parse()
+            # Outside the lock: two threads may parse equal schemas, and `add` then gives both the same number.
+            schema, leaves, by_name = parse()
             with self._lock:
-                self._kinds[key] = kind = _Kind(self.add(schema), leaves, found)
+                self._kinds[key] = kind = _Kind(self.add(schema), leaves, by_name)
         return kind
 
     def add(self, schema: pa.Schema) -> int:
-        """Its number; the caller is alone."""
+        """The number of the schema. The caller has the lock, or is the only thread."""
         number = next((n for n, each in enumerate(self.found) if each.equals(schema, check_metadata=True)), None)
         if number is None:
             number = len(self.found)

@@ -1,4 +1,4 @@
-"""What identifies a source on every host and at resume: names, footers, arguments. No absolute path, no time."""
+"""The identity of a source, equal on every host and at resume: names, footers, arguments. No absolute path, no time."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -15,15 +15,15 @@ _MOST_NAMED = 10_000
 def fingerprint(
     source: ParquetSource, catalog: Catalog, side: Iterable[dict[str, str]], version: str | None = None
 ) -> dict[str, str]:
-    """Item -> short description; equal where the source is the same.
+    """Item -> short description; equal for equal sources.
 
     Args:
-        version: of a table that the files are those of.
+        version: of the Delta or Iceberg table, if the files belong to one.
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
     folders = [folder.partitions for folder in catalog.files.folders]
     items = {"arguments": _hash([*_arguments(source), *(f"text {name}" for name in text_by_hash(source, folders))])}
-    if source.follow is None:
+    if source.follow is None:  # the files of a followed folder change; its state has them
         sizes = catalog.size.tolist()
         rows = int(catalog.rows.sum())
         items["files"] = f"{len(catalog)} files, {rows} rows, names {_hash(catalog.files.names())}"
@@ -36,7 +36,7 @@ def fingerprint(
 
 
 def parts(catalog: Catalog) -> dict[str, str]:
-    """Every file by name, for a message that says which differ; none where they are too many to compare by name."""
+    """Name -> description of every file, to list the differing ones in a message; empty if there are too many."""
     if len(catalog) > _MOST_NAMED:
         return {}
     names = catalog.files.names()
@@ -70,7 +70,8 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
 
 
 def _name_of(function: Any) -> str:
-    """Module and name of a function, of those inside a partial, or of the class of a callable object."""
+    """Module and name of a function, of the one inside a partial, or of the class of a callable object. No `repr`: it
+    may have an address, which differs in every process."""
     if isinstance(function, partial):
         return f"partial {_name_of(function.func)}"
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -81,5 +82,5 @@ def _hash(parts: Iterable[str]) -> str:
     result = blake2b(digest_size=8)
     for part in parts:
         raw = part.encode()
-        result.update(len(raw).to_bytes(8, "little") + raw)
+        result.update(len(raw).to_bytes(8, "little") + raw)  # with lengths, so that "ab", "c" differs from "a", "bc"
     return result.hexdigest()

@@ -1,4 +1,4 @@
-"""Reading the footers of many files at once, with a counter on the terminal while that takes long."""
+"""Reads and checks the footers of many files at once, with a counter on the terminal if it takes long."""
 
 import logging
 import sys
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("fsdata")
 
 
 class Counter:
-    """Counts up to `total`. What takes longer than two seconds is shown, on stderr if that is a terminal, else logged.
+    """Counts up to `total`. After two seconds the count is shown on stderr if that is a terminal, else logged.
 
     Use as a context manager. Thread-safe.
     """
@@ -71,8 +71,8 @@ class Counter:
 
 
 MAGIC = b"PAR1"
-_TAIL_BYTES = 65_536  # read at once from remote files: one request for most footers
-_LOCAL_TAIL_BYTES = 8  # local reads are cheap, so read exactly what is there
+_TAIL_BYTES = 65_536  # first read of a remote file: most footers need no second request
+_LOCAL_TAIL_BYTES = 8  # of a local file: length and magic, as a second read costs little
 Schemas = dict[tuple[bytes, bytes | None, tuple[int, ...]], pa.Schema]
 _END = b"????PAR1"  # length and magic
 _FAULTS = {
@@ -95,12 +95,12 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The footer of a file; its numbers agree with each other and with the size of the file.
+    """The footer of a file; its numbers are consistent with each other and with the size of the file.
 
     Attributes:
-        digest: a hash of the raw footer: it is the file's identity.
-        schema: without the metadata by key, which `metadata` has, and see `encrypted_columns`; one object for all files
-            of the same schema.
+        digest: hash of the raw footer, the file's identity.
+        schema: without the key-value metadata, which `metadata` has; with marks on `encrypted_columns`; one object for
+            all files of the same schema.
         null_counts: int64 [row groups, leaf columns], -1 where the footer has none, or more than values.
     """
 
@@ -119,9 +119,9 @@ class Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A file, or one row group of it, that was left out under `on_error="skip"`.
+    """A file, or one of its row groups, that was skipped under `on_error="skip"`.
 
-    `row_group` is None and `rows` 0 where the footer was unreadable: how many rows the file had is not known.
+    `row_group` is None and `rows` 0 if the footer was unreadable: the number of rows is unknown.
     """
 
     file: str
@@ -131,7 +131,7 @@ class Skipped:
 
 
 def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retrying) -> list[Footer | CorruptFileError]:
-    """One entry per file, in order: its footer, or why it has none."""
+    """One entry per file, in order: its footer, or the error of an unusable one."""
     schemas: Schemas = {}
 
     def one(file: FileRef) -> Footer | CorruptFileError:
@@ -149,8 +149,8 @@ def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retrying) -> 
 def read_footer(file: FileRef, schemas: Schemas) -> Footer:
     """Read and parse one footer.
 
-    schemas: the Arrow schemas of other files, by the bytes they are made from. Making one costs a third of parsing the
-        footer, so files of one schema share it.
+    schemas: Arrow schemas of other files, by the bytes from which they are made. Making one takes a third of the time
+        of parsing a footer, so files of one schema share it.
 
     Raises:
         FileNotFoundError, PermissionError: naming the file.
@@ -162,11 +162,11 @@ def read_footer(file: FileRef, schemas: Schemas) -> Footer:
 
 
 def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.FileMetaData, pa.Schema, np.ndarray]:
-    """(what pyarrow makes of a footer; its schema; int64 [row groups, leaf columns, 11], see `fsdata.kernels.footer`).
+    """(pyarrow's metadata; the schema; int64 [row groups, leaf columns, 11], see `fsdata.kernels.footer`).
 
-    See `read_footer`. raw: with length and magic. Of encrypted columns the metadata says what anybody may know.
+    See `read_footer`. raw: with length and magic. The metadata of encrypted columns has only their public part.
     """
-    numbers = checked(raw, size, file)
+    numbers = checked(raw, size, file)  # first: wrong numbers would end the process inside pyarrow
     try:
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + _without_encryption(raw, numbers.chunks)))
         shape = metadata.num_row_groups, metadata.num_columns
@@ -176,7 +176,7 @@ def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.F
         schema = schemas.get(key)
         if schema is None:
             made = arrow_schema(metadata).remove_metadata()
-            # another thread may have made it meanwhile
+            # setdefault: another thread may have made it meanwhile, and all files must share one object
             schema = schemas.setdefault(key, marked(made, numbers.encrypted) if numbers.encrypted else made)
     except CorruptFileError:
         raise
@@ -186,27 +186,28 @@ def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.F
 
 
 def arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """The Arrow schema of what `parquet_file` reads, with the metadata by key."""
+    """The Arrow schema that `parquet_file` reads, with the key-value metadata."""
     parquet = metadata.schema
+    # Only an opened file applies `coerce_int96_timestamp_unit` to the schema; for other columns this is faster.
     if all(parquet.column(leaf).physical_type != "INT96" for leaf in range(metadata.num_columns)):
         return parquet.to_arrow_schema()
     return parquet_file(pa.BufferReader(b""), metadata=metadata).schema_arrow
 
 
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
-    """A Parquet file for decoding. INT96 counts microseconds: Spark writes them, and nanoseconds would wrap outside the
-    years 1678 to 2261, without an error."""
+    """A Parquet file for decoding. INT96 timestamps of Spark are read as microseconds: nanoseconds would silently wrap
+    around outside the years 1678 to 2261."""
     return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us", **options)
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What the bytes of a footer say.
+    """The checked numbers of a footer.
 
     Attributes:
         chunks: int64 [row groups x leaf columns, 11], see `fsdata.kernels.footer`.
         rows: int64 [row groups].
-        described: the bytes of the schema; by_key: those of the metadata by key.
+        described: the bytes of the schema; by_key: those of the key-value metadata.
     """
 
     chunks: np.ndarray
@@ -216,21 +217,21 @@ class Numbers:
 
     @property
     def encrypted(self) -> tuple[int, ...]:
-        """The leaf columns that are encrypted in a row group."""
+        """The leaf columns that are encrypted in any row group."""
         if not self.chunks[:, kernel.ENCRYPTION].any():
             return ()
         leaves = len(self.chunks) // len(self.rows)
-        return tuple(sorted({place % leaves for place in np.flatnonzero(self.chunks[:, kernel.ENCRYPTION]).tolist()}))
+        return tuple(sorted({chunk % leaves for chunk in np.flatnonzero(self.chunks[:, kernel.ENCRYPTION]).tolist()}))
 
 
 def _without_encryption(raw: bytes, chunks: np.ndarray) -> bytes:
-    """The footer without what it says of encryption: pyarrow 26 ends the process where it is asked for a column chunk
-    of which it has no key."""
-    places = chunks[chunks[:, kernel.ENCRYPTION] > 0][:, [kernel.ENCRYPTION, kernel.ENCRYPTION_END]].tolist()
-    if not places:
+    """The footer without its encryption fields: pyarrow 26 ends the process if a column chunk is requested for which
+    it has no key."""
+    spans = chunks[chunks[:, kernel.ENCRYPTION] > 0][:, [kernel.ENCRYPTION, kernel.ENCRYPTION_END]].tolist()
+    if not spans:
         return raw
     parts, at = [], 0
-    for begin, end in places:
+    for begin, end in spans:
         parts.append(raw[at:begin])
         at = end
     rest = b"".join([*parts, raw[at : -len(_END)]])
@@ -238,17 +239,17 @@ def _without_encryption(raw: bytes, chunks: np.ndarray) -> bytes:
 
 
 def checked(raw: bytes, size: int, file: FileRef) -> Numbers:
-    """Check every number of the footer that is relied on.
+    """Check every number of the footer on which reading relies.
 
     Raises:
-        CorruptFileError: it contradicts itself, or the size of the file.
+        CorruptFileError: the footer contradicts itself, or the size of the file.
     """
     report = np.zeros(5, np.int64)
     room = size - len(raw)
-    chunks, places, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
+    chunks, positions, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
     if report[0] != kernel.OK:
         raise _contradiction(file, report.tolist())
-    begin, end, unordered, first, last = places.tolist()
+    begin, end, unordered, first, last = positions.tolist()
     if unordered and _overlap(chunks):
         raise CorruptFileError(
             f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
@@ -268,7 +269,7 @@ def _contradiction(file: FileRef, report: Sequence[int]) -> CorruptFileError:
 def _overlap(chunks: np.ndarray) -> bool:
     begin, stored = chunks[:, kernel.BEGIN], chunks[:, kernel.STORED]
     order = np.argsort(begin, kind="stable")
-    order = order[chunks[order, kernel.VALUES] > 0]
+    order = order[chunks[order, kernel.VALUES] > 0]  # empty chunks may have any position
     return bool((begin[order[1:]] < (begin + stored)[order[:-1]]).any())
 
 
@@ -280,8 +281,9 @@ def raw_footer(file: FileRef) -> tuple[bytes, int]:
 
 
 def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[tuple[int, int]]:
-    """Where the column chunks of `leaves` stand, dictionaries included, in the order of `leaves`."""
+    """First byte and end of the column chunks of `leaves`, dictionaries included, in the order of `leaves`."""
     chunks = [row_group.column(leaf) for leaf in leaves]
+    # Some writers set 0 as the position of a dictionary that is not there: `filter` drops it, and None.
     begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
     return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
 
@@ -302,7 +304,7 @@ def digest(raw: bytes) -> str:
 
 
 def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
-    """The footer with its length and magic, as it stands at the end of the file."""
+    """The footer with its length and magic, from the end of the file."""
     if size < 12:
         raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
     guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
@@ -310,7 +312,7 @@ def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
     if tail[-4:] != MAGIC:
         raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + 4 > size:
+    if length + 4 > size:  # 4: the magic at the beginning
         raise CorruptFileError(
             f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
         )

@@ -1,6 +1,7 @@
-"""What no row of a filter can come from, as far as names of folders and bounds of columns tell: it is not read.
+"""Skips files and row groups that cannot match the filter, by names of folders and bounds of columns.
 
-A filter is looked at part by part, the sides of its `and`s at the top.
+The conditions that the top level of a filter joins by `and` are evaluated separately. Skipping must be certain: where
+anything is unknown, the answer is "may match".
 
 Letters: G row groups.
 """
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 
 _AND, _OR = ("And", "LogicalAnd"), ("Or", "LogicalOr")
 _TURNED = {"Gt": "Lt", "GtEq": "LtEq", "Lt": "Gt", "LtEq": "GtEq", "Eq": "Eq"}
-_MANY = 64  # values of an `is_in`; of more only the least and the greatest are looked at
+_MANY = 64  # values of an `is_in` that are compared one by one; of more, only the smallest and the largest
 
 
 def pruned(files: FileList, source: ParquetSource) -> list[int]:
-    """Numbers of the files without a row for which `source.filter` is true, as far as names of folders tell.
+    """Numbers of the files that cannot match `source.filter`, by the names of their folders.
 
-    A condition that reads anything but keys of folders tells nothing, nor does a key that `source.columns` mentions:
-    then the column of that name in the files counts. One file is left, to read the schema of.
+    Only conditions on keys of folders count, and only keys that `source.columns` does not mention: for these the column
+    of that name in the files counts. At least one file is left, as its schema is needed.
     """
     if source.condition is None:
         return []
@@ -48,7 +49,7 @@ def pruned(files: FileList, source: ParquetSource) -> list[int]:
 
 
 def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
-    """bool [G]: whether a row of the row group can be one for which `source.filter` is true, as far as bounds tell."""
+    """bool [G]: whether the row group may have rows that match `source.filter`, by the bounds of its columns."""
     keep = np.ones(len(catalog.rows), bool)
     if source.condition is None or not set(source.condition.columns) & set(catalog.bounds):
         return keep
@@ -63,50 +64,53 @@ def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
 
 
 def _may_be_true(condition: expressions.Expression, values: list[dict[str, pa.Scalar]]) -> np.ndarray:
-    """bool [folders]; true where a folder has not all keys that the condition reads."""
-    found = np.ones(len(values), bool)
+    """bool [folders]: the condition for the values of each folder; true if a folder lacks a key that it reads."""
+    possible = np.ones(len(values), bool)
+    # The condition is evaluated once per distinct combination of values: many folders have equal ones.
     alike: dict[tuple[pa.Scalar, ...], list[int]] = defaultdict(list)
-    for number, of in enumerate(values):
-        if set(condition.columns) <= set(of):
-            alike[tuple(of[name] for name in condition.columns)].append(number)
+    for number, of_folder in enumerate(values):
+        if set(condition.columns) <= set(of_folder):
+            alike[tuple(of_folder[name] for name in condition.columns)].append(number)
     if not alike or not condition.columns:
-        return found
+        return possible
     columns = [pa.array([each.as_py() for each in column], column[0].type) for column in zip(*alike, strict=True)]
     rows = pa.RecordBatch.from_arrays(columns, list(condition.columns))
     try:
         (answer,) = expressions.evaluate([condition], [pa.bool_()], rows)
     except (SchemaError, DataError):
-        return found  # the files tell better what is wrong with it
+        return possible  # reading the files raises it again, with a better message
     for numbers, true in zip(alike.values(), answer.fill_null(False).to_pylist(), strict=True):
-        found[numbers] = true
-    return found
+        possible[numbers] = true
+    return possible
 
 
 def _within(
     bound: "pl.Expr", condition: expressions.Expression, catalog: Catalog, groups: np.ndarray, schema: pa.Schema
 ) -> np.ndarray:
-    """bool [groups]: what `bound` gives; true where bounds are missing."""
+    """bool [groups]: `bound`, evaluated for the bounds of each row group; true where bounds are missing."""
     import polars as pl
 
     columns = {}
     for name in condition.columns:
         indices = schema.get_all_field_indices(name)
         cast = len(indices) == 1 and condition.types.get(name, schema.field(name).type) != schema.field(name).type
-        if name not in catalog.bounds or len(indices) != 1 or cast:  # a cast can change what is least: "10" < "9"
+        if name not in catalog.bounds or len(indices) != 1 or cast:  # a cast may change the order: "10" < "9" as text
             return np.ones(int(groups.sum()), bool)
         low, high = as_columns(catalog.bounds[name][:, groups], schema.field(name).type)
         columns[f"low {name}"], columns[f"high {name}"] = pl.from_arrow(low), pl.from_arrow(high)
     try:
         return pl.DataFrame(columns).select(bound.fill_null(True)).to_series().to_numpy()
     except pl.exceptions.PolarsError:
-        return np.ones(int(groups.sum()), bool)  # binding tells better what is wrong with it
+        return np.ones(int(groups.sum()), bool)  # binding raises it again, with a better message
 
 
 def _bound(condition: "pl.Expr") -> "pl.Expr | None":
-    """What is false where `condition` is false for all values from column `low NAME` to `high NAME`; None: nothing is.
+    """An expression over columns `low NAME`, `high NAME` that is false only if `condition` is false for all values
+    between them; None if there is none.
 
-    Comparisons of a column with what reads no column, `is_between` and `is_in`, under `and` and `or`.
+    Supports comparisons of a column with a constant, `is_between` and `is_in`, under `and` and `or`.
     """
+    # polars has no public way to take an expression apart, except by its serialized form.
     document = json.loads(condition.meta.serialize(format="json"))
     if not isinstance(document, dict):
         return None
@@ -122,9 +126,10 @@ def _of_binary(op: str, left: "pl.Expr", right: "pl.Expr") -> "pl.Expr | None":
     if op in _AND or op in _OR:
         of_left, of_right = _bound(left), _bound(right)
         if of_left is None or of_right is None:
+            # One unknown side: an `and` is still false where the other side is, an `or` may be true anywhere.
             return (of_right if of_left is None else of_left) if op in _AND else None
         return of_left & of_right if op in _AND else of_left | of_right
-    if _is_column(right):
+    if _is_column(right):  # 5 < column is column > 5
         left, right, op = right, left, _TURNED.get(op, "")
     if not _is_column(left) or right.meta.root_names():
         return None
@@ -141,14 +146,14 @@ def _of_function(function: Any, column: "pl.Expr", *values: "pl.Expr") -> "pl.Ex
     if isinstance(known, dict) and "IsBetween" in known and len(values) == 2:
         return (high >= values[0]) & (low <= values[1])
     if isinstance(known, dict) and "IsIn" in known and len(values) == 1:
-        found = pl.select(values[0]).to_series()
-        found = found.explode() if isinstance(found.dtype, pl.List | pl.Array) else found
-        if known["IsIn"]["nulls_equal"] and found.null_count():
+        members = pl.select(values[0]).to_series()
+        members = members.explode() if isinstance(members.dtype, pl.List | pl.Array) else members
+        if known["IsIn"]["nulls_equal"] and members.null_count():
             return None  # true for nulls, which have no bounds
-        found = found.drop_nulls().unique()
-        if 0 < len(found) <= _MANY:
-            return pl.any_horizontal([(low <= value) & (high >= value) for value in found])
-        return (high >= found.min()) & (low <= found.max()) if len(found) else None
+        members = members.drop_nulls().unique()
+        if 0 < len(members) <= _MANY:
+            return pl.any_horizontal([(low <= value) & (high >= value) for value in members])
+        return (high >= members.min()) & (low <= members.max()) if len(members) else None
     return None
 
 

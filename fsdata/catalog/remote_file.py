@@ -1,4 +1,4 @@
-"""A file of an object store, of which every read gives all bytes or an error."""
+"""A file of an object store. A read returns all requested bytes or raises."""
 
 import io
 from typing import Any
@@ -14,15 +14,15 @@ _MARK, _OTHER_MARK = b"\xa5", b"\x5a"
 class RemoteFile(io.RawIOBase):
     """An open file. `read_at` may be called by several threads at a time; Arrow reads by `seek` and `readinto`.
 
-    Arrow's S3 says that all bytes have come where the store has answered with fewer or with none (seen in 26.0): what
-    was in memory before stands in their place. So the last byte is marked before it is read. If it looks like the mark
-    afterwards, it is read again, with another mark in its place.
+    Arrow's S3 filesystem reports all bytes as read even if the store answered with fewer or none (seen in 26.0): the
+    rest of the buffer then keeps its old contents. The last byte is therefore marked before a read. If it equals the
+    mark afterwards, the range is read again with another mark.
 
     Args:
         handle: of the file; closed with this object.
 
-    Raises (whatever reads): ConnectionError, naming the file: fewer bytes came, or the filesystem does not say what is
-    wrong. Nothing was decoded then: it is no damage. FileNotFoundError, PermissionError.
+    Raises (all reads): ConnectionError, naming the file: fewer bytes arrived, or the filesystem gives no reason. It is
+    not reported as damage, as nothing was decoded. FileNotFoundError, PermissionError.
     """
 
     def __init__(self, file: FileRef, handle: Any) -> None:
@@ -39,32 +39,33 @@ class RemoteFile(io.RawIOBase):
         """`count` bytes from `offset` on. Blocks."""
         path, handler = self._file.path, getattr(self._file.filesystem, "handler", None)
         try:
-            if isinstance(handler, FSSpecHandler):  # its open files serve one thread at a time, and read too much
-                found = handler.fs.cat_file(path, offset, offset + count)
+            if isinstance(handler, FSSpecHandler):  # open files of fsspec are not thread-safe, and read more than asked
+                raw = handler.fs.cat_file(path, offset, offset + count)
             else:
-                found = self._marked(count, offset)
+                raw = self._marked(count, offset)
         except OSError as error:
             if unreachable(error):
                 raise
             raise ConnectionError(f"{path}: {error}") from error
-        if len(found) != count:
-            raise ConnectionError(f"{path}: only {len(found)} of {count} bytes arrived, from byte {offset} on")
-        return found
+        if len(raw) != count:
+            raise ConnectionError(f"{path}: only {len(raw)} of {count} bytes arrived, from byte {offset} on")
+        return raw
 
     def _marked(self, count: int, offset: int) -> bytearray:
-        """What has come of a range, as far as it tells."""
-        found = bytearray(count)
-        arrived = self._fill(found, offset, _MARK)
-        if arrived == count and found[-1:] == _MARK:
-            arrived = self._fill(found, offset, _OTHER_MARK)
-            if arrived == count and found[-1:] != _MARK:
+        """The bytes of a range that arrived, as far as that can be detected."""
+        raw = bytearray(count)
+        arrived = self._fill(raw, offset, _MARK)
+        if arrived == count and raw[-1:] == _MARK:  # perhaps not read; or the file has this byte there
+            arrived = self._fill(raw, offset, _OTHER_MARK)
+            if arrived == count and raw[-1:] != _MARK:
                 raise ConnectionError(f"{self._file.path}: not all of {count} bytes arrived, from byte {offset} on")
-        return found[:arrived] if arrived < count else found
+        return raw[:arrived] if arrived < count else raw
 
-    def _fill(self, found: bytearray, offset: int, mark: bytes) -> int:
-        """How many bytes are said to have come."""
-        found[-1:] = mark[: len(found)]
-        arrived: int = self._handle.get_stream(offset, len(found)).readinto(found)
+    def _fill(self, raw: bytearray, offset: int, mark: bytes) -> int:
+        """Read into `raw`; the number of bytes that the filesystem reports."""
+        raw[-1:] = mark[: len(raw)]
+        # A stream per read: it has no position that other threads could move.
+        arrived: int = self._handle.get_stream(offset, len(raw)).readinto(raw)
         return arrived
 
     def readable(self) -> bool:

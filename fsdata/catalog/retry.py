@@ -1,4 +1,4 @@
-"""Bounded retries of reads from filesystems that fail now and then."""
+"""Bounded retries of reads from unreliable filesystems."""
 
 import errno
 import logging
@@ -16,21 +16,22 @@ from fsdata.sources.source import Retry
 Result = TypeVar("Result")
 _LOG = logging.getLogger("fsdata")
 _FIRST_WAIT_S, _GROWTH = 0.1, 4
-_TRIES_OF_DAMAGE = 3  # what does not look like the transport goes away, if at all, when the bytes are read again
+# Tries after an error that does not look like the transport's: reading the bytes again helps at once or never.
+_TRIES_OF_DAMAGE = 3
 
-# Trying again gives the same error.
+# Not repeated: the error would be the same.
 _FINAL = (PermissionError, IsADirectoryError, NotADirectoryError, FreeScaleError)
 _CLOUD = re.compile(r"AWS Error |google::cloud::Status|Azure Error")  # of S3, GCS, Azure
 
 
 @dataclass(slots=True)
 class Retrying:
-    """Repeats reads of remote files after OSError (timeouts included), as `policy` says. Thread-safe.
+    """Repeats reads of remote files after OSError (timeouts included), by `policy`. Thread-safe.
 
     Args:
-        sleep, jitter: for tests; `sleep` waits in place of what `end` interrupts, `jitter` is from 0 to 1.
+        sleep, jitter: for tests; `sleep` replaces the wait that `end` interrupts, `jitter` returns 0 to 1.
 
-    `count` is how many tries were repeated.
+    `count` is the number of repeated tries.
     """
 
     policy: Retry = field(default_factory=Retry)
@@ -44,9 +45,9 @@ class Retrying:
         """`read()`. Local files are read once: a local error does not go away.
 
         Raises:
-            ConnectionError: the last error, naming the file, if it is about reaching it.
-            FileNotFoundError: it has been deleted since it was listed.
-            OSError: any other last error as it is.
+            ConnectionError: the last error, naming the file, if the file could not be reached.
+            FileNotFoundError: the file was deleted after it was listed.
+            OSError: any other last error, unchanged.
         """
         tries = 1 if file.local else self.policy.tries
         waited = 0.0
@@ -59,6 +60,7 @@ class Retrying:
                     raise FileNotFoundError(errno.ENOENT, gone, file.path) from error
                 if isinstance(error, _FINAL):
                     raise
+                # Jitter: many ranks fail at the same moment, and should not come back at the same moment.
                 wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2
                 damage = not unreachable(error) and number >= _TRIES_OF_DAMAGE
                 last = number == tries or waited + wait > self.policy.max_s or self._ended.is_set()
@@ -76,15 +78,15 @@ class Retrying:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def end(self) -> None:
-        """Wait no longer, in any thread: a read that fails from now on is not repeated."""
+        """Stop waiting in all threads; reads that fail from now on are not repeated."""
         self._ended.set()
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether the error is about reaching the file and not about its bytes: it must never count as corruption.
+    """Whether the file could not be reached: such an error must never count as corruption of its bytes.
 
-    Errors of Arrow's own decoders are plain OSErrors without a number, as are those of its own cloud filesystems: only
-    their words tell them apart.
+    Arrow raises OSErrors without errno both in its decoders and in its cloud filesystems: only the message
+    distinguishes them.
     """
     if not isinstance(error, OSError) or isinstance(error, FreeScaleError):
         return False

@@ -1,18 +1,18 @@
 """Arrays that all processes of a host share: one of them makes them, all map the same file.
 
-The file lies in memory (/dev/shm) if it fits there, else in the folder for temporary files. What is meant for the disk
-lies there in any case; the system then keeps in memory what is used, as far as there is room.
+The file is stored in memory (/dev/shm) if it fits, else in the folder for temporary files. Arrays may also be requested
+on disk; the system's page cache then keeps the used parts in memory, as far as there is room.
 
-Who uses the file holds a shared lock on it, and who looks for it or makes it an exclusive lock on a second file. So the
-system knows who is there: whatever ends a process gives its locks back. The last one to leave removes the file. A file
-that nobody holds was left by a process that was killed. Nobody knows what has become of it since, so it is not used:
-the next process that shares anything removes it.
+A process that uses the file has a shared lock on it; a process that looks for it or makes it has an exclusive lock on a
+second file. The system releases the locks of a process however it ends, so locks show which files are in use. The last
+user removes the file. A file without a lock was left by a process that was killed; it may have been changed since, so
+it is not used, and the next process that shares any arrays removes it.
 
-Arrays may also be kept in a folder that the user names, when nobody uses them any more. They are made there under a
-name as above, and renamed when they are whole. Who is the first to use them compares their checksums.
+Arrays can also stay in a folder that the user names, after their last use. They are made there under a name as above,
+and renamed when they are complete. The first user compares their checksums.
 
-Others can write to /dev/shm, and to most folders for temporary files. So everything lies in a folder of this user
-there; files are opened and removed by a handle on that folder, and only under names that are made here.
+Other users can write to /dev/shm and to most folders for temporary files. All files are therefore in a folder of this
+user there; they are opened and removed through a handle of that folder, and only under names that are generated here.
 """
 
 import contextlib
@@ -45,13 +45,13 @@ from fsranks.machine.memory_file import reserve
 PATIENCE_S = 1800.0  # for the process that makes the arrays
 _LOG = logging.getLogger("fsdata")
 _ALIGNMENT = 64
-_SPARE = 1 << 26  # bytes of /dev/shm that are left to others
+_SPARE = 1 << 26  # bytes of /dev/shm that stay free for other programs
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _NAME = re.compile(r"arrays-\w+(\.lock|-[0-9a-f]{16}\.data)")
-_LINK = "elsewhere-"  # in memory: to a folder for temporary files that has such files
-_MARK = b"fsarray2"  # then the length and the checksum of a text, 8 bytes each, and the text: where the arrays are
+_LINK = "elsewhere-"  # prefix of links in memory, to folders for temporary files that have such files
+_MARK = b"fsarray2"  # then length and checksum of a text, 8 bytes each, and the text: types and offsets of the arrays
 
-_CHECKED = 1 << 26  # bytes that have a checksum
+_CHECKED = 1 << 26  # bytes per checksum: a thread computes each
 _TEMPORARY = "remove it, or set TMPDIR"
 _ANOTHER = "give AsOf(kept_in=...) a folder that belongs to this user, and that only this user can write to"
 
@@ -60,8 +60,8 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """Arrays that stay in a folder. of: what they are made of, whatever the files hold now: those made before of the
-    same are removed."""
+    """Arrays that stay in a folder. of: identifies their source, whatever its files contain now: new arrays replace
+    older ones of the same source."""
 
     folder: Path
     of: str
@@ -71,21 +71,20 @@ class KeptIn:
 
 
 class SharedArrays:
-    """Read-only arrays by name, for as long as this object lives.
+    """Read-only arrays by name, for the lifetime of this object.
 
     Args:
-        name: what the arrays are; the same name must mean the same contents. Letters and digits.
-        make: makes them, in one process of the host while the others wait; called with None, or with a folder for what
-            does not fit in memory.
-        what: for messages.
-        on_disk: keep them there. kept: in this folder, also when nobody uses them.
+        name: identifies the arrays; equal names must mean equal contents. Letters and digits.
+        make: makes them, in one process of the host while the others wait; called with None, or with a folder for
+            data that does not fit in memory.
+        what: description for messages.
+        on_disk: store them on disk. kept: in this folder, also after their last use.
 
     Raises:
-        DataError: the process that makes them does not come to an end.
-        PermissionError: the folder for temporary files has one for them that is not this user's alone, or `kept` is
-            such a folder.
+        DataError: the process that makes them does not end.
+        PermissionError: the folder for them belongs to another user or can be written by others.
         OSError: there is no room for them, or `kept` cannot be written.
-        What `make` raises.
+        All errors of `make`.
     """
 
     def __init__(
@@ -112,25 +111,27 @@ class SharedArrays:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """An open folder that only this user can write."""
+    """An open folder that only this user can write to."""
 
     path: Path
     handle: int
 
     def open(self, name: str, flags: int = 0) -> FileIO:
-        """A file of it, to read and write; a new one is for its owner alone."""
+        """A file of the folder, to read and write; a new one is private to its owner."""
+        # O_NOFOLLOW and dir_fd: no link can lead outside the folder, even if the path is replaced meanwhile.
         return FileIO(os.open(name, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600, dir_fd=self.handle), "r+")
 
     def has(self, name: str, file: FileIO) -> bool:
-        """Whether the open file still has that name: nobody has removed it."""
+        """Whether the open file still has that name, so that no process has removed or replaced it."""
         try:
             return os.fstat(file.fileno()).st_ino == os.stat(name, dir_fd=self.handle, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return False
 
     def remove_unheld(self, name: str) -> None:
-        """Remove a lock or a file of arrays, with what its maker kept beside it, if no process holds it."""
+        """Remove a lock or a file of arrays, with its scratch folder, unless a process has a lock on it."""
         with contextlib.suppress(OSError), self.open(name) as file:
+            # `has` after the lock: another process may have removed the file between opening and locking it.
             if _try_lock(file) and self.has(name, file):
                 shutil.rmtree(_scratch_of(name), ignore_errors=True, dir_fd=self.handle)
                 os.unlink(name, dir_fd=self.handle)
@@ -138,24 +139,24 @@ class _Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Arrays, and their file, on which this process holds a shared lock."""
+    """Arrays, and their file, on which this process has a shared lock."""
 
     arrays: Arrays
     path: Path
     file: FileIO
 
 
-def _places() -> list[Path]:
-    """Where the folders of this user are, the best first; the last one is among temporary files."""
+def _user_folders() -> list[Path]:
+    """The paths of this user's folders: in memory, if possible, then among temporary files."""
     memory = Path("/dev/shm")
-    places = [memory] if memory.is_dir() and os.access(memory, os.W_OK) else []
-    return [place / f"freescale-{os.getuid()}" for place in (*places, Path(tempfile.gettempdir()))]
+    parents = [memory] if memory.is_dir() and os.access(memory, os.W_OK) else []
+    return [parent / f"freescale-{os.getuid()}" for parent in (*parents, Path(tempfile.gettempdir()))]
 
 
 @contextlib.contextmanager
 def _own_folders() -> Iterator[list[_Folder]]:
-    """The folders at these places, which are made. One in memory that is somebody else's is left out."""
-    *in_memory, on_disk = _places()
+    """Creates and opens this user's folders. A folder in memory that belongs to another user is not used."""
+    *in_memory, on_disk = _user_folders()
     with contextlib.ExitStack() as opened:
         folders = []
         for path in in_memory:
@@ -187,12 +188,14 @@ def _own_folder(path: Path, *, make: bool = True, todo: str = _TEMPORARY) -> Ite
 
 @contextlib.contextmanager
 def _locked(folder: _Folder, name: str, what: str) -> Iterator[None]:
-    """Hold a lock; its file is there for so long."""
+    """Hold an exclusive lock on a file that exists only during the block."""
     end = time.monotonic() + PATIENCE_S
     while True:
         with folder.open(name, os.O_CREAT) as file:
+            # Polling, as a blocking flock has no timeout. `has`: the previous holder removes the file, and a lock on a
+            # removed file would exclude no process.
             if _try_lock(file) and folder.has(name, file):
-                with contextlib.suppress(OSError):  # who it is, for messages, if there is room
+                with contextlib.suppress(OSError):  # the process id, for messages; the disk may be full
                     file.truncate(0)
                     file.write(str(os.getpid()).encode())
                 try:
@@ -211,7 +214,7 @@ def _locked(folder: _Folder, name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _if_there_is_room() -> Iterator[None]:
-    """Go on behind the block if there is none."""
+    """Suppresses errors of a full disk or memory: execution continues after the block."""
     try:
         yield
     except OSError as error:
@@ -228,14 +231,14 @@ def _try_lock(file: FileIO) -> bool:
 
 
 def _found(folders: Sequence[_Folder], name: str) -> _Held | None:
-    """The arrays, if other processes hold them: `_sweep` has removed what nobody holds."""
+    """The arrays, if other processes use them: `_sweep` has removed files without a lock."""
     for folder in folders:
         for each in os.listdir(folder.handle):
             if each.startswith(f"arrays-{name}-") and _NAME.fullmatch(each):
                 with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
                     file = opened.enter_context(folder.open(each))
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    if folder.has(each, file):
+                    if folder.has(each, file):  # else its last user removed it before this lock
                         held = _Held(_mapped(folder, each), folder.path / each, file)
                         opened.pop_all()
                         return held
@@ -243,7 +246,7 @@ def _found(folders: Sequence[_Folder], name: str) -> _Held | None:
 
 
 def _kept_or_made(kept: KeptIn, name: str, make: Callable[[Path | None], Arrays], what: str) -> _Held:
-    """The arrays that are kept, or new ones in the place of those before."""
+    """The arrays that are in the folder, or new ones that replace older ones of the same source."""
     of = f"kept-{blake2b(kept.of.encode(), digest_size=16).hexdigest()}-"
     own = f"{of}{name}.data"
     with contextlib.ExitStack() as opened:
@@ -259,6 +262,8 @@ def _kept_or_made(kept: KeptIn, name: str, make: Callable[[Path | None], Arrays]
         if held is None:
             todo = "give AsOf(kept_in=...) a folder with more room"
             held = _made([folder], name, make, what, on_disk=True, todo=todo)
+            # Renamed when complete: a file of this name is whole even if a process was killed. Then older ones go;
+            # processes that still map them are not affected.
             os.rename(held.path.name, own, src_dir_fd=folder.handle, dst_dir_fd=folder.handle)
             for each in os.listdir(folder.handle):
                 if each.startswith(of) and each != own:
@@ -268,11 +273,11 @@ def _kept_or_made(kept: KeptIn, name: str, make: Callable[[Path | None], Arrays]
 
 
 def _reopened(folder: _Folder, name: str) -> _Held | None:
-    """None: there is no such file, or it is damaged."""
+    """The arrays of a file that was kept; None if there is none, or if it is damaged."""
     with contextlib.ExitStack() as opened:
         try:
             file = opened.enter_context(folder.open(name))
-            first = _try_lock(file)  # others that hold it have compared what is in it
+            first = _try_lock(file)  # False: another process uses it, and has compared the checksums
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             held = _Held(_mapped(folder, name, check=first), folder.path / name, file)
         except FileNotFoundError:
@@ -280,7 +285,7 @@ def _reopened(folder: _Folder, name: str) -> _Held | None:
         except ValueError as error:
             _LOG.warning("%s is damaged and made again: %s", folder.path / name, error)
             return None
-        os.utime(file.fileno())  # when it was last used
+        os.utime(file.fileno())  # time of its last use
         opened.pop_all()
     return held
 
@@ -309,18 +314,19 @@ def _made(
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        said = f"{what}: {os.strerror(error.errno or 0)}, {disk.path}: {todo}"
-        raise OSError(error.errno, said) from error
+        text = f"{what}: {os.strerror(error.errno or 0)}, {disk.path}: {todo}"
+        raise OSError(error.errno, text) from error
 
 
 def _stored(folder: _Folder, name: str, make: Callable[[Path], Arrays], folders: Sequence[_Folder]) -> _Held:
-    """Write what `make` gives to a new file."""
+    """Write the arrays of `make` to a new file."""
     path, in_memory = folder.path / name, folder is not folders[-1]
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(folder.open(name, os.O_CREAT | os.O_EXCL))
         fcntl.flock(file, fcntl.LOCK_SH)
-        if not folder.has(name, file):  # a sweep has just taken it for one that was left
+        if not folder.has(name, file):  # a sweep removed it before it was locked: try again
             return _stored(folder, name, make, folders)
+        # On an error: close the file first (callbacks run in reverse), as its own lock would prevent the removal.
         opened.callback(folder.remove_unheld, name)
         opened.callback(file.close)
         if not in_memory:
@@ -339,23 +345,23 @@ def _scratch_of(name: str) -> str:
 
 
 def _write(arrays: Arrays, file: FileIO, *, in_memory: bool) -> None:
-    """The head comes last: without it the file is not whole."""
-    places, at = {}, 0
+    """Write the arrays, then the head: a file without a head is incomplete."""
+    layout, at = {}, 0
     for key, array in arrays.items():
-        places[key] = (str(array.dtype), len(array), at, [] if in_memory else _checksums(array))
+        layout[key] = (str(array.dtype), len(array), at, [] if in_memory else _checksums(array))
         at += _aligned(array.nbytes)
-    text = json.dumps(places).encode()
+    text = json.dumps(layout).encode()
     head = _MARK + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(8, "little") + text
     first = _aligned(len(head))
     if in_memory:
-        reserve(file.fileno(), first + at)
+        reserve(file.fileno(), first + at)  # an error here, not a process ended for lack of memory
     with open(file.fileno(), "r+b", closefd=False) as out:
         out.truncate(first + at)
         for key, array in arrays.items():
-            out.seek(first + places[key][2])
+            out.seek(first + layout[key][2])
             out.write(np.ascontiguousarray(array).data)
         out.flush()
-        os.fsync(out.fileno())  # a disk that is full, or does not write, may say so only here
+        os.fsync(out.fileno())  # a full or failing disk may raise only here; and the head must not be written first
         out.seek(0)
         out.write(head)
 
@@ -371,8 +377,8 @@ def _checksums(array: np.ndarray) -> list[int]:
 
 
 def _mapped(folder: _Folder, name: str, *, check: bool = False) -> Arrays:
-    """The arrays of a file. check: compare their checksums. Raises ValueError: it is not whole."""
-    with folder.open(name) as file:  # not the one that has the lock: arrays may be kept for longer than that is held
+    """The arrays of a file. check: compare their checksums. Raises ValueError: it is incomplete or damaged."""
+    with folder.open(name) as file:  # a handle of its own: arrays may be used after the handle with the lock is closed
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     length, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
     text = whole[24 : 24 + length]
@@ -387,7 +393,7 @@ def _mapped(folder: _Folder, name: str, *, check: bool = False) -> Arrays:
 
 
 def _leave(held: _Held, *, remove: bool) -> None:
-    """Give the file back; remove: if nobody else uses it."""
+    """Release the file. remove: delete it unless another process uses it."""
     held.file.close()
     if not remove:
         return
@@ -396,7 +402,7 @@ def _leave(held: _Held, *, remove: bool) -> None:
 
 
 def _sweep(folders: Sequence[_Folder]) -> None:
-    """Remove what processes that were killed have left, in these folders and in those that links say."""
+    """Remove the files of killed processes, in these folders and in those to which links point."""
     for folder in folders:
         for name in os.listdir(folder.handle):
             if _NAME.fullmatch(name):
@@ -407,7 +413,7 @@ def _sweep(folders: Sequence[_Folder]) -> None:
 
 
 def _link(folder: _Folder, in_memory: Sequence[_Folder]) -> None:
-    """So that files of this folder are found by processes with another TMPDIR."""
+    """Add links to this folder in memory, so that processes with another TMPDIR find its left files."""
     for memory in in_memory:
         with contextlib.suppress(OSError):
             os.symlink(

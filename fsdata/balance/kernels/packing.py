@@ -296,7 +296,7 @@ def _too_much(rows, rules, a, b):
     """The smallest gain that would leave group b as slow as group a is now."""
     if rules.target[a] == rules.target[b]:
         return rows.load[a] - rows.load[b]
-    # Slightly less, against rounding: an exchange that lowers no time could be reversed by the next, without end.
+    # Slightly less, against rounding: every exchange must lower the larger time of both groups.
     return np.int64((rows.load[a] / rules.target[a] - rows.load[b] / rules.target[b]) * rules.target[b] * (1 - 1e-12))
 
 

@@ -1,4 +1,4 @@
-"""Which Arrow types can serve a field, and why others cannot."""
+"""Decides which Arrow types can serve a field, and explains why others cannot."""
 
 from collections.abc import Collection
 
@@ -31,18 +31,18 @@ def plain(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def item_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The type of the elements of lists, and of lists of lists; that of a value elsewhere."""
+    """The type of the innermost elements of lists; of other columns, the type of a value."""
     kind = plain(arrow_type)
     return item_type(kind.value_type) if is_list(kind) else kind
 
 
 def is_null(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds nothing but nulls, or lists without a value, so that it has no type of its own."""
+    """Whether a column has only nulls, or lists without a value, so that writers gave it no type."""
     return pa.types.is_null(item_type(arrow_type))
 
 
 def with_items(arrow_type: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type of a column without a value, see `is_null`, as that of a column `other` which has some."""
+    """The type of a column without a value, see `is_null`, completed by the type `other` of a column with values."""
     if not is_null(arrow_type):
         return arrow_type
     kind, other = plain(arrow_type), plain(other)
@@ -54,7 +54,7 @@ def with_items(arrow_type: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def type_for(field: Field, *, text: bool = False, listed: bool = False) -> pa.DataType:
-    """The type of a column that serves the field as it is. listed: of one that may be a list or not, that it is."""
+    """The type of a column that serves the field without conversion. listed: make a list of a field that may be one."""
     item = pa.string() if text else pa.float32() if field.number == "value" else pa.int64()
     if field.shape == "nested":
         return pa.list_(pa.list_(item))
@@ -62,11 +62,12 @@ def type_for(field: Field, *, text: bool = False, listed: bool = False) -> pa.Da
 
 
 def unit_of(number: Number, arrow_type: pa.DataType) -> str | None:
-    """What the integers count that values of a column become; None for those that become no integers, and for a column
-    without a value.
+    """The unit of the integers that a column's values become; None if they do not become integers, or if the column has
+    no value.
 
-    Times are nanoseconds since 1970 where they are timestamps or dates, and ids keep the unit of their column.
-    Timestamps with a time zone count from 1970 in UTC, others by the clock of a place that the file does not say.
+    Times are nanoseconds since 1970 if they are timestamps or dates, and ids keep the unit of their column.
+    Timestamps with a time zone count from 1970 in UTC; the others are local times of a zone that the file does not
+    have, so both must not be compared.
     """
     kind, types = item_type(arrow_type), pa.types
     if number in ("value", "passthrough") or types.is_null(kind):
@@ -87,17 +88,17 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def leaves_of(schema: pa.Schema) -> list[range]:
-    """The leaf columns of every column of a file, which stand in the order of the columns. Names do not tell them: the
+    """The leaf columns of every column of a file. They are in the order of the columns; their names are ambiguous: the
     leaf of a column `a.b` has the path of `b` in a struct `a`."""
-    found, begin = [], 0
+    leaves, begin = [], 0
     for field in schema:
-        found.append(range(begin, begin + leaf_count(field.type)))
-        begin = found[-1].stop
-    return found
+        leaves.append(range(begin, begin + leaf_count(field.type)))
+        begin = leaves[-1].stop
+    return leaves
 
 
 def leaf_count(arrow_type: pa.DataType) -> int:
-    """How many leaf columns a column of this type has in a Parquet file."""
+    """The number of leaf columns that a column of this type has in a Parquet file."""
     kind = plain(arrow_type)
     if pa.types.is_map(kind):
         return leaf_count(kind.key_type) + leaf_count(kind.item_type)
@@ -109,21 +110,21 @@ def leaf_count(arrow_type: pa.DataType) -> int:
 
 def marked(schema: pa.Schema, leaves: Collection[int]) -> pa.Schema:
     """The schema with a mark on the columns of encrypted leaves, see `encrypted_columns`."""
-    found = schema
-    for place, of_column in enumerate(leaves_of(schema)):
-        if not set(of_column).isdisjoint(leaves):
-            field = schema.field(place)
-            found = found.set(place, field.with_metadata({**(field.metadata or {}), _ENCRYPTED: b"yes"}))
-    return found
+    result = schema
+    for index, own_leaves in enumerate(leaves_of(schema)):
+        if not set(own_leaves).isdisjoint(leaves):
+            field = schema.field(index)
+            result = result.set(index, field.with_metadata({**(field.metadata or {}), _ENCRYPTED: b"yes"}))
+    return result
 
 
 def encrypted_columns(schema: pa.Schema) -> list[str]:
-    """The columns that cannot be read without a key, in a schema that was read from a footer."""
+    """The columns of a schema from a footer that cannot be read without a key."""
     return [field.name for field in schema if field.metadata and _ENCRYPTED in field.metadata]
 
 
 def objection(field: Field, arrow_type: pa.DataType) -> str | None:
-    """Why a column of this type cannot serve the field, and what to do; None if it can."""
+    """The reason for which a column of this type cannot serve the field, and a remedy; None if it can."""
     outer = plain(arrow_type)
     item = plain(outer.value_type) if is_list(outer) else None
     if field.shape == "nested":

@@ -1,4 +1,4 @@
-"""Binding: which column, expression or default serves each field in each kind of file, and what does not fit."""
+"""Binding: assigns a column, expression or default to each field in each kind of file, and reports misfits."""
 
 import difflib
 from collections import defaultdict
@@ -39,10 +39,11 @@ _MAX_FLOAT32 = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How one field comes out of one kind of file.
+    """The origin of one field's values in one kind of file.
 
     `column` is set for columns and partitions, `value` for partitions and defaults (None: a null). `type` is that of
-    the column or the expression's result; None for a missing column, except that a passthrough has that of its value.
+    the column or of the expression's result; for a missing column it is None, for a missing passthrough that of its
+    default.
     """
 
     field: Field
@@ -54,19 +55,19 @@ class Binding:
 
     @property
     def is_list(self) -> bool | None:
-        """None where the field is made of defaults, or of nulls alone, and can be either."""
+        """Whether the field is a list; None if it has only defaults or nulls and can be either."""
         return None if self.type is None or pa.types.is_null(plain(self.type)) else is_list(plain(self.type))
 
     @property
     def is_text(self) -> bool:
-        """Of a passthrough, whether it is text."""
+        """Whether the field is a passthrough of text."""
         if self.type is not None and is_null(self.type):
             return self.field.number == "passthrough" and isinstance(self.value, str)
         return self.field.number == "passthrough" and is_text(plain(self.type))
 
     @property
     def unit(self) -> str | None:
-        """What its integers count, see `unit_of`; None where that is not known. A default of a time is an integer."""
+        """The unit of its integers, see `unit_of`; None if unknown. A default of a time is an integer."""
         if self.type is None:
             return "integers" if self.field.number == "time" and self.origin == "default" else None
         return unit_of(self.field.number, self.type)
@@ -74,11 +75,11 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Files of one schema and the same values of the partitions that are read.
+    """Files with one schema and equal values of the partitions that are read.
 
     Attributes:
-        schema: with the types of other files for columns that hold nothing but nulls here; typed: these columns.
-        partitions: all those of one file.
+        schema: with the types of other files for columns that have only nulls here; typed: these columns.
+        partitions: all partitions of one of the files.
     """
 
     schema: pa.Schema
@@ -95,15 +96,15 @@ def bind(
     before: Sequence[FileKind] = (),
     notes: list[Fault] | None = None,
 ) -> tuple[list[FileKind], np.ndarray]:
-    """The kinds of files of a source, and int32 [files], which kind every file is of.
+    """The kinds of files of a source, and int32 [files], the kind of every file.
 
     Args:
-        before: kinds of files that were bound earlier; these must not differ from them too much.
-        notes: where misfits are noted; such a field is then as one that its files lack and that has a default. A
-            filter, key or time that does not fit is noted and raised: without it the rows are not known.
+        before: kinds of files that were bound earlier; the new ones must be compatible with them.
+        notes: if not None, misfits are added to it, and such a field gets a default, as if its files lacked it. A
+            filter, key or time that does not fit is raised all the same: without it the rows are unknown.
 
     Raises:
-        SchemaError: all fields that cannot be served, with all files in which they cannot, in one message.
+        SchemaError: one message with all fields that cannot be served, and all files in which they cannot.
     """
     folders = catalog.files.folders
     values = partition_values(source, [folder.partitions for folder in folders])
@@ -113,34 +114,34 @@ def bind(
     kinds: list[FileKind] = []
     seen: dict[tuple, int] = {}
     faults: list[list[tuple[str, str]]] = []
-    # Files of one schema in one folder are of one kind.
-    places, first, place_of = np.unique(
+    # Files of one schema in one folder are of one kind: bind these pairs, not millions of files.
+    pairs, first, pair_of = np.unique(
         catalog.schema_of.astype(np.int64) * len(folders) + catalog.files.folder, return_index=True, return_inverse=True
     )
-    kind_of_place = np.empty(len(places), np.int32)
-    for place in np.argsort(first).tolist():
-        number, folder = divmod(int(places[place]), len(folders))
+    kind_of_pair = np.empty(len(pairs), np.int32)
+    for pair in np.argsort(first).tolist():  # in the order of files: messages compare with the first one
+        number, folder = divmod(int(pairs[pair]), len(folders))
         schema = schemas[number]
         partitions = {name: value for name, value in values[folder].items() if name not in schema.names}
         twice = _in_both(folders[folder].partitions, schema, source)
-        known = sorted((name, value.as_py()) for name, value in partitions.items() if name in read)
-        key = texts[number], tuple(known), twice
+        used = sorted((name, value.as_py()) for name, value in partitions.items() if name in read)
+        key = texts[number], tuple(used), twice
         if key not in seen:
             seen[key] = len(kinds)
             bindings, misfits = _bind_kind(source, wanted, schema, partitions, twice)
             typed = tuple(each.name for each, own in zip(schema, catalog.schemas[number], strict=True) if each != own)
             kinds.append(FileKind(schema, partitions, tuple(bindings), typed))
             faults.append(misfits)
-        kind_of_place[place] = seen[key]
-    kind_of = kind_of_place[place_of]
-    found: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of in enumerate(faults) for fault in of]
+        kind_of_pair[pair] = seen[key]
+    kind_of = kind_of_pair[pair_of]
+    misfit: list[tuple[int, tuple[str, str]]] = [(n, fault) for n, of_kind in enumerate(faults) for fault in of_kind]
     earlier = len(before)
-    found += [(0, fault) for fault in _without_column(source, [*before, *kinds])]
+    misfit += [(0, fault) for fault in _without_column(source, [*before, *kinds])]
     differences = [*_differences([*before, *kinds]), *_hash_differences(source, [*before, *kinds])]
-    found += [(n - earlier, fault) for n, fault in differences if n >= earlier]
-    if found:
+    misfit += [(n - earlier, fault) for n, fault in differences if n >= earlier]
+    if misfit:
         problems: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for number, problem in found:
+        for number, problem in misfit:
             problems[problem].add(number)
         lines = list(_lines(problems, catalog, kind_of))
         if notes is not None:
@@ -148,15 +149,15 @@ def bind(
         needed = {"filter", "split", *(field.name for field in wanted if field.only_read)}
         if notes is None or any(name in needed for name, _ in lines):
             raise SchemaError(_message([line for _, line in lines], label, catalog, kinds[0]))
-        kinds = [_without(kind, wanted, {name for at, (name, _) in found if at == n}) for n, kind in enumerate(kinds)]
+        kinds = [_without(kind, wanted, {name for at, (name, _) in misfit if at == n}) for n, kind in enumerate(kinds)]
     return kinds, kind_of
 
 
 def bind_rows(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema, label: str) -> FileKind:
-    """How fields come out of rows that no file holds.
+    """The kind for rows that are in no file, such as events of histories.
 
     Raises:
-        SchemaError: all fields that cannot be served, in one message.
+        SchemaError: one message with all fields that cannot be served.
     """
     bindings, faults = _bind_kind(source, wanted, schema, {}, ())
     if faults:
@@ -167,7 +168,7 @@ def bind_rows(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema,
 
 
 def _without(kind: FileKind, wanted: Sequence[Field], misfits: Collection[str]) -> FileKind:
-    """The kind with a default in place of some fields."""
+    """The kind with defaults for the fields `misfits`."""
     fit = {binding.field: binding for binding in kind.bindings if binding.field.name not in misfits}
     return replace(kind, bindings=tuple(fit.get(field) or _default(field, 0) for field in wanted))
 
@@ -179,23 +180,23 @@ def _default(field: Field, value: float | str | None, policy: Policy = "error") 
 
 
 def _names_read(source: ParquetSource, wanted: Sequence[Field]) -> set[str]:
-    """Columns and partitions that anything is made of."""
+    """Columns and partitions that fields, expressions and the filter read."""
     columns = {column for field in wanted if isinstance(column := source.columns.get(field.name, field.name), str)}
     expressions = [*source.computed.values(), *([] if source.condition is None else [source.condition])]
     return columns.union(*(expression.columns for expression in expressions))
 
 
 def encrypted_reads(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema) -> list[str]:
-    """The columns of a file that are read, and cannot be, as they are encrypted."""
+    """The columns of a file that are needed but encrypted."""
     read = {names[0] for name in _names_read(source, wanted) if (names := names_at(schema, name)) is not None}
     return [name for name in encrypted_columns(schema) if name in read]
 
 
 def partition_values(source: ParquetSource, folders: Sequence[Partitions]) -> list[dict[str, pa.Scalar]]:
-    """The values of `key=value` folders, of the types of `folder_columns`; nulls have these types, too.
+    """The values of `key=value` folders, in the types of `folder_columns`; nulls have these types, too.
 
     Raises:
-        SchemaError: a value that is not of the declared type.
+        SchemaError: a value that does not have the declared type.
     """
     types = folder_columns(source, folders)
 
@@ -214,8 +215,8 @@ def partition_values(source: ParquetSource, folders: Sequence[Partitions]) -> li
 
 
 def _in_both(partitions: Partitions, schema: pa.Schema, source: ParquetSource) -> tuple[str, ...]:
-    """Names that are a column of the file and a `key=value` folder, and that `columns` does not mention. In a table the
-    two are the same."""
+    """Names that are both a column of the file and a `key=value` folder, unless `columns` mentions them."""
+    # Values of a Delta or Iceberg table (scalars) do not count: there the column has the same values.
     partitions = {name: value for name, value in partitions.items() if not isinstance(value, pa.Scalar)}
     mentioned = {column for column in source.columns.values() if isinstance(column, str)}
     mentioned.update(name for expression in source.computed.values() for name in expression.columns)
@@ -268,9 +269,9 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
         arrow_type = expression_type(source.computed[field.name], schema, partitions)
         _check_type(field, arrow_type, "the expression's result", default)
         return Binding(field, "expression", None, arrow_type, default, policy)
-    found = schema.get_all_field_indices(column)
-    if len(found) > 1:
-        raise SchemaError(f"column {column!r} stands {len(found)} times in the file")
+    indices = schema.get_all_field_indices(column)
+    if len(indices) > 1:
+        raise SchemaError(f"the file has {len(indices)} columns named {column!r}")
     arrow_type = None if column in partitions else type_at(schema, column)
     if arrow_type is not None:
         if column in source.declared and expressions.is_cast(arrow_type, source.declared[column]):
@@ -300,7 +301,7 @@ def _bind_one(source: ParquetSource, field: Field, schema: pa.Schema, partitions
 
 
 def _number(field: Field, value: pa.Scalar) -> float | str | None:
-    """A partition value as the field holds it; not finite is null in a float field."""
+    """A partition value as a number of the field; in a float field, numbers that are not finite become null."""
     kind = value.type
     if pa.types.is_temporal(kind):
         if field.number == "time":
@@ -313,7 +314,7 @@ def _number(field: Field, value: pa.Scalar) -> float | str | None:
 
 
 def check_default(field: Field, default: float | str) -> None:
-    """Raises SchemaError: not a number that the field can have."""
+    """Raises SchemaError if the field cannot have this default."""
     if isinstance(default, str):
         if field.number != "passthrough":
             raise SchemaError(f"the default {default!r} is text, which only passthrough fields take: give a number")
@@ -341,7 +342,7 @@ def partition_column(value: pa.Scalar, rows: int) -> pa.Array:
 def expression_type(
     expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, pa.Scalar]
 ) -> pa.DataType:
-    """Run an expression on no rows of the columns it names."""
+    """The type of an expression's result, found by evaluating it on empty columns."""
     fields = []
     for name in expression.columns:
         kind = partitions[name].type if name in partitions else type_at(schema, name)
@@ -352,10 +353,9 @@ def expression_type(
 
 
 def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
-    """(kind, (field, what is wrong)): types that differ between files too much to be converted: a list in some files,
-    times in two units."""
+    """(kind, (field, message)) for types that cannot be mixed: lists in some files only, or times in two units."""
     first: dict[Field, Binding] = {}
-    found = []
+    misfits = []
     for number, kind in enumerate(kinds):
         for binding in kind.bindings:
             if binding.type is None and binding.unit is None:
@@ -370,14 +370,14 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
                     if binding.unit == reference.unit
                     else same_unit(binding.field.name, binding.unit, reference.unit)
                 )
-                found.append((number, (binding.field.name, what)))
+                misfits.append((number, (binding.field.name, what)))
             elif reference.type is not None and is_null(reference.type):
-                first[binding.field] = binding
-    return found
+                first[binding.field] = binding  # a column of nulls fits anything: compare with one that has a type
+    return misfits
 
 
 def _without_column(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tuple[str, str]]:
-    """("types", what is wrong) of declared types of columns that no file has: a name that is misspelt."""
+    """("types", message) for declared types of columns that no file has: probably a misspelt name."""
     return [
         ("types", f"no file and no folder has the column {name!r}, whose type types={{...}} declares")
         for name in source.declared
@@ -386,25 +386,25 @@ def _without_column(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tu
 
 
 def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]:
-    """(kind, (what hashes a column, what is wrong)): columns under a hash that have two types."""
+    """(kind, (use, message)) for hashed columns that have two types."""
     first: dict[tuple[str, str], str] = {}
-    found = []
+    misfits = []
     for number, kind in enumerate(kinds):
-        mine = hashed_types(source, partial(column_type, kind))
-        found += [(number, each) for each in hash_differences(mine, first)]
-        first = {**mine, **first}
-    return found
+        types = hashed_types(source, partial(column_type, kind))
+        misfits += [(number, each) for each in hash_differences(types, first)]
+        first = {**types, **first}
+    return misfits
 
 
 def column_type(kind: FileKind, name: str) -> pa.DataType | None:
-    """The type of a column in files of this kind, or of the key of a folder; None where it is missing."""
+    """The type of a column in files of this kind, or of the key of a folder; None if it is missing."""
     return kind.partitions[name].type if name in kind.partitions else type_at(kind.schema, name)
 
 
 def difference(one: Binding, other: Binding) -> str | None:
-    """Why values of both types cannot stand in one field; None if they can."""
-    forms = {one.is_list, other.is_list} - {None}
-    if len(forms) > 1 or (None not in (one.type, other.type) and one.is_text != other.is_text):
+    """The reason for which values of both types cannot be in one field; None if they can."""
+    shapes = {one.is_list, other.is_list} - {None}
+    if len(shapes) > 1 or (None not in (one.type, other.type) and one.is_text != other.is_text):
         return "one of both is needed"
     if None not in (one.unit, other.unit) and one.unit != other.unit:
         return f"{other.unit} and {one.unit} would be mixed"
@@ -412,7 +412,7 @@ def difference(one: Binding, other: Binding) -> str | None:
 
 
 def same_unit(name: str, *units: str | None) -> str:
-    """What to do about a field whose integers count these units; for the end of a message."""
+    """The remedy for a field with integers of these units; for the end of a message."""
     cast = 'cast(pl.Datetime("us"))'
     if "integers" in units:
         cast = 'dt.epoch("us")'
@@ -422,8 +422,8 @@ def same_unit(name: str, *units: str | None) -> str:
 
 
 def _typed_schemas(schemas: Sequence[pa.Schema], before: Sequence[pa.Schema]) -> list[pa.Schema]:
-    """The schemas, where a column that holds nothing but nulls has the type of the first one that has values: writers
-    give such a column no type of its own. Those of `before` come first."""
+    """The schemas, in which a column of nulls gets the type of the first file that has values: writers give such a
+    column the null type. Schemas of `before` come first."""
     if not any(is_null(column.type) for schema in schemas for column in schema):
         return list(schemas)
     first: dict[str, pa.DataType] = {}
@@ -445,7 +445,7 @@ def _typed_schemas(schemas: Sequence[pa.Schema], before: Sequence[pa.Schema]) ->
 def _lines(
     problems: dict[tuple[str, str], set[int]], catalog: Catalog, kind_of: np.ndarray
 ) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong with it in which files)."""
+    """(field, message with the problem and its files)."""
     total = len(catalog)
     for (field, what), kinds in problems.items():
         files = [catalog.files.name(file) for file in np.flatnonzero(np.isin(kind_of, list(kinds))).tolist()]

@@ -1,7 +1,8 @@
-"""Columns by name, or by a path through structs and lists of structs: `session.item_id`.
+"""Finds columns by name, or by a path through structs and lists of structs: `session.item_id`.
 
-A path names one field inside a struct. Of a list of structs it is the list of that field: aligned lists, as a sequence
-needs them. A null struct is a null field. A column whose own name is the whole path comes first.
+A path names one field inside a struct. In a list of structs it is the list of that field's values, so that the fields
+are aligned lists, as a sequence needs them. A null struct gives a null field. A column whose name is the whole path has
+precedence.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from fsdata.sources.expressions import list_of
 
 
 def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """The type of a column; None where there is none of that name, or several."""
+    """The type of a column; None if there is none of that name, or several."""
     names = names_at(schema, path)
     if names is None:
         return None
@@ -22,7 +23,7 @@ def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def names_at(schema: pa.Schema, path: str) -> tuple[str, ...] | None:
-    """The names that lead to a column, that of a column of the file first; None as of `type_at`."""
+    """The path to a column as names, beginning with a column of the file; None as in `type_at`."""
     if len(schema.get_all_field_indices(path)) == 1:
         return (path,)
     for name, rest in _splits(path):
@@ -34,12 +35,12 @@ def names_at(schema: pa.Schema, path: str) -> tuple[str, ...] | None:
 
 
 def leaf_at(schema: pa.Schema, names: Sequence[str]) -> int:
-    """The number of the first leaf column of a Parquet file of this schema to which `names` lead.
+    """The number of the first leaf column at the path `names`, in a Parquet file of this schema.
 
-    Paths of leaf columns cannot say it: they join names, which can have dots themselves, by dots.
+    Parquet's own paths are ambiguous: they join names by dots, and names may have dots.
     """
-    at = schema.get_field_index(names[0])
-    leaf, kind = leaves_of(schema)[at].start, schema.field(at).type
+    column = schema.get_field_index(names[0])
+    leaf, kind = leaves_of(schema)[column].start, schema.field(column).type
     for name in names[1:]:
         before, kind = _field_in(kind, name)
         leaf += before
@@ -47,30 +48,28 @@ def leaf_at(schema: pa.Schema, names: Sequence[str]) -> int:
 
 
 def leaves_at(schema: pa.Schema, paths: Iterable[Sequence[str]]) -> tuple[int, ...]:
-    """The leaf columns of a Parquet file of this schema that pyarrow reads to get what `paths` lead to, ascending.
-
-    They are those of a whole extension type, of which pyarrow reads no part, and of a whole column that has no structs:
-    one of nulls may have them in other files.
+    """The leaf columns of a Parquet file of this schema that pyarrow must read for the columns at `paths`, ascending.
 
     Args:
-        paths: each as `names_at` gives it.
+        paths: each as returned by `names_at`.
     """
     columns = leaves_of(schema)
-    found: set[int] = set()
+    leaves: set[int] = set()
     for names in paths:
-        at = schema.get_field_index(names[0])
-        first, kind = columns[at].start, schema.field(at).type
+        column = schema.get_field_index(names[0])
+        first, kind = columns[column].start, schema.field(column).type
         for name in names[1:]:
+            # pyarrow reads an extension type only as a whole. A column of nulls has no struct here: other files do.
             if _is_extended(kind) or not pa.types.is_struct(_struct(kind)):
                 break
             before, kind = _field_in(kind, name)
             first += before
-        found.update(range(first, first + leaf_count(kind)))
-    return tuple(sorted(found))
+        leaves.update(range(first, first + leaf_count(kind)))
+    return tuple(sorted(leaves))
 
 
 def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:
-    """The values of a column that is there."""
+    """The values of a column that the batch has."""
     names = names_at(batch.schema, path)
     assert names is not None, f"{path} is not in {batch.schema.names}"
     array = batch.column(names[0])
@@ -80,13 +79,13 @@ def array_at(batch: pa.RecordBatch, path: str) -> pa.Array:
 
 
 def paths_in(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """(path, type) of every field that a column holds; the column itself where it has no structs."""
+    """(path, type) of every field inside a column; of the column itself if it has no structs."""
     for inside in _leaves(kind):
         yield ".".join((name, *inside)), _type_inside(kind, inside)
 
 
 def fields_near(schema: pa.Schema, path: str) -> str:
-    """For a message: which fields the struct has that the beginning of a path leads to."""
+    """For a message: the fields of the struct to which the beginning of a path leads."""
     for name, _ in _splits(path):
         kind = type_at(schema, name)
         if kind is not None and pa.types.is_struct(_struct(kind)):
@@ -95,15 +94,15 @@ def fields_near(schema: pa.Schema, path: str) -> str:
 
 
 def _splits(path: str) -> Iterator[tuple[str, str]]:
-    """(beginning, rest) of a path at every dot, the longest beginning first: names can have dots themselves."""
-    at = path.rfind(".")
-    while at > 0:
-        yield path[:at], path[at + 1 :]
-        at = path.rfind(".", 0, at)
+    """(beginning, rest) of a path at every dot, the longest beginning first: names may have dots."""
+    dot = path.rfind(".")
+    while dot > 0:
+        yield path[:dot], path[dot + 1 :]
+        dot = path.rfind(".", 0, dot)
 
 
 def _struct(kind: pa.DataType) -> pa.DataType:
-    """What the lists of a type hold, if it is one of lists."""
+    """The type of the innermost elements of lists; the type itself if it is no list."""
     inner = plain(kind)
     while is_list(inner):
         inner = plain(inner.value_type)
@@ -111,10 +110,10 @@ def _struct(kind: pa.DataType) -> pa.DataType:
 
 
 def _field_in(kind: pa.DataType, name: str) -> tuple[int, pa.DataType]:
-    """(how many leaf columns of a struct stand before a field, the type of the field)."""
+    """(number of leaf columns of a struct before a field, the type of the field)."""
     struct = _struct(kind)
-    at = struct.get_field_index(name)
-    return sum(leaf_count(struct.field(before).type) for before in range(at)), struct.field(at).type
+    index = struct.get_field_index(name)
+    return sum(leaf_count(struct.field(before).type) for before in range(index)), struct.field(index).type
 
 
 def _is_extended(kind: pa.DataType) -> bool:
@@ -160,14 +159,14 @@ def _leaves(kind: pa.DataType) -> Iterator[tuple[str, ...]]:
 
 
 def _field_of(array: pa.Array, name: str) -> pa.Array:
-    """The field of a struct, or of those in lists."""
+    """A field of a struct array, or of the structs in an array of lists."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _field_of(array.storage, name)
     if not is_list(array.type):
         return pc.struct_field(array, array.type.get_field_index(name))
-    # The elements are those of the whole array, whichever rows it shows, so its own buffers say where each list begins.
+    # `values` ignores a slice of the array: its elements fit the array's own offsets, and its offset is passed on.
     values = _field_of(array.values, name)
-    own = 1 if pa.types.is_fixed_size_list(array.type) else 2
+    own = 1 if pa.types.is_fixed_size_list(array.type) else 2  # validity bitmap, and offsets unless of fixed size
     return pa.Array.from_buffers(
         list_of(array.type, values.type), len(array), array.buffers()[:own], offset=array.offset, children=[values]
     )

@@ -1,8 +1,8 @@
-"""What the integers of fields count: those that are compared or mixed must count the same.
+"""Checks the units of integer fields: values that are compared or mixed must have the same unit.
 
 Keys of joined tables are compared as integers, and so are times; ids of several sources are mixed in one field. A date
-and a timestamp of the same day, or timestamps of two units, are different integers: they would match nothing, or be
-mixed, without an error.
+and a timestamp of the same day, or timestamps of two units, are different integers: without this check they would
+silently match nothing, or be mixed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from fsdata.errors import SchemaError
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the integers of a field count in one table.
+    """The unit of a field's integers in one table.
 
     Attributes:
         unit: see `fsdata.catalog.binding.arrow_types.unit_of`.
-        what: the column and its type; where: the table and one of its files; for messages.
+        what: the column and its type; where: the table and one of its files. Both are for messages.
     """
 
     unit: str
@@ -39,7 +39,7 @@ class Counted:
 
 
 def check_key(on: str, own: Counted | None, other: Counted | None) -> None:
-    """Raise SchemaError if the key of a joined table counts something else than that of the rows. None: not known."""
+    """Raise SchemaError if the key of a joined table has another unit than that of the rows. None: unknown."""
     if own is not None and other is not None and own.unit != other.unit:
         raise SchemaError(
             f"the key {on!r} has two types: {own}, and {other}. Keys are compared as integers, {own.unit} with "
@@ -48,7 +48,7 @@ def check_key(on: str, own: Counted | None, other: Counted | None) -> None:
 
 
 def check_times(at: str, own: Counted | None, time: str, other: Counted | None) -> None:
-    """Raise SchemaError if times of a table of histories count something else than those of the rows."""
+    """Raise SchemaError if times of a table of histories have another unit than those of the rows."""
     if own is not None and other is not None and own.unit != other.unit:
         raise SchemaError(
             f"{at} and {time} cannot be compared, {own.unit} with {other.unit}: {own}, and {other}"
@@ -57,13 +57,13 @@ def check_times(at: str, own: Counted | None, time: str, other: Counted | None) 
 
 
 def mixed(counts: Sequence[Mapping[str, Counted]]) -> Iterator[tuple[str, int, str]]:
-    """(field, number of a source, what is wrong) of fields that count something else there than in a source before it.
+    """(field, number of a source, message) for fields with another unit in this source than in an earlier one.
 
     counts: of every source, by field.
     """
     first: dict[str, Counted] = {}
-    for number, of in enumerate(counts):
-        for name, own in of.items():
+    for number, of_source in enumerate(counts):
+        for name, own in of_source.items():
             before = first.setdefault(name, own)
             if own.unit != before.unit:
                 what = f"{name!r} has two types: {before}, and {own}: {before.unit} and {own.unit} would be mixed"

@@ -1,9 +1,9 @@
-"""One type per key: a hash tells types apart, so that one id of two types would be two ids.
+"""Requires one type per hashed key: equal values of different types have different hashes, so one id would be two ids.
 
 polars hashes -7 as int32, as int64 and as text to three numbers. `split` hashes all widths of integers alike, and
-texts in another way. So the columns under a hash have one type over all files of a source and all sources of a loader,
-that of the files or the one declared by `ParquetSource(types=...)`. The value of a `key=value` folder has no type of
-its own: it is text under a hash and for `split`, so that it does not depend on which other folders are read beside it.
+texts in another way. Hashed columns must therefore have one type over all files of a source and all sources of a
+loader, that of the files or the one declared by `ParquetSource(types=...)`. The value of a `key=value` folder has no
+type of its own: under a hash and for `split` it is text, so that it does not depend on the other folders that are read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +15,15 @@ from fsdata.catalog.listing.file_list import Partitions
 from fsdata.sources.source import ParquetSource
 
 HashedTypes = Mapping[tuple[str, str], str]
-"""(what hashes it: a field, `filter` or `split`; column) -> the type that decides what the hash gives."""
+"""(use: a field, `filter` or `split`; column) -> the type on which the hash depends."""
 
 
 def hashed_types(source: ParquetSource, type_of: Callable[[str], pa.DataType | None]) -> dict[tuple[str, str], str]:
-    """type_of: the type of a column in some files, keys of folders included; None where it is missing."""
-    found = {}
+    """The types of all columns that the source hashes.
+
+    type_of: the type of a column in some files, keys of folders included; None where it is missing.
+    """
+    types = {}
     uses = [(name, made.hashed) for name, made in source.computed.items()]
     condition = source.condition
     if condition is not None:
@@ -30,12 +33,12 @@ def hashed_types(source: ParquetSource, type_of: Callable[[str], pa.DataType | N
         for column in columns:
             kind = source.declared.get(column) or type_of(column)
             if kind is not None and not pa.types.is_null(kind):
-                found[use, column] = _of_split(kind) if use == "split" else _of_hash(kind)
-    return found
+                types[use, column] = _of_split(kind) if use == "split" else _of_hash(kind)
+    return types
 
 
 def differences(one: HashedTypes, others: HashedTypes) -> Iterator[tuple[str, str]]:
-    """(what hashes it, what is wrong) of columns that have another type in `one` than in `others`."""
+    """(use, message) for each column with another type in `one` than in `others`."""
     for (use, column), kind in one.items():
         other = others.get((use, column), kind)
         if kind != other:
@@ -43,19 +46,19 @@ def differences(one: HashedTypes, others: HashedTypes) -> Iterator[tuple[str, st
 
 
 def by_use(types: HashedTypes) -> dict[str, list[tuple[str, str]]]:
-    """What hashes columns -> (column, type) of each, in the order of the expression; without filters, which hash the
-    rows of one source only."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Use -> (column, type) of its columns, in the order of the expression; without filters, as the rows of a filter
+    belong to one source."""
+    uses: dict[str, list[tuple[str, str]]] = {}
     for (use, column), kind in types.items():
         if use == "split":
-            found[f"split={column!r}"] = [(column, kind)]
+            uses[f"split={column!r}"] = [(column, kind)]
         elif use != "filter":
-            found.setdefault(use, []).append((column, kind))
-    return found
+            uses.setdefault(use, []).append((column, kind))
+    return uses
 
 
 def between(one: HashedTypes, other: HashedTypes) -> Iterator[tuple[str, str, str]]:
-    """(what hashes it, type in one, type in the other) of what two tables hash and whose types differ."""
+    """(use, type in one, type in the other) for columns that two tables hash with different types."""
     there = by_use(other)
     for use, columns in by_use(one).items():
         for (column, kind), (other_column, other_kind) in zip(columns, there.get(use, ()), strict=False):
@@ -64,7 +67,7 @@ def between(one: HashedTypes, other: HashedTypes) -> Iterator[tuple[str, str, st
 
 
 def advice(column: str, *kinds: str) -> str:
-    """What follows from two types of a hashed column, and what to do."""
+    """The consequence of two types of a hashed column, and the remedy; for a message."""
     declared = "string" if "text" in kinds else "int64"
     return (
         "a hash tells types apart, so that one value would be two ids, or in two parts of a split. Declare one type, "
@@ -74,23 +77,22 @@ def advice(column: str, *kinds: str) -> str:
 
 def folder_columns(source: ParquetSource, folders: Iterable[Partitions]) -> dict[str, pa.DataType]:
     """The type of every `key=value` folder: the declared one, else text where the source hashes it, else int64 if all
-    values in all folders are integers, else text. Values of tables have the type that the table says."""
+    values in all folders are integers, else text. Values of tables have their own types."""
     texts: dict[str, list[str]] = {}
     for partitions in folders:
         for name, text in partitions.items():
             if isinstance(text, str):
                 texts.setdefault(name, []).append(text)
             elif text is None:
-                texts.setdefault(name, [])
+                texts.setdefault(name, [])  # a key that is null in all folders is a column, too
     return {name: _folder_type(source, name, found) for name, found in texts.items()}
 
 
 def text_by_hash(source: ParquetSource, folders: Sequence[Partitions]) -> list[str]:
     """Keys of folders that are text only because the source hashes them: their values are integers."""
-    found = folder_columns(source, folders)
     return sorted(
         name
-        for name in found
+        for name in folder_columns(source, folders)
         if name in source.hashed and name not in source.declared and _all_int64(_texts(folders, name))
     )
 
@@ -110,6 +112,7 @@ def _all_int64(texts: Iterable[str]) -> bool:
 
 
 def _is_int64(text: str) -> bool:
+    # Not `int(text)` alone: it takes "1_000", " 7" and digits of other scripts, which Arrow does not cast.
     digits = text[1:] if text[:1] == "-" else text
     return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
 

@@ -1,4 +1,4 @@
-"""Many files, held in few bytes: folders once, names in one text. A `FileRef` is made when somebody asks for one."""
+"""A compact list of many files: each folder once, all names in one text. Indexing creates a `FileRef`."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 NO_PARTITION_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_SAME_EVERYWHERE = ("local", "s3", "gcs", "abfs", "hdfs")  # filesystems in which a path is one file
+_SAME_EVERYWHERE = ("local", "s3", "gcs", "abfs", "hdfs")  # types of filesystems whose paths identify a file
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 Partitions = dict[str, str | pa.Scalar | None]
-"""Texts of `key=value` folders, None for the null partition; of the files of a table, values with types."""
+"""Texts of `key=value` folders, None for the null partition; typed values for the files of a table."""
 
 
 Version = tuple[int, int, int]
@@ -56,7 +56,7 @@ class FileList(Sequence[FileRef]):
         folders: each once.
         folder: int32 [N], the folder of each file.
         base: the folder of all files, with its slash, or empty.
-        versions: int64 [N, 3], bytes, time of modification in ns, and inode; 0 where the listing did not say.
+        versions: int64 [N, 3], bytes, time of modification in ns, and inode; 0 if the listing did not have it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FileList(Sequence[FileRef]):
         versions: np.ndarray,
         base: str,
     ):
-        """text: all names inside their folders; ends: int64 [N], where each ends; base: the folder of all files."""
+        """text: the names of all files in their folders, one after another; ends: int64 [N], the end of each in it."""
         self.folders = folders
         self.folder = folder
         self.versions = versions
@@ -79,19 +79,20 @@ class FileList(Sequence[FileRef]):
     @classmethod
     def of(
         cls,
-        found: Iterable[tuple[pafs.FileSystem, str, Version]],
+        entries: Iterable[tuple[pafs.FileSystem, str, Version]],
         base: str | None = None,
         partitions: Sequence[Partitions] | None = None,
     ) -> "FileList":
-        """found: filesystem, path and version of each file; base: the folder of all files, None to find it; partitions:
-        of each file, None to take them from its path."""
+        """entries: filesystem, path and version of each file; base: the folder of all files, None to find it;
+        partitions: of each file, None to take them from its path."""
+        # An iterator and growing arrays: a million tuples in a list would take far more memory.
         numbers: dict[tuple, int] = {}
         folders: list[Folder] = []
         folder, sizes = np.empty(1024, np.int32), np.empty(1024, np.int64)
         versions = np.empty((1024, 3), np.int64)
         text = bytearray()
         count = 0
-        for system, path, version in found:
+        for system, path, version in entries:
             cut = path.rfind("/") + 1
             values = None if partitions is None else partitions[count]
             key = (id(system), path[:cut], *(() if values is None else values.items()))
@@ -135,18 +136,18 @@ class FileList(Sequence[FileRef]):
     def part(self, some: range) -> "FileList":
         """Consecutive files, under the same names."""
         begin, end = (self._ends[at - 1] if at else 0 for at in (some.start, some.stop))
-        here = slice(some.start, some.stop)
+        chosen = slice(some.start, some.stop)
         return FileList(
             self.folders,
-            self.folder[here],
+            self.folder[chosen],
             self._text[begin:end],
-            self._ends[here] - begin,
-            self.versions[here],
+            self._ends[chosen] - begin,
+            self.versions[chosen],
             self.base,
         )
 
     def below(self, base: str) -> "FileList":
-        """The same files, under names relative to `base`, a folder that all of them are in."""
+        """The same files, under names relative to `base`, a folder that has all of them."""
         return FileList(self.folders, self.folder, self._text, self._ends, self.versions, base)
 
     def plus(self, others: "FileList") -> "FileList":
@@ -166,7 +167,7 @@ class FileList(Sequence[FileRef]):
         )
 
     def without(self, some: Sequence[int]) -> "FileList":
-        """All files but `some`, under the same names."""
+        """All files except `some`, under the same names."""
         if not some:
             return self
         kept = np.delete(np.arange(len(self)), some)
@@ -176,29 +177,30 @@ class FileList(Sequence[FileRef]):
 
     @property
     def identity(self) -> str:
-        """A hash of the paths, filesystems and versions; "" if these may be the same of other files."""
+        """A hash of the paths, filesystems and versions; "" if other files could have the same ones."""
+        # Without a time of modification a file that was overwritten by one of the same size would not be noticed.
         everywhere = all(folder.filesystem.type_name in _SAME_EVERYWHERE for folder in self.folders)
         if not len(self) or not everywhere or not (self.versions[:, 1] > 0).all():
             return ""
-        found = blake2b(digest_size=16)
-        for each in self.folders:
-            found.update(f"{each.filesystem.type_name} {each.path}".encode() + b"\0")
-        for part in (self.folder, self._ends, self.versions):
-            found.update(np.ascontiguousarray(part).data)
-        found.update(self._text)
-        return found.hexdigest()
+        result = blake2b(digest_size=16)
+        for folder in self.folders:
+            result.update(f"{folder.filesystem.type_name} {folder.path}".encode() + b"\0")
+        for array in (self.folder, self._ends, self.versions):
+            result.update(np.ascontiguousarray(array).data)
+        result.update(self._text)
+        return result.hexdigest()
 
     def _raw(self, number: int) -> bytes:
         return self._text[self._ends[number - 1] if number else 0 : self._ends[number]]
 
 
 def folder_of(filesystem: pafs.FileSystem, path: str) -> Folder:
-    """path: with its slash."""
+    """path: with its slash at the end."""
     return Folder(path, filesystem, _partitions(path))
 
 
 def _common_folder(folders: Sequence[str]) -> str:
-    """The longest folder that all begin with; folders end with a slash."""
+    """The longest folder that is a prefix of all; folders end with a slash."""
     parts = [folder.split("/")[:-1] for folder in folders]
     shared: list[str] = []
     for level in zip(*parts, strict=False):

@@ -1,6 +1,6 @@
-"""From paths, globs, folders and URLs to a list of files with their partition values.
+"""Resolves paths, globs, folders and URLs to a list of files with their partition values.
 
-Of a folder of this machine each file comes once, whichever paths lead to it.
+A file of this machine must not come twice, whichever paths lead to it.
 """
 
 import errno
@@ -29,7 +29,7 @@ _FOLDER = "a folder"
 
 
 class Entry(NamedTuple):
-    """What a folder has: a file if `what` is empty, else `what` says what it is in place of a file."""
+    """An entry of a folder: a file if `what` is empty, otherwise `what` describes what it is."""
 
     path: str
     version: Version
@@ -37,18 +37,19 @@ class Entry(NamedTuple):
 
 
 def entries_below(folder: str, *, recursive: bool) -> list[Entry]:
-    """All entries of a folder of this machine, by name; names that begin with `.` or `_` are left out. Links are
-    followed.
+    """All entries of a folder of this machine, by name, without names that begin with `.` or `_`. Follows links.
 
     Raises:
-        SchemaError: a link to a folder above it, through which every file would be found again and again.
+        SchemaError: a link to a parent folder, through which every file would be found again and again.
     """
-    found: list[Entry] = []
-    _walk(folder.rstrip("/") or "/", {}, found, recursive=recursive)
-    return sorted(found)
+    entries: list[Entry] = []
+    _walk(folder.rstrip("/") or "/", {}, entries, recursive=recursive)
+    return sorted(entries)
 
 
 def _walk(folder: str, above: dict[_Identity, str], found: list[Entry], *, recursive: bool) -> None:
+    """Add the entries of a folder to `found`. above: the folders on the way to it, by identity."""
+    # Only folders above are compared: the same folder may be reached twice side by side (`_check_repeats` reports it).
     identity = _identity(folder)
     if identity in above:
         raise SchemaError(
@@ -66,7 +67,7 @@ def _walk(folder: str, above: dict[_Identity, str], found: list[Entry], *, recur
 
 
 def _what(entry: "os.DirEntry[str]") -> str:
-    """See `Entry.what`. Calls `stat` for links only, where the filesystem says what its entries are."""
+    """See `Entry.what`. Calls `stat` only for links, if the filesystem lists entries with their types."""
     try:
         if entry.is_file():
             return ""
@@ -78,13 +79,14 @@ def _what(entry: "os.DirEntry[str]") -> str:
 
 
 def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of paths to one file: the same path twice, or through links or `..`. Hard links are files of their own."""
+    """Pairs of paths to one file: equal paths, or paths through links or `..`. Hard links are separate files."""
     alike: dict[_Identity, list[str]] = {}
     for path in paths:
         alike.setdefault(_identity(path), []).append(path)
     repeats = []
     for some in alike.values():
         first: dict[str, str] = {}
+        # `realpath` is expensive, and needed only to distinguish hard links from paths to one file.
         for path in some if len(some) > 1 else ():
             real = os.path.realpath(path)
             if real in first:
@@ -94,24 +96,24 @@ def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _identity(path: str) -> _Identity:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 SUFFIXES = (".parquet", ".parq")
 _NATIVE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _NAMED = 5
 _LEFT_OUT_NAMED = 3
-_BESIDE_DATA = (".md", ".txt", ".json", ".toml", ".yaml", ".yml")  # descriptions and settings: expected beside data
+_BESIDE_DATA = (".md", ".txt", ".json", ".toml", ".yaml", ".yml")  # expected beside data: no warning about these
 _ASK = "Ask for this permission, or name every file"
 _FILE_URL = re.compile(r"file:(?://(?:localhost(?=/|$))?(.*)|(/.*))", re.IGNORECASE | re.DOTALL)
 _OPTIONS = re.compile(r"\?[a-z_]+=[^?&]*(&[a-z_]+=[^?&]*)*$")
 
 
 def discover(paths: Sequence[str], filesystem: Any, *, label: str | None = None) -> FileList:
-    """The files that `paths` stand for, in order: paths as given, the files of one glob or folder by name.
+    """The files of `paths`, in order: paths as they are passed, the files of one glob or folder by name.
 
-    label: how a warning calls the source, if folders and globs have anything that is not read; None logs nothing.
+    label: name of the source in a warning about entries of folders and globs that are not read; None logs nothing.
 
     Raises:
         FileNotFoundError: a path, glob or folder without a Parquet file.
@@ -122,37 +124,38 @@ def discover(paths: Sequence[str], filesystem: Any, *, label: str | None = None)
     files = FileList.of(_found(paths, filesystem, left_out))
     _check_repeats(files)
     if label is not None and left_out:
-        said = "%s: %d left out: %s. To read such files, give their paths or a glob"
-        _LOG.warning(said, label, len(left_out), _described(left_out))
+        text = "%s: %d left out: %s. To read such files, give their paths or a glob"
+        _LOG.warning(text, label, len(left_out), _described(left_out))
     return files
 
 
 def _described(left_out: Sequence[tuple[str, str]]) -> str:
-    """Some names with reasons: one of every reason before further ones of the same."""
+    """A few names with reasons: one for every reason before a second one for the same."""
     seen: Counter[str] = Counter()
-    places = []
+    ranked = []
     for name, why in left_out:
-        places.append((seen[why], name, why))
+        ranked.append((seen[why], name, why))
         seen[why] += 1
-    named = [f"{name} ({why})" for _, name, why in sorted(places, key=lambda each: each[0])[:_LEFT_OUT_NAMED]]
+    named = [f"{name} ({why})" for _, name, why in sorted(ranked, key=lambda each: each[0])[:_LEFT_OUT_NAMED]]
     more = f" and {len(left_out) - len(named)} more" if len(left_out) > len(named) else ""
     return ", ".join(named) + more
 
 
 def found_now(files: FileList, *, threads: int, retry: Retrying) -> list[Version | None]:
-    """What their folders say now of files that were listed before; None of those that are gone. Lists the folders.
+    """The present versions of files that were listed before, None if they are gone. Lists their folders.
 
     Raises:
         PermissionError, ConnectionError: a folder that cannot be listed.
     """
+    # Folders are listed instead of asking for every file: one request for thousands of files.
     numbers = sorted(set(files.folder.tolist()))
-    some = {folder: number for number, folder in enumerate(files.folder.tolist())}
+    some = {folder: number for number, folder in enumerate(files.folder.tolist())}  # a file of each, for messages
 
     def listed(number: int) -> dict[str, Version]:
         folder = files.folders[number]
         selector = pafs.FileSelector(folder.path.rstrip("/") or folder.path, allow_not_found=True)
-        found = retry.call(lambda: folder.filesystem.get_file_info(selector), files[some[number]])
-        return {info.base_name: _version(info) for info in found if info.type == pafs.FileType.File}
+        infos = retry.call(lambda: folder.filesystem.get_file_info(selector), files[some[number]])
+        return {info.base_name: _version(info) for info in infos if info.type == pafs.FileType.File}
 
     with ThreadPoolExecutor(threads, thread_name_prefix="fsdata-listing") as pool:
         there = dict(zip(numbers, pool.map(listed, numbers), strict=True))
@@ -161,7 +164,7 @@ def found_now(files: FileList, *, threads: int, retry: Retrying) -> list[Version
 
 
 def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
-    """The filesystem, and the folder that all files of a folder or glob are in, with its slash."""
+    """The filesystem, and the folder (with its slash) that contains all files of a folder or glob."""
     system, path = resolve(given, filesystem)
     base, rest = _fixed_part(path)
     return system, (base if rest else path).rstrip("/") + "/"
@@ -186,12 +189,13 @@ def _check_text(path: str) -> None:
 
 
 def local_version(path: str) -> Version:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _check_repeats(files: FileList) -> None:
-    """Refuse two paths to one file. Of remote files only equal paths are known to be one file."""
+    """Raise SchemaError for two paths to one file. For remote files only equal paths are compared."""
+    # Equal inodes are candidates only: other filesystems may have the same numbers.
     inodes = files.versions[:, 2]
     order = np.argsort(inodes, kind="stable")
     same = (inodes[order][1:] == inodes[order][:-1]) & (inodes[order][1:] != 0)
@@ -213,8 +217,8 @@ def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
     """The filesystem of a path or URL, and the path in it.
 
     Raises:
-        SchemaError: not a path, not a URL, or one of which no filesystem can be made.
-        FileNotFoundError, PermissionError, ConnectionError: what the filesystem is made of cannot be opened.
+        SchemaError: neither a path nor a URL, or no filesystem supports the URL.
+        FileNotFoundError, PermissionError, ConnectionError: the filesystem cannot be opened.
     """
     if filesystem is not None:
         return _as_arrow(filesystem), given
@@ -226,7 +230,7 @@ def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
         return pafs.LocalFileSystem(), str(_with_home(given).absolute())
     if scheme in _NATIVE_SCHEMES:
         path, options = _options(given)
-        fixed, rest = _fixed_part(path)
+        fixed, rest = _fixed_part(path)  # wildcards such as ? have another meaning in a URL
         try:
             system, path = pafs.FileSystem.from_uri(fixed + options)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -236,8 +240,8 @@ def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
 
 
 def _path_of_file_url(given: str, path: str) -> str:
-    """What follows `file://` is percent-encoded, as in any URL, unless it exists as it is written: Iceberg encodes
-    nothing in its URLs."""
+    """The path of a file URL. It is percent-encoded, as in any URL, unless it exists as it is written: Iceberg does not
+    encode its URLs."""
     if not path:
         raise SchemaError(f"{given}: names no file. After file:// comes an absolute path: file:///data/a.parquet")
     decoded = unquote(path)
@@ -247,7 +251,7 @@ def _path_of_file_url(given: str, path: str) -> str:
 
 
 def _with_home(given: str) -> Path:
-    """With the home folder in place of a `~` at the beginning, as a shell does it."""
+    """The path with a `~` at its beginning replaced by the home folder, as in a shell."""
     if not given.startswith("~"):
         return Path(given)
     try:
@@ -289,8 +293,8 @@ def _as_arrow(filesystem: Any) -> pafs.FileSystem:
 
 def _options(url: str) -> tuple[str, str]:
     """(the path, the options with their question mark). Any question mark not before `key=value` is a wildcard."""
-    found = _OPTIONS.search(url)
-    return (url[: found.start()], found[0]) if found else (url, "")
+    match = _OPTIONS.search(url)
+    return (url[: match.start()], match[0]) if match else (url, "")
 
 
 def _fixed_part(path: str) -> tuple[str, str]:
@@ -317,6 +321,7 @@ def _listed(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple
             raise FileNotFoundError(f"{given}: no such file or folder: the name is too long") from error
         if type(error) is not OSError:
             raise
+        # Arrow's cloud filesystems raise plain OSErrors: only their messages have the reason.
         if "ACCESS_DENIED" in str(error):
             raise PermissionError(f"{given}: no permission to list it: {error}. {_ASK}") from error
         raise ConnectionError(f"{given}: cannot be listed: {error}") from error
@@ -348,7 +353,7 @@ def _expand(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple
 
 
 def _files_of_folder(below: list[Entry], base: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
-    """Those with a suffix of Parquet; the others are added to `left_out`, without folders and what describes data."""
+    """The files with a suffix of Parquet. Adds the others to `left_out`, except folders and descriptions of data."""
     files = [each for each in below if not each.what and each.path.endswith(SUFFIXES)]
     suffixes = " or ".join(SUFFIXES)
     rest = [each for each in below if each.what not in ("", _FOLDER) or not (each.what or each.path.endswith(SUFFIXES))]
@@ -370,7 +375,7 @@ def _files_of_folder(below: list[Entry], base: str, given: str, left_out: list[t
 def _files_of_glob(
     below: list[Entry], pattern: re.Pattern[str], base: str, given: str, left_out: list[tuple[str, str]]
 ) -> list[Entry]:
-    """Those that match; what matches and is no file is added to `left_out`, without folders whose files match."""
+    """The files that match. Adds other matching entries to `left_out`, except folders whose files match."""
     matches = [each for each in below if pattern.fullmatch(each.path)]
     files = [each for each in matches if not each.what]
     others = [each for each in matches if each.what]
@@ -417,9 +422,9 @@ def _what_it_is(path: str) -> str:
 def _below(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[Entry]:
     if isinstance(system, pafs.LocalFileSystem):
         return entries_below(folder, recursive=recursive)
-    found = system.get_file_info(pafs.FileSelector(folder, recursive=recursive))
-    skip = len(folder.rstrip("/"))
-    shown = [info for info in found if not re.search(r"/[._]", "/" + info.path[skip:].lstrip("/"))]
+    infos = system.get_file_info(pafs.FileSelector(folder, recursive=recursive))
+    skip = len(folder.rstrip("/"))  # hidden names count below the folder only, not on the way to it
+    shown = [info for info in infos if not re.search(r"/[._]", "/" + info.path[skip:].lstrip("/"))]
     kinds = {pafs.FileType.File: "", pafs.FileType.Directory: _FOLDER}
     return sorted(
         Entry(info.path.rstrip("/"), _version(info), kinds.get(info.type, "neither a file nor a folder"))
@@ -448,7 +453,7 @@ def _pattern(glob: str, given: str) -> re.Pattern[str]:
 
 
 def _class(inside: str) -> str:
-    """What is between the brackets of a glob, as a regular expression."""
+    """The regular expression for a class of characters, the text between the brackets of a glob."""
     negated = len(inside) > 1 and inside[0] in "!^"
     signs = re.sub(r"([\\\[\]^&~|])", r"\\\1", inside[negated:])
     return f"(?!/)[{'^' if negated else ''}{signs}]"

@@ -1,4 +1,4 @@
-"""Hosts of a job share the work on a long list: each takes a share that nobody has taken, and all hear of all."""
+"""Divides the work on a long list between the hosts of a job: each claims free shares, and all receive all results."""
 
 import base64
 import uuid
@@ -10,38 +10,39 @@ if TYPE_CHECKING:
 
 _SHARES = 64
 _LEAST = 256  # files of a share
-_PATIENCE_S = 60.0  # for a share that another host has taken; then it is read here, too
+_PATIENCE_S = 60.0  # wait for a share that another host has claimed; after it this host reads the share itself
 
 
 class Hosts(NamedTuple):
-    """Where hosts tell each other. Every rank of the job makes its own, as often as the others.
+    """The store over which hosts exchange shares. Every rank creates it, the same number of times.
 
-    timeout_s: of a question to the store.
+    timeout_s: of one request to the store.
     """
 
     store: "JobStore"
     timeout_s: float
 
     def shared(self, name: str, files: int, read: Callable[[range], bytes]) -> list[bytes]:
-        """What `read` gives for all shares of so many files, in order; blocks until it is there.
+        """The results of `read` for all shares of the list, in order; blocks until all are there.
 
-        `name` says what it is: who gives the same name, has the same list. Nobody has to take part: a share that was
-        taken and does not come is read here.
+        name: identifies the list: equal names must mean equal lists. No host has to take part: this host also reads a
+        share that another one has claimed but does not deliver.
 
-        Raises: what `read` raises; PeerError: the store is lost.
+        Raises: errors of `read`; PeerError: the store is lost.
         """
         size = max(_LEAST, -(-files // _SHARES))
         shares = [range(begin, min(begin + size, files)) for begin in range(0, files, size)]
-        found: dict[int, bytes] = {}
+        results: dict[int, bytes] = {}
         me = uuid.uuid4().hex
         for number, share in enumerate(shares):
             claim = f"{name} share {number}"
             if self.store.decide(f"{claim} taken by", me, self.timeout_s) == me:
-                found[number] = read(share)
-                self.store.post(claim, base64.b64encode(found[number]).decode(), self.timeout_s)
+                results[number] = read(share)
+                self.store.post(claim, base64.b64encode(results[number]).decode(), self.timeout_s)
+        # Only now wait for others: every free share is claimed, so no work is left to this host.
         for number, share in enumerate(shares):
-            if number not in found:
+            if number not in results:
                 claim = f"{name} share {number}"
-                given = self.store.wait([claim], _PATIENCE_S)
-                found[number] = base64.b64decode(given[claim]) if claim in given else read(share)
-        return [found[number] for number in range(len(shares))]
+                posted = self.store.wait([claim], _PATIENCE_S)
+                results[number] = base64.b64decode(posted[claim]) if claim in posted else read(share)
+        return [results[number] for number in range(len(shares))]

@@ -232,7 +232,7 @@ def test_a_link_is_not_followed(name: str, tmp_path: Path, monkeypatch: pytest.M
     for each in names:
         (theirs / each).touch()
     (tmp_path / "link").symlink_to(theirs)
-    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "link", own])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: [tmp_path / "link", own])
     shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert [each.parent for each in tmp_path.rglob(f"arrays-{name}*") if each.parent != theirs] == [own]
     assert f"{tmp_path / 'link'} is a link" in caplog.text
@@ -240,13 +240,13 @@ def test_a_link_is_not_followed(name: str, tmp_path: Path, monkeypatch: pytest.M
     shared.close()
     SharedArrays(name, lambda _: ARRAYS, "the table").close()
     assert sorted(each.name for each in theirs.iterdir()) == sorted(names)
-    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "link"])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: [tmp_path / "link"])
     with pytest.raises(PermissionError, match="is a link"):
         SharedArrays(name, never, "the table")
 
 
 def test_only_names_that_are_made_here_are_removed(name: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: [tmp_path])
     tmp_path.chmod(0o700)
     foreign = ["uv.lock", f"{name}.data", f"arrays-{name}.data", f"arrays-{name}-0123.data", f"arrays-{name}.half"]
     for each in foreign:
@@ -260,7 +260,7 @@ def test_only_names_that_are_made_here_are_removed(name: str, tmp_path: Path, mo
 def test_what_nobody_holds_is_not_used(name: str, on_disk: bool, elsewhere: bool, tmp_path: Path, monkeypatch) -> None:
     """As a process that was killed left it, and with other contents since then."""
     folders = [tmp_path / each for each in ("memory", "disk", "other disk")]
-    monkeypatch.setattr(shared_arrays, "_places", lambda: folders[:2])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: folders[:2])
     first = SharedArrays(name, lambda _: ARRAYS, "the table", on_disk=on_disk)
     (path,) = (each for each in tmp_path.rglob("arrays-*") if each.is_file())
     raw = path.read_bytes()
@@ -268,7 +268,7 @@ def test_what_nobody_holds_is_not_used(name: str, on_disk: bool, elsewhere: bool
     assert len(links) == on_disk
     first.close()
     path.write_bytes(raw[:256] + bytes(len(raw) - 256))
-    monkeypatch.setattr(shared_arrays, "_places", lambda: [folders[0], folders[2 if elsewhere else 1]])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: [folders[0], folders[2 if elsewhere else 1]])
     second = SharedArrays(name, lambda _: ARRAYS, "the table", on_disk=on_disk)
     assert np.array_equal(second["a"], ARRAYS["a"])
     second.close()
@@ -277,7 +277,7 @@ def test_what_nobody_holds_is_not_used(name: str, on_disk: bool, elsewhere: bool
 
 def test_what_is_not_whole_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its maker was killed, and a process that it had forked still holds the file."""
-    monkeypatch.setattr(shared_arrays, "_places", lambda: [tmp_path / "own"])
+    monkeypatch.setattr(shared_arrays, "_user_folders", lambda: [tmp_path / "own"])
     SharedArrays(name, lambda _: ARRAYS, "the table").close()
     with open(tmp_path / "own" / f"arrays-{name}-0123456789abcdef.data", "wb+") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
