@@ -1,7 +1,7 @@
 """Random programs: which fields, tables, files, sources and options of a loader come together, drawn from one number.
 
-`program(seed)` is a description: printed, it says everything that was drawn. `program_data` draws the values and writes
-the files, `program_oracle` says in plain Python what a loader makes of them.
+`program(seed)` is a description: printed, it says everything that was drawn. `row_program_data` draws the values and
+writes the files, `row_program_oracle` says in plain Python what a loader makes of them.
 """
 
 import random
@@ -125,10 +125,9 @@ class Program:
     @property
     def may_drop(self) -> bool:
         """Whether rows drop out while they are read, or the ranks pass different numbers of rows in a step."""
-        drops = any(each.policy == "drop" and each.nulls for each in self.fields if each.table not in FOUND)
-        drops |= "drop" in self.missing.values() or any(each.policy == "drop" for each in self.of("history"))
-        drops |= any(each.policy == "drop" for each in self.of("side") + self.of("extra"))
-        return drops or self.explode or any(each.condition for each in self.sources)
+        drops = any(each.policy == "drop" for each in self.fields if each.table not in FOUND)
+        drops |= "drop" in self.missing.values() or any(each.condition for each in self.sources)
+        return drops or self.explode
 
     @property
     def schema(self) -> Schema:
@@ -188,6 +187,8 @@ class _Drawn:
         missing = {table: draw.choice([None, None, "mask", "drop", "default"]) for table in ("side", "extra")}
         missing = {table: how for table, how in missing.items() if any(each.table == table for each in fields)}
         fields = [self.sure(each, missing.get(each.table), sources) for each in fields]
+        if ranks == 1 and not anchors and self.maybe(0.06):
+            fields, missing = self.refused(fields), dict.fromkeys(missing)
         return Program(
             seed=seed,
             fields=tuple(fields),
@@ -237,7 +238,6 @@ class _Drawn:
 
     def scalars(self) -> list[Field]:
         """Fields with one value per row; those of the rows may be renamed, computed, or missing in some files."""
-        draw = self.draw
         found = [self.field(name, SCALARS[name]) for name in self.some(SCALARS, 0.5)]
         found += [self.field(name, SIDE[name], table="side") for name in self.some(SIDE, 0.4)]
         if self.maybe(0.4):
@@ -276,7 +276,7 @@ class _Drawn:
 
     def groups(self, explode: bool, anchors: bool, large: bool) -> list[Group]:
         draw = self.draw
-        names = [*self.some(["uih"], 0.9), *self.some(["recent"], 0.4 * (not anchors))]
+        names = [*self.some(["uih"], 1.0 if anchors else 0.9), *self.some(["recent"], 0.4 * (not anchors))]
         names += ["candidates"] if explode or self.maybe(0.4) else []
         found = []
         at = draw.choice(["at", "at", "position"])
@@ -288,7 +288,9 @@ class _Drawn:
                 table=table,
                 max_length=None if explode and name == "candidates" else draw.choice([None, 1, 4, 35]),
                 keep=draw.choice(["first", "last"]),
-                lengths="short" if table == "event" or name == "candidates" else draw.choice(["short", "short", "long"]),
+                lengths="short"
+                if table == "event" or name == "candidates"
+                else draw.choice(["short", "short", "long"]),
                 structs=table == "rows" and self.maybe(0.15),
             )
             group = replace(group, lengths="long") if large and name != "candidates" else group
@@ -322,7 +324,9 @@ class _Drawn:
         found = []
         for name in names:
             role = GROUPS[group.name][name]
-            if role == "nested" and (group.table == "history" or group.structs or explode and group.name == "candidates"):
+            if role == "nested" and (
+                group.table == "history" or group.structs or (explode and group.name == "candidates")
+            ):
                 continue
             each = self.field(name, role, table=group.table, group=group.name)
             if role not in ("context", "ids"):
@@ -337,7 +341,9 @@ class _Drawn:
             found = [self.missing_or_joined(each, first=not number) for number, each in enumerate(found)]
         if group.as_of.get("mask"):
             name = f"pools_{group.name}"
-            found.append(Field(name=name, role="ids", kinds=found[0].kinds, table="history", group=group.name, form="mask"))
+            found.append(
+                Field(name=name, role="ids", kinds=found[0].kinds, table="history", group=group.name, form="mask")
+            )
         return found
 
     def missing_or_joined(self, each: Field, *, first: bool) -> Field:
@@ -367,16 +373,33 @@ class _Drawn:
 
     def sure(self, each: Field, missing: str | None, sources: tuple[Source, ...]) -> Field:
         """With a default where a null without one would be an error."""
-        joined = each.table in ("side", "extra") and (missing == "default" or (missing is None and each.policy != "drop"))
+        joined = each.table in ("side", "extra") and (
+            missing == "default" or (missing is None and each.policy != "drop")
+        )
         mapped = each.name in ("country", "age") and sources[0].mapped and each.policy != "drop"
         return self.with_default(each) if joined or mapped else each
+
+    def refused(self, fields: list[Field]) -> list[Field]:
+        """Nulls of one field are an error; no row with one is dropped for another reason."""
+        fields = [self.with_default(replace(each, policy=None)) if each.policy == "drop" else each for each in fields]
+        fields = [self.with_default(each) if each.table in ("side", "extra") else each for each in fields]
+        some = [each for each in fields if each.table == "rows" and each.form in ("column", "renamed", "doubled")]
+        if not some:
+            return fields
+        one = self.draw.choice(some)
+        null = replace(one, policy="error", nulls=0.2, missing=())
+        return [null if each is one else each for each in fields]
 
     # Sources and the loader
 
     def sources(self, size: int, fields: list[Field], anchors: bool) -> tuple[Source, ...]:
         draw = self.draw
         found = []
-        ends = [*sorted(draw.sample(range(1, len(self.files)), size - 1)), len(self.files)] if size > 1 else [len(self.files)]
+        ends = (
+            [*sorted(draw.sample(range(1, len(self.files)), size - 1)), len(self.files)]
+            if size > 1
+            else [len(self.files)]
+        )
         renamed = [each.name for each in fields if each.form == "renamed"]
         mapped = not anchors and self.maybe(0.2)
         for begin, end in zip([0, *ends], ends, strict=False):
@@ -422,6 +445,7 @@ class _Drawn:
             "memory": draw.choice([None, None, "10kB"]),
         }
         capped = self.maybe(0.25)
+        options["drop_last"] &= not capped
         if self.maybe(0.6 if ranks > 1 else 0.2):
             method = draw.choice(["fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair"])
             options["balance"] = Balance(method)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from program_data import BUCKETS, SEED, Data, lookup_default
-from programs import FOUND, POOLS, TIMES, Field, Group, Program, Source
+from row_program_data import BUCKETS, SEED, Data, lookup_default
+from row_programs import FOUND, POOLS, TIMES, Field, Group, Program, Source
 from xxhash import xxh64_intdigest
 
 WORD = 2**64 - 1
@@ -194,7 +194,7 @@ def history(
             policy = each.policy or "default"
             if policy == "drop":
                 raise Dropped
-        return {each.name: [] for each in fields}, (user, 0, 0)
+        return {each.name: [] for each in fields}, (None, 0, 0)
     events = [event for event in data.history[user] if not of.get("where") or event["kind"] == 1]
     limit = row["at"] + bool(of.get("inclusive")) if of["at"] == "at" else 0
     end = row["position"] if data.program.anchors is not None else data.position(row)
@@ -211,7 +211,7 @@ def history(
         found = {e.name: [bits[at] if e.form == "mask" else events[at][e.name] for at in seen] for e in fields}
     else:
         found = {each.name: [events[at][each.name] for at in seen] for each in fields}
-    return found, (user, begin, end)
+    return found, ((row.get("source"), user), begin, end)
 
 
 def anchor_rows(data: Data) -> list[dict[str, Any]]:

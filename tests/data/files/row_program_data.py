@@ -11,7 +11,7 @@ import data_kit as kit
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from programs import DICTIONARY, FOUND, POOLS, TIMES, Field, Program, Source
+from row_programs import DICTIONARY, FOUND, POOLS, TIMES, Field, Program, Source
 
 from fsdata import AsOf, FreeScaleDataLoader, Join, Lookup, ParquetSource, cross, text_key
 
@@ -93,7 +93,9 @@ class Data:
                     row |= {"chance": None if draw.random() < 0.1 else draw.randrange(100)}
                     user = None if draw.random() < self._null_users() else draw.choice(USERS)
                     row |= {"user": user, "at": draw.randrange(70)}
-                    row |= {each.name: self.value(each, each.kinds[file]) for each in program.of("rows") if stored(each)}
+                    row |= {
+                        each.name: self.value(each, each.kinds[file]) for each in program.of("rows") if stored(each)
+                    }
                     extra = {}
                     for group in program.groups:
                         if group.table == "rows":
@@ -149,7 +151,12 @@ class Data:
             if fields:
                 made = {"key": pa.array(list(table), pa.int64())}
                 made |= {
-                    each.name: array(each, [of.get(each.name) for of in table.values()], 0, listed=bool(each.group) and name not in FOUND)
+                    each.name: array(
+                        each,
+                        [of.get(each.name) for of in table.values()],
+                        0,
+                        listed=bool(each.group) and name not in FOUND,
+                    )
                     for each in fields
                 }
                 self._write(folder / f"{name}.parquet", made, (7, 40, 2000))
@@ -199,7 +206,9 @@ class Data:
         options: dict[str, Any] = {
             "compression": draw.choice(["none", "zstd", "snappy"]),
             "data_page_version": draw.choice(["1.0", "2.0"]),
-            "data_page_size": draw.choice([300, 300, 1 << 20]),  # pyarrow 26 loses rows of booleans in pages of 64 bytes
+            "data_page_size": draw.choice(
+                [300, 300, 1 << 20]
+            ),  # pyarrow 26 loses rows of booleans in pages of 64 bytes
             "write_batch_size": draw.choice([3, 64, 1024]),
             "use_dictionary": draw.random() < 0.5,
             "write_page_index": draw.random() < 0.5,
@@ -298,7 +307,11 @@ class Data:
         return found
 
     def _anchors(self, folder: Path) -> ParquetSource:
-        columns: dict[str, Any] = {"candidate": "item", "hour": pl.col("time") // 7 % 24, "liked_it": pl.col("kind") == 0}
+        columns: dict[str, Any] = {
+            "candidate": "item",
+            "hour": pl.col("time") // 7 % 24,
+            "liked_it": pl.col("kind") == 0,
+        }
         (as_of,), given = self._as_ofs(folder), dict(self.program.anchors or {})
         given["where"] = pl.col("kind") != 2 if given["where"] else None
         columns = {name: column for name, column in columns.items() if self.has(name)}
@@ -370,7 +383,9 @@ def changed(batch: pa.RecordBatch) -> pa.RecordBatch:
             made = pa.array(values, column.type)
             batch = batch.set_column(batch.schema.get_field_index(name), name, made)
     if "action" in batch.schema.names and pa.types.is_integer(batch["action"].type.value_type):
-        lists = [None if of is None else [None if n is None else n // 2 for n in of] for of in batch["action"].to_pylist()]
+        lists = [
+            None if of is None else [None if n is None else n // 2 for n in of] for of in batch["action"].to_pylist()
+        ]
         made = pa.array(lists, batch["action"].type)
         batch = batch.set_column(batch.schema.get_field_index("action"), "action", made)
     return batch
