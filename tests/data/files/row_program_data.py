@@ -17,6 +17,7 @@ from fsdata import AsOf, FreeScaleDataLoader, Join, Lookup, ParquetSource, cross
 
 BUCKETS, SEED = 1000, 3  # of hashes
 USERS = range(-1, 9)  # -1 is a default, too: a key that is null is none of them
+FREQUENT = (1, 4)
 WORDS = ["a", "", "größer 𝕏", "b" * 40, "0"]
 LENGTHS = {"short": [0, 1, 2, 5, 9], "long": [0, 33, 40, 64, 90]}  # lists of 32 and more on average stay in their pages
 Value = Any
@@ -43,7 +44,7 @@ class Data:
         draw, kind = self.draw, kind or of.kinds[0]
         if draw.random() < of.nulls:
             return draw.choice([None, nan, inf]) if pa.types.is_floating(kind) else None
-        if of.is_text or pa.types.is_string(kind):
+        if of.is_text or of.form == "text_key":
             return draw.choice(WORDS)
         if pa.types.is_boolean(kind):
             return draw.random() < 0.5
@@ -91,7 +92,7 @@ class Data:
                     row = {"row": 1000 * number + len(rows), "source": number, "file": file, "day": file % 3}
                     row |= {"t": last // 8 * 8 + 8 * draw.randint(1, 5) + number}
                     row |= {"chance": None if draw.random() < 0.1 else draw.randrange(100)}
-                    user = None if draw.random() < self._null_users() else draw.choice(USERS)
+                    user = None if draw.random() < self._null_users() else draw.choice(draw.choice([USERS, FREQUENT]))
                     row |= {"user": user, "at": draw.randrange(70)}
                     row |= {
                         each.name: self.value(each, each.kinds[file]) for each in program.of("rows") if stored(each)

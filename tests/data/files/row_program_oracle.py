@@ -309,17 +309,18 @@ def in_order(data: Data, sources: list[list[Row]]) -> list[Row] | None:
     return rows if data.program.loader["mix"] == "sequential" or len(sources) == 1 else None
 
 
-def held_events(group: str, rows: Iterable[Row]) -> int:
-    """Events of a sequence that a batch holds: stretches of one history are merged where they overlap."""
+def held(group: str, rows: Iterable[Row]) -> tuple[int, int]:
+    """(stretches, events) that a batch holds of a sequence: those of one history are merged where they overlap."""
     spans: dict[Any, list[tuple[int, int]]] = {}
     for row in rows:
         of, begin, end = row.spans[group]
         if end > begin:
             spans.setdefault(of, []).append((begin, end))
-    held = 0
+    stretches = events = 0
     for of_history in spans.values():
         last = -1
         for begin, end in sorted(of_history):
-            held += max(end - max(begin, last), 0)
+            stretches += begin >= last
+            events += max(end - max(begin, last), 0)
             last = max(last, end)
-    return held
+    return stretches, events

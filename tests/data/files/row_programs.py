@@ -269,7 +269,8 @@ class _Drawn:
         if form == "doubled" and each.role in ("context", "dense", "ids", "floats"):
             return replace(each, form=form, kinds=same)
         if form == "text_key" and each.role in ("context", "ids"):
-            return replace(each, form=form, kinds=(pa.string(),) * len(self.files))
+            text = self.draw.choice(TEXTS) if each.role == "context" else pa.string()
+            return replace(each, form=form, kinds=(text,) * len(self.files))
         if form == "dictionary" and each.role == "context":
             return replace(each, kinds=(DICTIONARY,) * len(self.files))
         return replace(each, form="renamed" if form == "renamed" else "column")
@@ -433,7 +434,7 @@ class _Drawn:
     def loader(self, seed: int, ranks: int, size: int, by_time: bool) -> dict[str, Any]:
         draw = self.draw
         options: dict[str, Any] = {
-            "batch_size": draw.choice([1, 2, 3, 5, 8, 20]),
+            "batch_size": draw.choice([1, 2, 3, 5, 8, 20, 20]),
             "shuffle": self.maybe(0.45),
             "shuffle_window": draw.choice([1, 2, 3, 4, 0.3]),
             "seed": seed,

@@ -22,7 +22,7 @@ import pytest
 import torch
 from data_kit import as_python, assert_same
 from row_program_data import Data
-from row_program_oracle import Row, held_events, in_order, rows_by_source, tokens_of
+from row_program_oracle import Row, held, in_order, rows_by_source, tokens_of
 from row_programs import program
 from worlds import shared_world
 
@@ -90,8 +90,11 @@ class Case:
         for group in self.program.groups:
             if group.name in batch.shared and not group.as_of.get("known"):
                 first = schema.sequences[[each.name for each in schema.sequences].index(group.name)].fields[0]
-                held, most = len(batch.features[first].values()), held_events(group.name, rows)
-                assert held <= most if group.table == "side" else held == most, group.name
+                found, most = (
+                    (batch.shared[group.name].rows, len(batch.features[first].values())),
+                    held(group.name, rows),
+                )
+                assert found <= most if group.table == "side" else found == most, group.name
 
     def items_of(self, keys: list[Key]) -> dict[str, int]:
         """Elements of every group, of labels along it, and ids of nested fields."""
