@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 SEEDS ?= 0 10000
 DEMO_ARGS := $(if $(DATA),--data $(DATA)) $(ARGS)
 
-.PHONY: demo test test-all test-times breaks faults kernels matrix gpu check docs package figures format clean
+.PHONY: demo test test-all test-times test-without breaks faults kernels matrix gpu check docs package figures format clean
 
 # Some images keep Python from writing bytecode, and pip installs without: then each process compiles torch and torchrec.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,8 +49,8 @@ demo: $(READY)
 # of another file that a kernel calls.
 COMPILED := $(CURDIR)/build/numba
 KERNELS := $(COMPILED)/.ready
-$(KERNELS) test test-all test-times breaks faults: export NUMBA_CACHE_DIR := $(COMPILED)
-$(KERNELS) test test-all test-times breaks faults: export OMP_NUM_THREADS := 1
+$(KERNELS) test test-all test-times test-without breaks faults: export NUMBA_CACHE_DIR := $(COMPILED)
+$(KERNELS) test test-all test-times test-without breaks faults: export OMP_NUM_THREADS := 1
 
 $(KERNELS): $(READY) $(shell grep -rl --include=*.py "import kernel$$" fsdata fscomm tools)
 	rm -rf $(COMPILED)
@@ -67,6 +67,12 @@ test: $(KERNELS) $(TRAINERS)
 
 test-all: $(KERNELS) $(TRAINERS)
 	$(PYTEST) --hypothesis-profile=long
+	$(BIN)/python tests/without.py
+
+# Runs the tests of fsdata's core in copies from which one extension is deleted: all of them one after another, or
+# WITHOUT="balance views"; WITHOUT=--some is a quick run for two of them, which the commit chooses.
+test-without: $(KERNELS)
+	$(BIN)/python tests/without.py $(WITHOUT)
 
 # How long each folder of tests takes, as a table for CONTRIBUTING.md.
 test-times: $(KERNELS)

@@ -73,7 +73,6 @@ __all__ = [
 _WHERE = {
     "AsOf": "fsdata.histories.as_of",
     "Balance": "fsdata.balance.options",
-    "Batch": "fsdata.views.batch",
     "CostModel": "fsdata.balance.cost",
     "EmbeddingBalance": "fsdata.embedding.embedding_balance",
     "Follow": "fsdata.growing.follow",
@@ -107,6 +106,10 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     """pyarrow and polars are imported on first use of a name that needs them."""
+    if name == "Batch":  # has more methods where the views of a batch are there
+        from fsdata.compose.batching import batch_type
+
+        return batch_type()
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fsdata' has no attribute {name!r}")

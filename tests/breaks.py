@@ -9,8 +9,6 @@ hole in the tests. Where the product has changed so that a break fits no more, w
     python tests/breaks.py 0        no break: the tests of all breaks have to pass in a copy
 """
 
-import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -20,8 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-KERNELS = ROOT / "build" / "numba"
+from copies import copy
+
 OPTIONS = "-m pytest -x -n0 -m 'not long' -p no:cacheprovider -o timeout=120"  # s: some breaks let ranks wait
 PYTEST = (sys.executable, *shlex.split(OPTIONS))
 
@@ -51,21 +49,21 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/pages/kernels/deltas.py",
         before="if width > (32 if narrow else 64) or each * width >> 3 > end - at:",
         after="if width > (32 if narrow else 64):",
-        tests=("tests/data/decode",),
+        tests=("tests/data/pages",),
         why="a page of deltas that is cut gives numbers from what lies behind it instead of an error",
     ),
     Break(
         file="fsdata/histories/histories.py",
         before="mine = [column.take(here) for column in columns]",
         after="mine = [column.take(np.arange(len(here))) for column in columns]",
-        tests=("tests/data/joins", "tests/data/loader/test_histories.py"),
+        tests=("tests/data/joins",),
         why="two sources with histories: rows that come from another rank fail or get the events of other rows",
     ),
     Break(
         file="fsdata/tables/side_table.py",
         before="    found &= ~null\n",
         after="",
-        tests=("tests/data/decode/test_sources_join.py", "tests/data/joins"),
+        tests=("tests/data/joins",),
         why="a row whose key is null gets the side table's row of another key",
     ),
     Break(
@@ -79,7 +77,7 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/order/tokens.py",
         before="length * count).sum())",
         after="length).sum())",
-        tests=("tests/data/loader/test_together.py",),
+        tests=("tests/data/together/test_together.py",),
         why="with explode, the elements in a batch's stats count each history once and not once for each candidate",
     ),
     Break(
@@ -93,7 +91,7 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/nodes/steps.py",
         before="self._open.appendleft(",
         after="self._open.append(",
-        tests=("tests/data/nodes", "tests/data/loader/test_loader_programs.py"),
+        tests=("tests/data/nodes", "tests/data/together/test_loader_programs.py"),
         why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
     ),
     Break(
@@ -114,14 +112,14 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/catalog/prune.py",
         before='"GtEq": "LtEq", "Lt": "Gt",',
         after='"GtEq": "Lt", "Lt": "Gt",',
-        tests=("tests/data/catalog/test_prune.py",),
+        tests=("tests/data/catalog/test_prune.py", "tests/data/lake/test_prune_by_catalog.py"),
         why="filter=pl.lit(5) >= pl.col('day') misses the rows of day 5 in a row group that begins with day 5",
     ),
     Break(
         file="fsdata/lake/catalog_file.py",
         before='if head["version"] != VERSION:',
         after='if head["version"] > VERSION:',
-        tests=("tests/data/catalog/test_catalog.py", "tests/tools/catalog"),
+        tests=("tests/data/lake", "tests/tools/catalog"),
         why="a catalog of an older release is read as if it were of this one",
     ),
     Break(
@@ -135,7 +133,7 @@ BREAKS: tuple[Break, ...] = (
         file="fsdata/remote/row_group.py",
         before="            if opened.stamp != self._stamp:\n                self._parts.clear()\n",
         after="",
-        tests=("tests/data/decode/test_read_ahead.py", "tests/data/loader/test_object_store.py"),
+        tests=("tests/data/remote",),
         why="an object that is written again while it is read gives old bytes beside new ones",
     ),
     Break(
@@ -595,30 +593,6 @@ CONTROL = Break(
     tests=tuple(sorted({each for broken in BREAKS for each in broken.tests})),
     why="nothing is broken",
 )
-
-
-def compiled(folder: Path) -> str:
-    """Under which name numba keeps the kernels of a folder."""
-    return f"{folder.name}_{hashlib.sha1(str(folder).encode()).hexdigest()}"
-
-
-def copy(at: Path) -> dict[str, str]:
-    """Copy the working tree and its compiled kernels. The environment in which Python imports the copy, also in the
-    ranks and commands that tests start: what PYTHONPATH names comes before an editable install."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    names = [name for name in listed.split("\0") if (ROOT / name).is_file()]
-    for name in names:
-        (at / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, at / name)  # with its time, by which numba tells that its kernels are the same
-    links, kernels = at / "build" / "mypy", at / "build" / "numba"  # as `make check` and `make test` have them
-    links.mkdir(parents=True)
-    (links / "freescale_tools").symlink_to("../../tools")
-    for part in {Path(name).parent for name in names}:
-        if (known := KERNELS / compiled(ROOT / part)).is_dir():
-            imported = links / "freescale_tools" / part.relative_to("tools") if part.parts[0] == "tools" else at / part
-            shutil.copytree(known, kernels / compiled(imported))
-    path = os.pathsep.join(map(str, (links, at)))
-    return {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(kernels), "OMP_NUM_THREADS": "1"}
 
 
 def failure(broken: Break) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import without
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -176,6 +177,27 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
     assert found == set()
     for path in files("fsdata", "compose"):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
+
+
+def names_of_extensions() -> set[str]:
+    """Public names that lead to an extension. `fsdata.Batch` does not: it is the core's where `views` is deleted."""
+    from fsdata import _WHERE, nodes
+
+    given = {f"fsdata.{name}": where for name, where in _WHERE.items()}
+    given |= {f"fsdata.nodes.{name}": where for name, where in nodes._OF_EXTENSIONS.items()}
+    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS}
+
+
+def test_tests_of_the_core_use_no_extension():
+    """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
+    assert set(without.EXTENSIONS) == set(EXTENSIONS)
+    beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
+    found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
+    found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]
+    for path in found:  # grows
+        found += [beside[name] for name in sorted(imports(path) & beside.keys()) if beside[name] not in found]
+    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS), *sorted(names_of_extensions()))
+    assert violations(found, forbidden=forbidden) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

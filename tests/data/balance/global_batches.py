@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from fsdata import Polynomial
 from fsdata.balance.step_plan import GlobalBatch
 from fsdata.order.status_word import StatusWord
+
+COST = Polynomial(linear=1, quadratic=1, candidate=1)
 
 
 def global_batch(

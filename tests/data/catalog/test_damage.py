@@ -8,9 +8,9 @@ import polars as pl
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from data_kit import USERS, found, load, loader_on, rows_of, users, write
+from data_kit import DECODERS, USERS, found, load, loader_on, rows_of, users
 
-from fsdata import CorruptFileError, Join, ParquetSource, Retry, Schema
+from fsdata import CorruptFileError, ParquetSource, Retry, Schema
 from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
@@ -79,7 +79,7 @@ def test_a_damaged_row_group_raises_with_file_and_group(flipped):
     assert found(flipped, skip=2000) == list(range(2000, 3000))
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped, decoder, monkeypatch):
     """Whichever part of it is needed, and by its times."""
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 100)
@@ -102,15 +102,6 @@ def test_a_damaged_row_group_is_skipped_counted_and_listed_once(flipped, decoder
     batches, loader = load(sources, Schema(context=("user",), time="user"), mix="time")
     assert sorted(rows_of(batches, "user")) == [0, 0, 1, 1, *range(2, 1000), *range(2000, 3000)]
     assert [(entry.file, entry.row_group, entry.rows) for entry in loader.skipped] == [("a.parquet", 1, 1000)]
-
-
-def test_a_side_tables_losses_are_listed_too(tmp_path, flipped):
-    path = write(tmp_path / "main.parquet", {"user": [5, 1005]})
-    side = ParquetSource(flipped, columns={"age": "user"}, defaults={"age": -1}, on_error="skip")
-    join = Join(side, on="user", fields=("age",))
-    batches, loader = load(ParquetSource(path, join=[join]), Schema(context=("user", "age")))
-    assert rows_of(batches, "age") == [5, -1]
-    assert [entry.row_group for entry in loader.skipped] == [1]
 
 
 # Files that are replaced, and files that stay open

@@ -9,15 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
-from data_kit import found, lists, load, read
-from typer.testing import CliRunner
+from data_kit import DECODERS, lists, load, read
 
-from freescale_tools.cli import app
 from fsdata import CorruptFileError, ParquetSource, Schema, Sequence
-from fsdata.catalog.catalog import EMPTY, updated
-from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying
-from fsdata.lake.catalog_file import write_catalog
 
 TABLE = pa.table({"user": [1, 2, 3], "items": lists(pa.int64(), [1, 2], [3], [4]), "secret": [7, 8, 9]})
 USER, SECRET = Schema(context=("user",)), Schema(context=("secret",))
@@ -56,7 +50,7 @@ def path(tmp_path):
     return tmp_path / "a.parquet"
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("column_key", ["column", "footer"])
 def test_columns_that_are_not_encrypted_are_read(tmp_path, decoder, column_key):
     write_encrypted(tmp_path / "a.parquet", ["secret"], column_key=column_key)
@@ -102,31 +96,3 @@ def test_an_encrypted_footer_is_an_error_of_its_own(tmp_path):
     write_encrypted(tmp_path / "a.parquet", ["secret"], plaintext_footer=False)
     with pytest.raises(CorruptFileError, match=r"an encrypted Parquet file, .*write it again without encryption"):
         read(ParquetSource(tmp_path), USER)
-
-
-def test_a_catalog_knows_encrypted_columns(path):
-    files = discover([str(path)], None)
-    out = path.with_name("catalog")
-    write_catalog(updated(EMPTY, files, threads=1, retry=Retrying(), bounds_of=["user"]).catalog, out)
-    assert found(catalog=out) == [1, 2, 3]
-    with pytest.raises(CorruptFileError, match="column 'secret' is encrypted"):
-        read(ParquetSource(catalog=out), SECRET)
-
-
-def test_guesses_leave_encrypted_columns_out(path, caplog):
-    assert Schema.infer(path) == Schema(context=("user",), sequences=[Sequence("uih", fields=("items",))])
-    assert caplog.messages == ["Schema.infer leaves out secret: it is encrypted"]
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        (["profile", "--sequence", "items"], 0, "written to"),
-        (["profile", "--sequence", "secret"], 2, "a.parquet: secret is encrypted"),
-        (["optimize"], 1, "column 'secret' is encrypted"),  # looks at the chunks of all columns
-    ],
-)
-def test_commands_read_the_other_columns(path, command, code, said):
-    out = path.with_name("out")
-    result = CliRunner().invoke(app, [*command, str(path), "--out", str(out)])
-    assert (result.exit_code, said in " ".join(result.output.split())) == (code, True), result.output

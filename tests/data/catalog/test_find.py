@@ -3,7 +3,6 @@
 import os
 import re
 
-import fsspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -140,21 +139,6 @@ def test_a_folder_without_a_suffix_of_parquet_names_its_files(tmp_path):
     assert found(f"{tmp_path}/**") == [7]
 
 
-def test_what_stores_have_besides_files_is_left_out_by_name(folder, caplog):
-    memory = fsspec.filesystem("memory")
-    raw = (folder / "a.parquet").read_bytes()
-    memory.pipe({f"/mixed/{name}": raw for name in ("a.parquet", "b.parquet/c.parquet", "000000_0")})
-    assert found("memory://mixed") == [1, 1]
-    assert found("memory://mixed/*.parquet") == [1]
-    with pytest.raises(FileNotFoundError, match=r"no file matches, only folders: b\.parquet"):
-        found("memory://mixed/b*")
-    memory.rm("/mixed", recursive=True)
-    assert [re.search(r"left out: (.*\))", each)[1] for each in caplog.messages] == [
-        "000000_0 (its name does not end in .parquet or .parq)",
-        "b.parquet (a folder)",
-    ]
-
-
 @pytest.mark.parametrize("name", ["a b", "a%20b", "a%zz", "~", "[", "a]b", "a?b", "a\nb", "a::b", "#"])
 def test_names_with_signs_of_urls_and_globs(tmp_path, monkeypatch, name):
     users(tmp_path, f"{name}/{name}.parquet", 1)
@@ -192,16 +176,6 @@ def test_options_of_a_url_are_not_wildcards(url, path):
     assert "127.0.0.1:9" in str(system.__reduce__())
     with pytest.raises(SchemaError, match=r"s3://.*nosuch"):
         resolve(url + "nosuch=1", None)
-
-
-def test_urls_and_filesystems(folder):
-    memory = fsspec.filesystem("memory")
-    memory.pipe({f"/bucket/{name}": (folder / name).read_bytes() for name in ("a.parquet", "b.parquet", "sub/c.parq")})
-    assert found("memory://bucket/*.parquet") == [1, 2]
-    assert found("memory://bucket") == [1, 2, 3]
-    assert found("/bucket/*.parquet", filesystem=memory) == [1, 2]
-    memory.rm("/bucket", recursive=True)
-    assert found("*.parquet", filesystem=pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())) == [1, 2]
 
 
 @pytest.mark.parametrize(

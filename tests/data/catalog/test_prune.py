@@ -1,9 +1,6 @@
 """Files of folders, and row groups by the bounds of their columns, that a filter leaves out are not read; nothing else
 changes."""
 
-import functools
-import json
-import operator
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
@@ -17,10 +14,9 @@ from hypothesis import strategies as st
 
 from fsdata import ParquetSource, Schema, SchemaError
 from fsdata.catalog.bounds import UNKNOWN, as_columns, readers
-from fsdata.catalog.catalog import open_catalog, updated
+from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.lake.catalog_file import read_catalog_file, write_catalog
 
 SCHEMA = Schema(context=("row",))
 
@@ -37,61 +33,6 @@ def read(source):
 
 
 # Folders
-
-
-@pytest.fixture(scope="module")
-def lake(tmp_path_factory):
-    folder, row = tmp_path_factory.mktemp("lake"), 0
-    for day in range(5):
-        for place in ("fr", "it", "__HIVE_DEFAULT_PARTITION__"):
-            for part in range(2):
-                rows = np.arange(row, row + 6)
-                write(folder / f"day={day}" / f"place={place}" / f"{part}.parquet", {"row": rows, "size": rows % 4})
-                row += 6
-    write_catalog(catalog_of(folder), folder.parent / "lake.catalog")
-    return folder
-
-
-DAY, PLACE, SIZE = pl.col("day"), pl.col("place"), pl.col("size")
-OF_FOLDERS = [
-    DAY == 2, DAY > 2, DAY != 3, DAY.is_in([0, 4]), PLACE == "fr", PLACE != "it", PLACE.is_null(), SIZE > 1,
-    (DAY > 1) | (PLACE == "fr"), (DAY > 1) | (SIZE == 0), DAY + SIZE == 4, ~(DAY == 1), DAY > 99,
-]  # fmt: skip
-
-
-@given(
-    conditions=st.lists(st.sampled_from(OF_FOLDERS), min_size=1, max_size=3), from_catalog=st.booleans(),
-    skip=st.sampled_from([0, 0, 40, 200]), limit=st.sampled_from([None, None, 1, 75]),
-)  # fmt: skip
-@example(conditions=[DAY == 3], from_catalog=False, skip=0, limit=75)  # nothing: the rows of day 3 begin with row 108
-@example(conditions=[DAY == 3], from_catalog=True, skip=110, limit=75)
-def test_files_of_folders_that_a_filter_leaves_out_are_not_read(lake, conditions, from_catalog, skip, limit):
-    condition = functools.reduce(operator.and_, conditions)
-    given = {"catalog": lake.parent / "lake.catalog"} if from_catalog else {"paths": str(lake)}
-    rows, found = read(ParquetSource(**given, filter=condition, skip=skip, limit=limit))
-    kept = pl.scan_parquet(lake, hive_partitioning=True).with_row_index("at").filter(condition).collect()
-    part = (pl.col("at") >= skip) & (pl.col("at") < skip + (180 if limit is None else limit))
-    assert rows == kept.filter(part)["row"].to_list()
-    assert found["files"] + found["pruned_files"] == 30
-    if "size" not in condition.meta.root_names():
-        assert found["files"] == max(len(kept) // 6, 1)
-    assert json.loads(json.dumps(found)) == found
-
-
-@pytest.mark.parametrize(
-    ("condition", "files"),
-    [
-        ((DAY == 2) & (SIZE > 0), 6),
-        ((DAY == 2) & (PLACE == "it") & (SIZE > 0), 2),
-        ((DAY == 2) | (SIZE > 0), 30),
-        ((DAY >= 3) & (PLACE == "fr") & (SIZE > 1), 4),
-        (DAY > 99, 1),
-    ],
-    ids=["key and column", "two keys", "key or column", "three sides", "nothing"],
-)
-def test_files_that_are_left(lake, condition, files):
-    found = read(ParquetSource(lake, filter=condition))[1]
-    assert (found["files"], found["pruned_files"]) == (files, 30 - files)
 
 
 def test_keys_keep_the_type_that_all_folders_give_them(tmp_path):
@@ -113,26 +54,14 @@ def test_a_column_that_the_files_have_is_no_key(tmp_path):
         read(ParquetSource(tmp_path, filter=pl.col("key") == 2))
 
 
-def test_what_a_loader_says_of_its_sources(lake):
-    _, found = read(ParquetSource(lake))
-    assert (found["files"], found["row_groups"], found["rows"], found["schemas"]) == (30, 30, 180, 1)
-    assert set(found["seconds"]) == {"listing", "footers", "binding"}
-    assert found["bytes"] == sum(path.stat().st_size for path in lake.rglob("*.parquet"))
-    _, found = read(ParquetSource(catalog=lake.parent / "lake.catalog", limit=7))
-    assert (found["row_groups"], found["rows"], set(found["seconds"])) == (2, 7, {"catalog", "binding"})
-
-
 # Bounds
 
 ROWS, GROUP, NAMES = 60, 6, ("a", "b", "t", "d")
 begin = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Files whose columns are of other types: `a` ascends, `b` has nulls and negative numbers, `c` is no integer; and
-    catalogs of them with bounds and without."""
-    made = tmp_path_factory.mktemp("bounds") / "files"
+def write_numbers(folder):
+    """Files whose columns are of other types: `a` ascends, `b` has nulls and negative numbers, `c` is no integer."""
     rng = np.random.default_rng(5)
     for number, (integer, unit) in enumerate([(pa.int64(), "us"), (pa.int32(), "ms"), (pa.uint8(), "ns")]):
         rows = np.arange(ROWS)
@@ -145,10 +74,14 @@ def folder(tmp_path_factory):
             "t": pa.array([begin + timedelta(hours=int(row)) for row in rows], pa.timestamp(unit, tz="UTC")),
             "d": [date(2026, 1, 1) + timedelta(days=int(row)) for row in rows],
         }
-        write(made / f"{number}.parquet", columns, group=GROUP)
-    write_catalog(catalog_of(made, NAMES), made.parent / "with.catalog")
-    write_catalog(catalog_of(made), made.parent / "without.catalog")
-    return made
+        write(folder / f"{number}.parquet", columns, group=GROUP)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bounds")
+    write_numbers(folder)
+    return folder
 
 
 def test_bounds_are_those_of_the_rows(folder):
@@ -165,6 +98,46 @@ def test_bounds_are_those_of_the_rows(folder):
     assert group == len(catalog.rows)
 
 
+a, b, c, t, d = (pl.col(name) for name in "abctd")
+ROW_GROUPS_LEFT = [
+    (a > 50, 2 + 9 + 10),
+    (a == 17, 1),
+    (pl.lit(6) >= a, 2),  # 6 is the first value of a row group
+    (pl.lit(99) <= a, 1 + 7),  # the last one
+    (pl.lit(6) > a, 1),
+    (pl.lit(99) < a, 7),
+    (a.is_in([3, 77]), 1 + 1),
+    (a.is_in(list(range(30, 130))), 5 + 10 + 9),
+    (a.is_between(30, 42) & (c > 0), 3 + 1),
+    ((a > 138) | (a < 1), 1 + 1),
+    (t < begin + timedelta(minutes=90), 3),
+    (d == date(2026, 2, 1), 3),
+    (a > 1_000_000, 0),
+    # Bounds tell nothing of these.
+    (~(a > 138), 30),
+    (c > 100, 30),
+    ((a > 138) | (c < 1), 30),
+    ((a > 138) | (b != 5), 30),
+    (a.is_in([]), 30),
+    (a.is_between(b, 10), 30),
+    (pl.lit(3) > a + 1, 30),
+    (b.is_null(), 30),
+    (a.eq_missing(3), 30),
+    (a != 17, 30),
+]
+"""Condition -> how many of 30 row groups are left by the bounds of columns."""
+
+
+@pytest.mark.parametrize(("condition", "groups"), ROW_GROUPS_LEFT)
+def test_row_groups_that_are_left(folder, condition, groups):
+    """The rows are those that polars keeps."""
+    rows, found = read(ParquetSource(folder, filter=condition))
+    assert (found["row_groups"], found["row_groups"] + found["pruned_row_groups"]) == (groups, 30)
+    casts = [a.cast(pl.Int64), b.cast(pl.Int64), t.cast(pl.Datetime("us", "UTC"))]
+    frame = pl.concat([pl.read_parquet(folder / f"{number}.parquet").with_columns(casts) for number in range(3)])
+    assert rows == frame.filter(getattr(condition, "polars", condition))["row"].to_list()
+
+
 @pytest.mark.parametrize(("stored", "arrow"), [("ms", "s"), ("us", "s"), ("us", "ns"), ("ns", "us")])
 def test_bounds_count_in_the_units_of_the_arrow_type(tmp_path, stored, arrow):
     """The footer counts in the units in which the column is stored; the Arrow schema in the file may say others."""
@@ -178,50 +151,6 @@ def test_bounds_count_in_the_units_of_the_arrow_type(tmp_path, stored, arrow):
     low, high = reader.read(raw, np.array([[0, 0, 0, 0, 0, 0, 8]]), 1)[:, 0].tolist()
     assert low * size[arrow] <= least < (low + 1) * size[arrow]
     assert (high - 1) * size[arrow] < greatest <= high * size[arrow]
-
-
-a, b, c, t, d = (pl.col(name) for name in "abctd")
-
-
-@pytest.mark.parametrize(
-    ("condition", "groups"),
-    [
-        (a > 50, 2 + 9 + 10),
-        (a == 17, 1),
-        (pl.lit(6) >= a, 2),  # 6 is the first value of a row group
-        (pl.lit(99) <= a, 1 + 7),  # the last one
-        (pl.lit(6) > a, 1),
-        (pl.lit(99) < a, 7),
-        (a.is_in([3, 77]), 1 + 1),
-        (a.is_in(list(range(30, 130))), 5 + 10 + 9),
-        (a.is_between(30, 42) & (c > 0), 3 + 1),
-        ((a > 138) | (a < 1), 1 + 1),
-        (t < begin + timedelta(minutes=90), 3),
-        (d == date(2026, 2, 1), 3),
-        (a > 1_000_000, 0),
-        # Bounds tell nothing of these.
-        (~(a > 138), 30),
-        (c > 100, 30),
-        ((a > 138) | (c < 1), 30),
-        ((a > 138) | (b != 5), 30),
-        (a.is_in([]), 30),
-        (a.is_between(b, 10), 30),
-        (pl.lit(3) > a + 1, 30),
-        (b.is_null(), 30),
-        (a.eq_missing(3), 30),
-        (a != 17, 30),
-    ],
-)
-def test_row_groups_that_are_left(folder, condition, groups):
-    """The rows are those that polars keeps, also by a catalog."""
-    rows, found = read(ParquetSource(folder, filter=condition))
-    assert (found["row_groups"], found["row_groups"] + found["pruned_row_groups"]) == (groups, 30)
-    casts = [a.cast(pl.Int64), b.cast(pl.Int64), t.cast(pl.Datetime("us", "UTC"))]
-    frame = pl.concat([pl.read_parquet(folder / f"{number}.parquet").with_columns(casts) for number in range(3)])
-    assert rows == frame.filter(getattr(condition, "polars", condition))["row"].to_list()
-    for catalog, pruned in (("with", 30 - groups), ("without", 0)):
-        again, found = read(ParquetSource(catalog=folder.parent / f"{catalog}.catalog", filter=condition))
-        assert (again, found["pruned_row_groups"]) == (rows, pruned)
 
 
 # Filters of every form in which a null, NaN or -0.0 can be true
@@ -328,11 +257,3 @@ def test_files_without_statistics_are_read(tmp_path):
     rows, found = read(ParquetSource(tmp_path, filter=a > 100))
     assert (rows, found["pruned_row_groups"], found["row_groups"]) == ([], 0, 1)
     assert catalog_of(tmp_path, ("a",)).bounds["a"][:, 0].tolist() == UNKNOWN.tolist()
-
-
-def test_an_update_has_the_bounds_of_a_new_catalog(folder):
-    files, whole = discover([str(folder)], None), catalog_of(folder, NAMES)
-    with_bounds = read_catalog_file(folder.parent / "with.catalog")
-    for before, names in ((whole.without([1]), NAMES), (catalog_of(folder, ("a",)), NAMES), (with_bounds, ())):
-        new = updated(before, files, threads=1, retry=Retrying(), bounds_of=names).catalog
-        assert all(np.array_equal(new.bounds[name], whole.bounds[name]) for name in NAMES)

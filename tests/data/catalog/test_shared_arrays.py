@@ -21,7 +21,6 @@ from patience import PATIENCE_S
 from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import KeptIn, SharedArrays
 from fsdata.errors import DataError
-from fsdata.histories.history_table import Pile
 
 MEMORY, OWN = Path("/dev/shm"), f"freescale-{os.getuid()}"
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "b": np.array([2.5], np.float32)}
@@ -164,41 +163,6 @@ def test_kept_arrays_have_the_types_that_they_had_and_are_compared_once(
         assert shared.arrays.keys() == ARRAYS.keys()
         assert all(np.array_equal(shared[key], each) for key, each in ARRAYS.items())
         assert [shared[key].dtype for key in ARRAYS] == [each.dtype for each in ARRAYS.values()]
-
-
-def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def make(scratch: Path | None) -> dict[str, np.ndarray]:
-        assert scratch is not None
-        pile = Pile(np.dtype(np.int32), scratch / "a")
-        for part in np.split(ARRAYS["a"], 4):
-            pile.add(part)
-        return {"a": pile.gathered(np.array([500, 0]), np.array([500, 500]))}
-
-    SharedArrays(f"{name}x", lambda _: ARRAYS, "the folders are there").close()
-    for left in (name, f"{name}y"):  # by processes that were killed while they read this table, and another one
-        scratch = tmp_path / OWN / f"arrays-{left}-0123456789abcdef.scratch"
-        scratch.mkdir()
-        (scratch / "a").write_bytes(b"1")
-        scratch.with_suffix(".data").touch()
-        (MEMORY / OWN / f"arrays-{left}.lock").touch()
-    shared = SharedArrays(name, make, "the table", on_disk=True)
-    assert np.array_equal(shared["a"], np.roll(ARRAYS["a"], 500))
-    (path,) = (path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert path.startswith(f"arrays-{name}-")
-    other = SharedArrays(name, never, "the table", on_disk=True)
-    shared.close()
-    other.close()
-    assert files(name) == []
-
-
-def test_a_pile_without_values(tmp_path: Path) -> None:
-    none = np.empty(0, np.int64)
-    for place in (tmp_path / "a", None):
-        pile = Pile(np.dtype(np.int16), place)
-        for found in (pile.whole(), pile.gathered(none, none)):
-            assert (found.dtype, len(found)) == (np.int16, 0)
 
 
 def test_an_error_is_raised_and_nothing_is_left(name: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import DECODERS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def whole(batches):
     st.sampled_from(["cut", "zeros", "empty"]),
     st.integers(1, 300),
     st.sampled_from(["before", "open", "read"]),
-    st.sampled_from(["pages", "pyarrow"]),
+    st.sampled_from(DECODERS),
     st.sampled_from(["raise", "skip"]),
 )
 def test_a_disk_that_loses_bytes(folder, at, kind, size, when, decoder, on_error):

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import column, lists, read, write
+from data_kit import DECODERS, column, lists, read, write
 
 from fsdata import ParquetSource, Schema, Sequence
 
@@ -135,7 +135,7 @@ def test_random_files_read_as_a_plain_reference_reads_them(seed, tmp_path, monke
     defaults["text"] = "none ∅"
     options = {"defaults": defaults, "nulls": policy, "filter": pl.col("row") % 5 != 1 if seed % 2 else None}
     expected = [one for one in reference(made, policy, defaults) if not seed % 2 or one["row"] % 5 != 1]
-    for decoder in ("pages", "pyarrow"):
+    for decoder in DECODERS:
         assert read(ParquetSource(path, decoder=decoder, **options), SCHEMA, batch_size=64) == expected
         for _ in range(4):
             skip, limit = int(rng.integers(0, rows)), int(rng.integers(1, rows + 1))

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from data_kit import column, read, write
 
-from fsdata import DataError, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence
 
 SCHEMA = Schema(passthrough=("id",))
 
@@ -80,16 +80,6 @@ def test_text_and_integers_cannot_be_mixed(tmp_path, files, default, message):
     paths = [write(tmp_path / f"{name}.parquet", columns[name]) for name in files]
     with pytest.raises(SchemaError, match=message):
         text(paths, defaults={} if default is None else {"id": default})
-
-
-def test_a_join_key_can_be_passed_through_and_a_joined_field_cannot(tmp_path):
-    rows = write(tmp_path / "rows.parquet", {"id": pa.array([5, 7, 5])})
-    side = write(tmp_path / "side.parquet", {"id": pa.array([7, 5]), "age": pa.array([70, 50])})
-    schema = Schema(context=("age",), passthrough=("id",))
-    join = Join(ParquetSource(side), on="id", fields=("age",))
-    assert read(ParquetSource(rows, join=[join]), schema) == [{"age": age, "id": age // 10} for age in (50, 70, 50)]
-    with pytest.raises(SchemaError, match="Join brings id, and passthrough fields are columns of the rows themselves"):
-        read(ParquetSource(rows, join=[Join(ParquetSource(side), on="age", fields=("id",))]), schema)
 
 
 def test_schemas():

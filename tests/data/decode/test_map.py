@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 from data_kit import column, loader_on, read, write
 
-from fsdata import DataError, Join, ParquetSource, Schema, Sequence
+from fsdata import DataError, ParquetSource, Schema, Sequence
 
 SCHEMA = Schema(
     sequences=(Sequence("uih", ("item",), floats=("price",), nested=("tags",), max_length=3),),
@@ -197,21 +197,6 @@ def test_what_it_raises_is_raised(path, error, on_error):
     (note,) = caught.value.__notes__
     assert note.startswith("map=... failed with row 0 and the 3 after it of source 0 (")
     assert note.endswith("a.parquet, row group 1")
-
-
-def test_keys_of_joins_and_joined_fields(tmp_path):
-    rows = write(tmp_path / "rows.parquet", {"key": pa.array([1, 2]), "row": pa.array([10, 20])})
-    side = write(tmp_path / "side.parquet", {"key": pa.array([2, 4]), "age": pa.array([5, 6])})
-
-    def of_rows(batch):
-        return changed(batch, key=pc.multiply(batch["key"], 2), row=pc.add(batch["row"], 1))
-
-    def of_side(batch):
-        return changed(batch, age=pc.multiply(batch["age"], 100))
-
-    join = Join(ParquetSource(side, map=of_side), on="key", fields=("age",))
-    got = read(ParquetSource(rows, join=[join], map=of_rows), Schema(context=("row", "age")))
-    assert got == [{"row": 11, "age": 500}, {"row": 21, "age": 600}]
 
 
 def test_times_that_order_sources_are_those_of_the_files(tmp_path):

@@ -4,9 +4,9 @@ has in other files, or that the field needs."""
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import read, write
+from data_kit import DECODERS, read, write
 
-from fsdata import DataError, Follow, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import DataError, ParquetSource, Schema, Sequence
 
 COLUMNS = {
     "user": pa.array([5, 6], pa.int32()),
@@ -47,7 +47,7 @@ def written(folder, form, names, *, typed):
     return folder
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("form", ["nulls", "empty lists"])
 @pytest.mark.parametrize("names", [("gaps", "values"), ("values", "gaps"), ("gaps",)], ids="-".join)
 @pytest.mark.parametrize("policy", ["default", "drop"])
@@ -81,22 +81,3 @@ def test_without_a_policy_the_first_null_is_an_error(tmp_path):
             DataError, match=r"a.parquet, row group 0, row 0: (name|item) is null. Give ParquetSource\(def"
         ):
             read(ParquetSource(path), schema)
-
-
-def test_keys_and_fields_of_side_tables(tmp_path):
-    for number, key in enumerate((pa.array([1, 2]), pa.nulls(2))):
-        write(tmp_path / "main" / f"{number}.parquet", {"key": key})
-        write(tmp_path / "side" / f"{number}.parquet", {"key": [2 * number + 1, 2 * number + 2], "city": key})
-    join = Join(ParquetSource(tmp_path / "side", defaults={"city": -1}), on="key", fields=("city",))
-    samples = read(ParquetSource(tmp_path / "main", join=join), Schema(context=("city",)))
-    assert samples == [{"city": 1}, {"city": 2}, {"city": -1}, {"city": -1}]
-
-
-def test_new_files_cannot_make_text_of_what_was_null(tmp_path):
-    """The batches that were made of earlier files have integers."""
-    for name, column in (("a", pa.nulls(1)), ("b", pa.array(["x"]))):
-        write(tmp_path / f"{name}.parquet", {"row": [1], "name": column})
-    source = ParquetSource(tmp_path, follow=Follow(idle="0.1s", every="0.01s", at_most=1), nulls={"name": "drop"})
-    schema = Schema(context=("row",), passthrough=("name",))
-    with pytest.raises(SchemaError, match="name: is string in some files and null in the first: one of both is needed"):
-        read(source, schema, batch_size=1)

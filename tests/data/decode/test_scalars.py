@@ -1,15 +1,13 @@
 """Fields with one value per row: their kernels against numpy, and how pyarrow decodes them."""
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import assert_same, rows_of, write
+from data_kit import DECODERS, assert_same, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
 from random_files import batches
 
-from fsdata import Schema, Sequence
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, Scalars
 from fsdata.kernels import scalars
 
@@ -92,7 +90,7 @@ def test_columns_become_rows():
     np.testing.assert_array_equal(alone, ids[0])
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("part", [{}, {"skip": 7, "limit": 20}])
 def test_values_of_several_batches_of_a_row_group(tmp_path, monkeypatch, decoder, part):
     """They are copied to one place, with defaults where values are null or not finite."""
@@ -107,18 +105,3 @@ def test_values_of_several_batches_of_a_row_group(tmp_path, monkeypatch, decoder
     monkeypatch.setattr("fsdata.decode.arrow.record_batches.batch_rows", lambda *_: 16)
     assert_same(batches(path, decoder, source=part)[0], whole)
     assert rows_of(whole, "user")[0] == part.get("skip", 0)
-
-
-def test_a_field_that_gave_up_goes_to_pyarrow_for_ever_longer(tmp_path):
-    """After 1, 2, 4, ... chunks it is tried again. A number that would be an error is in rows that are not read."""
-    lists, n = pa.array([[float(n)] * 40 if n % 2 else [np.nan] * 40 for n in range(40)]), pa.array(range(40))
-    right = lists.take(pa.array([1] * 40))
-    for name, costs in (("a", lists), ("b", right)):
-        write(tmp_path / f"{name}.parquet", {"costs": costs, "n": n}, group=2)
-    wanted = Schema(sequences=(Sequence("s", floats=("costs",)),))
-    source = {"defaults": {}, "filter": pl.col("n") % 2 == 1}
-    ours, decoder = batches(tmp_path, "pages", wanted, source=source, num_threads=1)
-    assert_same(ours, batches(tmp_path, "pyarrow", wanted, source=source)[0])
-    left = decoder["pyarrow"]["costs"]["numbers that are not finite"]
-    assert decoder["chunks"] == 40 - left
-    assert left == 36  # tried in vain at chunks 0, 2, 5, 10 and 19, which pauses it for 16

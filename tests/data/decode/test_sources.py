@@ -14,7 +14,7 @@ from data_kit import USERS, as_python, fingerprint, load, users, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdata import AsOf, Join, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import ParquetSource, Schema, SchemaError, Sequence
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,6 @@ def same(batch):
 class CallableMap:
     def __call__(self, batch):
         return batch
-
-
-def test_joins_that_take_no_map():
-    with pytest.raises(SchemaError, match="the source of this AsOf has no map"):
-        AsOf(ParquetSource("a.parquet", map=same), on="user", at="at", time="time", fields=("item",))
-    with pytest.raises(SchemaError, match="the source of this Join has no map"):
-        Join(ParquetSource("a.parquet", map=same), on="user", fields=("age",), bucketed=4)
 
 
 def test_fingerprints_know_content_and_arguments_but_not_places(tmp_path):

@@ -13,8 +13,12 @@ import torch
 from patience import PATIENCE_S
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema
+from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema, expand
 from fsdata.batch.jagged_features import JaggedFeatures
+from fsdata.compose import is_there
+
+DECODERS = ("pages", "pyarrow") if is_there("pages") else ("pyarrow",)
+"""For tests of the core, which also run where the page decoder is deleted: see `tests/without.py`."""
 
 USERS = Schema(context=("user",))
 """Of files of one column, for tests in which only the way to a file matters; see `users` and `found`."""
@@ -72,7 +76,7 @@ def as_python(batch: Batch) -> list[dict[str, Any]]:
         name: rows_in(value)
         if isinstance(value, Jagged)
         else list(value if isinstance(value, list) else value.tolist())
-        for name, value in batch.to_dict().items()
+        for name, value in _values_of(batch).items()
     }
     for group in batch.schema.groups:
         if group.nested:
@@ -80,6 +84,25 @@ def as_python(batch: Batch) -> list[dict[str, Any]]:
     fields |= {f"mask of {name}": mask.tolist() for name, mask in batch.mask.items()}
     assert {name: len(rows) for name, rows in fields.items()} == dict.fromkeys(fields, len(batch))
     return [{name: rows[number] for name, rows in fields.items()} for number in range(len(batch))]
+
+
+def _values_of(batch: Batch) -> dict[str, Any]:
+    """The values of every field but nested ones. `Batch.to_dict` gives the same, but belongs to an extension."""
+    schema = batch.schema
+    ids = {name: Jagged(part.values(), part.offsets()) for name, part in parts_of(batch.features).items()}
+    found: dict[str, Any] = ids | dict(batch.jagged) | dict(batch.labels) | dict(batch.passthrough)
+    found |= {name: batch.dense[:, number] for number, name in enumerate(schema.dense)}
+    single = set(schema.context)
+    for group in schema.groups:
+        names = (*group.fields, *group.floats, *group.labels, *group.id_labels)
+        if group.name == schema.explode:
+            single |= set(names)
+        elif group.name in batch.shared:
+            where = batch.shared[group.name]
+            found |= {name: Jagged.from_lengths(expand(found[name].values, where), where.length) for name in names}
+    return {
+        name: value.values if name in single and isinstance(value, Jagged) else value for name, value in found.items()
+    }
 
 
 def rows_in(value: Jagged) -> list[list[Any]]:

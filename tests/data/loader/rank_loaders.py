@@ -13,10 +13,9 @@ from data_kit import assert_same, rows_of
 from patience import until
 from sets import SCHEMA
 
-from fsdata import ParquetSource, Polynomial
+from fsdata import ParquetSource
 from fsdata.batch import torchrec_binding
 
-COST = Polynomial(linear=1, quadratic=1, candidate=1)
 ALL = [*range(40), *range(100, 123)]
 
 

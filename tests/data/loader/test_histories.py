@@ -8,15 +8,12 @@ import pyarrow as pa
 import pytest
 import torch
 from data_kit import as_python, column, rows_in, same, write
-from histories import RECENT, ROWS, SCHEMA, UIH, expected
+from histories import RECENT, SCHEMA
 from torchrec import KeyedJaggedTensor
 
 from fscomm.loop.kjt_paths import find, walk
 from fsdata import (
-    Balance,
     Jagged,
-    Join,
-    ParquetSource,
     Schema,
     SchemaError,
     Sequence,
@@ -53,23 +50,6 @@ def test_saved_states_know_labels_along_a_sequence_and_no_others():
     assert repr(uih(id_labels=("next_item",))).endswith("max_length=None, keep='last', id_labels=('next_item',))")
     assert repr(uih(share="user")).endswith("keep='last', share='user')")
     assert eval(repr(SCHEMA)) == SCHEMA
-
-
-@pytest.mark.parametrize("side_has", ["everything", "labels", "events"])
-def test_side_tables_bring_events_or_their_labels(tmp_path, side_has):
-    names = {"everything": UIH.all_fields, "labels": UIH.labels + UIH.id_labels, "events": UIH.fields + UIH.floats}
-    joined = names[side_has]
-    rows = range(20)
-    kept = tuple(name for name in histories.values(0) if name not in joined and name != "row")
-    main = write(tmp_path / "main.parquet", histories.table_of(rows, without=joined), group=6)
-    found = range(19) if side_has == "everything" else rows
-    table = write(tmp_path / "side.parquet", histories.table_of(found, without=kept))
-    side = ParquetSource(table, defaults=dict.fromkeys(joined, 0))
-    source = ParquetSource(main, join=[Join(side, on="row", fields=joined)])
-    samples = sorted(kit.read(source, SCHEMA, shuffle=True), key=lambda sample: sample["row"])
-    assert samples[: len(found)] == [expected(row) for row in found]
-    if side_has == "everything":  # a key without a match: an empty history
-        assert samples[19] == expected(19) | {name: [] for name in joined}
 
 
 @pytest.mark.parametrize(
@@ -122,34 +102,6 @@ def test_nested_ids_of_a_batch_without_events(tmp_path):
     assert batch.nested["uih"].stride() == 0
     assert batch.nested["uih"].keys() == ["categories", "tags"]
     assert column(as_python(batch), "categories") == [[], []]
-
-
-class Seen:
-    """A cost model that notes what it is given."""
-
-    def __init__(self):
-        self.lengths = []
-
-    def __call__(self, lengths):
-        self.lengths.append(lengths)
-        return lengths["uih"]
-
-    def __repr__(self):
-        return "Seen()"
-
-
-def test_ids_are_tokens_and_cost_models_see_events_alone(history_folder):
-    cost = Seen()
-    balance = Balance("vbs", cost=cost, max_tokens=45)  # the events alone would fit
-    batches, _ = kit.load(history_folder, SCHEMA, batch_size=4, balance=balance)
-    for batch in batches:
-        items = batch.stats.global_items
-        names = ("uih", "recent", "candidates", "categories", "tags", "shops")
-        assert sum(items[name] for name in names) <= 45
-        assert items["tags"] == batch.nested["uih"]["tags"].values().numel()
-    assert sum(map(len, batches)) == ROWS
-    assert any(batch.stats.carried for batch in batches)
-    assert all(set(lengths) == {"uih", "recent", "candidates"} for lengths in cost.lengths)
 
 
 def test_a_batch_moves_as_a_whole_and_a_lookahead_finds_them(history_folder):

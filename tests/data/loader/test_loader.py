@@ -5,7 +5,6 @@ import pickle
 import re
 from dataclasses import replace
 
-import numpy as np
 import polars as pl
 import pytest
 from data_kit import assert_same, rows_of, same
@@ -15,12 +14,9 @@ from sets import SCHEMA, write
 from torchrec.streamable import Pipelineable
 
 from fsdata import (
-    Balance,
     FreeScaleDataLoader,
     ParquetSource,
-    Polynomial,
     Schema,
-    Sequence,
     StateError,
 )
 
@@ -170,8 +166,6 @@ def test_state_of_other_data_is_refused(loader_of, folder):
         ({"timeout_s": 0}, "timeout_s"),
         ({"sources": []}, "sources is empty"),
         ({"sources": ["data/*.parquet"]}, "ParquetSource"),
-        ({"balance": True}, r"balance=Balance\(\)"),
-        ({"balance": Balance(), "max_tokens": 9}, r"give Balance\(max_tokens=...\) in its place"),
         ({"max_tokens": 0}, "max_tokens must be an integer of at least 1"),
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -182,28 +176,6 @@ def test_state_of_other_data_is_refused(loader_of, folder):
 def test_nonsense_arguments_are_named(loader_of, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         loader_of(**options)
-
-
-def test_scalars_of_numpy_are_taken_for_those_of_python(sources):
-    """States, fingerprints and plans show what was given, so both must read alike."""
-
-    def state(number, real, text, flag):
-        schema = Schema(
-            sequences=Sequence(text("uih"), fields=(text("item"),), max_length=number(8), keep=text("last")),
-            context=(text("row"),),
-        )
-        read = {"defaults": {text("item"): number(3)}, "skip": number(2), "limit": number(30), "weight": real(2)}
-        source = ParquetSource(sources[0].paths, **read)
-        balance = Balance(cost=Polynomial(linear=number(1)), max_tokens=number(99))
-        order = {"shuffle": flag(True), "shuffle_window": number(2), "seed": number(3), "mix": text("weighted")}
-        options = {"batch_size": number(4), "prefetch": number(0), "drop_last": flag(False), "timeout_s": real(30)}
-        ranks = {"rank": number(0), "world_size": number(1)}
-        with FreeScaleDataLoader(source, schema, balance=balance, **order, **options, **ranks) as loader:
-            rows = [rows_of(batch) for batch in loader]
-            loader.set_epoch(number(4))
-            return rows, json.dumps(loader.state_dict()), repr(schema), repr(balance)
-
-    assert state(np.int64, np.float64, np.str_, np.bool_) == state(int, float, str, bool)
 
 
 def test_no_thread_is_left(loader_of, begun):

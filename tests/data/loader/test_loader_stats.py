@@ -6,11 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import polars as pl
 import pytest
-from data_kit import assert_same, load, loader_on
+from data_kit import DECODERS, assert_same, load, loader_on
 from patience import until
-from worlds import shared_world
 
-from fsdata import Balance, ParquetSource, Schema, Sequence
+from fsdata import ParquetSource, Schema, Sequence
 from fsdata.nodes.timing import Timing
 
 SCHEMA = Schema(context=("row",))
@@ -69,7 +68,7 @@ class AtOnce(ThreadPoolExecutor):
         return done
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("threads", [0, 3])
 def test_memory_bounds_what_is_decoded_ahead_and_changes_no_batch(heavy, decoder, threads, monkeypatch):
     if not threads:
@@ -110,17 +109,6 @@ def test_a_window_that_memory_cannot_hold_is_held_and_told_once(heavy, caplog):
     ]
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
         loader_on(heavy, SCHEMA, memory="much")
-
-
-def balanced(rank, size, folder):
-    batches, loader = load(folder, SCHEMA, batch_size=5, balance=Balance())
-    return len(batches), loader.stats()
-
-
-def test_exchanges_are_counted(folder):
-    for batches, found in shared_world(2).run(balanced, folder):
-        assert found["batches"] == batches == 6
-        assert found["seconds"]["exchange"] > 0
 
 
 def test_a_block_that_raises_counts():

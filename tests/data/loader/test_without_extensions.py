@@ -1,4 +1,4 @@
-"""An extension is a folder that can be deleted: the rest reads what it read before."""
+"""Without any extension, the core reads what it read before. `make test-without` deletes them one by one."""
 
 import json
 import subprocess
@@ -6,14 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from data_kit import write
-
-# Those that the core does not import; tests/test_layers.py lists what keeps the others there.
-DELETABLE = (
-    *("balance", "embedding", "growing", "histories", "lake", "pages", "remote", "setup", "tables", "tensors"),
-    "views",
-)
+from without import EXTENSIONS
 
 READ = """
 from fsdata import FreeScaleDataLoader, ParquetSource, Schema, Sequence
@@ -44,19 +38,16 @@ def read(folder):
 """
 
 
-def read_without(extensions: tuple[str, ...], folder: Path) -> Any:
-    """What a new process reads that finds nothing of these extensions."""
-    gone = {f"fsdata.{each}": None for each in extensions}
+def read_without_extensions(folder: Path) -> Any:
+    """What a new process reads that finds nothing of the extensions."""
+    gone = {f"fsdata.{each}": None for each in EXTENSIONS}
     code = f"import json, sys\nsys.modules.update({gone})\n{READ}\nprint(json.dumps(read(sys.argv[1])))"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "extensions", [DELETABLE, *(pytest.param((each,), marks=pytest.mark.long, id=each) for each in DELETABLE)]
-)
-def test_the_rest_reads_what_it_read_before(extensions: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_rest_reads_what_it_read_before(tmp_path: Path) -> None:
     rows = 100
     for number in range(3):
         lists = [list(range(number, number + row % 9)) for row in range(rows)]
@@ -66,4 +57,4 @@ def test_the_rest_reads_what_it_read_before(extensions: tuple[str, ...], tmp_pat
     exec(READ, whole)
     expected = whole["read"](str(tmp_path))
     assert len(expected) == 38 + 37 + 9
-    assert read_without(extensions, tmp_path) == expected
+    assert read_without_extensions(tmp_path) == expected

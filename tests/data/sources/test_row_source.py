@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from data_kit import assert_same, fingerprint, load, loader_on, read, write
 
-from fsdata import CorruptFileError, Join, ParquetSource, RowSource, Schema, SchemaError, StateError
+from fsdata import CorruptFileError, ParquetSource, RowSource, Schema, SchemaError, StateError
 from fsdata import Sequence as Events
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 import arrow_ipc
 
 SCHEMA = Schema(
-    context=("user", "group"),
+    context=("user",),
     sequences=(Events("uih", fields=("item", "action"), floats=("dwell",), max_length=4),),
     dense=("age",),
     labels=("click",),
@@ -77,13 +77,11 @@ def both(tmp_path: Path) -> Any:
     """options -> (a source of a Parquet file, one of the same rows as a `RowSource`)."""
     table = table_of(200)
     path = write(tmp_path / "rows.parquet", table, group=GROUP)
-    side = write(tmp_path / "users.parquet", {"user": list(range(0, 200, 3)), "group": list(range(67))})
 
     def made(**options: Any) -> tuple[ParquetSource, ParquetSource]:
         given = {
             "columns": {"age": pl.col("years") / 2},
             "defaults": {"user": -1, "age": 0.25},
-            "join": [Join(ParquetSource(side, defaults={"group": 7}), on="user", fields=("group",))],
         } | options
         return ParquetSource(path, **given), ParquetSource(rows=Rows(table), **given)
 
@@ -119,7 +117,7 @@ def test_rows_are_those_of_files_with_the_same_rows(both: Any, name: str) -> Non
 
 
 def test_damage_is_that_of_a_unit(both: Any) -> None:
-    given = {"columns": {"age": "years"}, "defaults": {"user": 0, "age": 0, "group": 0}, "nulls": NO_LISTS}
+    given = {"columns": {"age": "years"}, "defaults": {"user": 0, "age": 0}, "nulls": NO_LISTS}
     broken = Rows(table_of(200), broken=[2])
     with pytest.raises(CorruptFileError, match=r"source 0 \(rows\), rows, row group 2: cannot be decoded: the disk is"):
         load(ParquetSource(rows=broken, **given), SCHEMA)

@@ -3,7 +3,7 @@
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import column, found, lists, read, write
+from data_kit import DECODERS, column, found, lists, read, write
 
 from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence, cross
 from fsdata.sources import expressions
@@ -64,7 +64,7 @@ def test_a_hash_of_several_values_is_null_where_one_is(path, values):
     assert len(found(path, columns={"user": crossed}, nulls={"user": "drop"})) == 2
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_null_in_a_list_reaches_the_policy(path, decoder):
     columns = {"items": ITEMS.list.eval(pl.element().hash() % 1000)}
     schema = Schema(sequences=(Sequence("items", ("items",)),))
@@ -79,12 +79,13 @@ def test_a_null_in_a_list_reaches_the_policy(path, decoder):
         lists_of()
 
 
-def test_a_null_in_lists_of_lists_reaches_the_policy(path):
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_null_in_lists_of_lists_reaches_the_policy(path, decoder):
     columns = {"deep": pl.col("deep").list.eval(pl.element().list.eval(pl.element().hash() % 1000)), "n": "one"}
     write(path, ROWS.with_columns(one=pl.col("deep").list.eval(pl.lit(1, dtype=pl.Int64))).to_arrow())
     schema = Schema(sequences=(Sequence("events", ("n",), nested=("deep",)),))
     with pytest.raises(DataError, match="row 0: deep is null"):
-        read(ParquetSource(path, columns=columns), schema)
+        read(ParquetSource(path, columns=columns, defaults={"n": 0}, decoder=decoder), schema)
 
 
 def test_filters_choose_rows_as_polars_does(path):

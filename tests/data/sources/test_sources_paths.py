@@ -1,14 +1,12 @@
 """Fields inside structs and lists of structs, by their paths."""
 
-import fsspec
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_kit import as_python, column, load, read, write
+from data_kit import DECODERS, column, read, write
 
-from fsdata import AsOf, CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence
+from fsdata import CorruptFileError, DataError, ParquetSource, Schema, SchemaError, Sequence
 
 EVENT = pa.struct(
     [
@@ -60,7 +58,7 @@ def path(tmp_path):
     return write(tmp_path / "a.parquet", table(), group=3)
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("kind", [pa.list_(EVENT), pa.large_list(EVENT)])
 def test_fields_of_a_session_are_aligned_lists(tmp_path, kind, decoder):
     path = write(tmp_path / "a.parquet", table(kind), group=3)
@@ -116,25 +114,6 @@ def test_expressions_filters_splits_and_types_take_paths(path):
     assert items(columns=hashed, types={"session.item_id": "string"}) == items(columns=as_text)
 
 
-def test_histories_of_structs(tmp_path):
-    times = [[{**event, "ts": 10 * n} for n, event in enumerate(session)] for session in SESSIONS]
-    write(tmp_path / "events.parquet", {"user": [1, 2, 3, 4], "events": pa.array(times)})
-    write(tmp_path / "rows.parquet", {"user": [4, 1], "now": [15, 5]})
-    columns = {"item_id": "events.item_id", "ts": "events.ts", "price": "events.price"}
-    as_of = AsOf(
-        ParquetSource(tmp_path / "events.parquet", columns=columns),
-        on="user",
-        at="now",
-        time="ts",
-        fields=("item_id", "price"),
-    )
-    schema = Schema(sequences=(Sequence("uih", ("item_id",), floats=("price",)),), context=("user",))
-    assert read(ParquetSource(tmp_path / "rows.parquet", join=as_of), schema) == [
-        {"user": 4, "item_id": [4, 5], "price": [3.5, 3.5]},
-        {"user": 1, "item_id": [1], "price": [0.5]},
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -150,35 +129,6 @@ def test_paths_that_lead_nowhere(path, name, message):
         read(ParquetSource(path, columns={"a": name}), Schema(context=("a",)))
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_sessions_are_decoded_from_their_pages(tmp_path, required):
-    """Levels of three bits, in runs and in groups of eight, that no byte begins with; as by pyarrow."""
-    rng = np.random.default_rng(0)
-    lengths = [int(n) if n < 40 else 0 for n in rng.integers(0, 60, 400)]
-    sessions = [
-        None if rng.random() < 0.1 and not required else [{"item_id": i, "price": i / 2} for i in range(n)]
-        for n in lengths
-    ]
-    event = pa.struct([pa.field("item_id", pa.int32(), not required), pa.field("price", pa.float64(), not required)])
-    kind = pa.list_(pa.field("element", event, not required))
-    schema = pa.schema([pa.field("session", kind, not required), ("row", pa.int64())])
-    table = pa.table({"session": pa.array(sessions, kind), "row": range(400)}, schema)
-    path = write(tmp_path / "a.parquet", table, group=130, data_page_size=512, compression="zstd")
-    columns = {"item_id": "session.item_id", "price": "session.price"}
-    defaults = {"item_id": 0, "price": 0}
-    samples = Schema(sequences=(Sequence("session", ("item_id",), floats=("price",)),))
-    for condition in (None, pl.col("row") % 97 < 9):
-        ours, theirs = (
-            ParquetSource(path, columns=columns, defaults=defaults, decoder=decoder, filter=condition)
-            for decoder in ("pages", "pyarrow")
-        )
-        shuffled = {"batch_size": 64, "seed": 1, "shuffle": True}
-        assert read(ours, samples, **shuffled) == read(theirs, samples, **shuffled)
-    batches, loader = load(ParquetSource(path, columns=columns, defaults=defaults, decoder="pages"), samples)
-    assert sum(map(len, batches)) == 400
-    assert loader.describe()[0]["decoder"]["chunks"] == 8
-
-
 def damage_all_but(path, *kept):
     """Flip a byte in every column chunk but those of the leaf columns `kept`; their pages have checksums."""
     metadata, raw = pq.read_metadata(path), bytearray(path.read_bytes())
@@ -190,7 +140,7 @@ def damage_all_but(path, *kept):
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_only_leaves_that_are_needed_are_read(path, decoder):
     """Others may be damaged."""
     damage_all_but(path, "session.list.element.item_id", "session.list.element.tags.list.element", "user.of.age")
@@ -205,26 +155,7 @@ def test_only_leaves_that_are_needed_are_read(path, decoder):
         read(ParquetSource(path, columns={"user": "user.id"}, decoder=decoder), Schema(context=("user",)))
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
-def test_of_a_remote_file_only_leaves_that_are_needed_are_read(tmp_path, decoder):
-    rng = np.random.default_rng(0)
-    sessions = [[{"item_id": n, "image": rng.bytes(1 << 20), "price": n / 2}] * 2 for n in range(3)]
-    path = write(tmp_path / "a.parquet", {"session": sessions, "row": range(3)}, use_dictionary=False)
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/leaves/a.parquet", path.read_bytes())
-    columns = {"item_id": "session.item_id", "price": "session.price"}
-    source = ParquetSource("memory://leaves/a.parquet", columns=columns, decoder=decoder)
-    schema = Schema(sequences=(Sequence("session", ("item_id",), floats=("price",)),))
-    (batch,), loader = load(source, schema)
-    remote = loader.stats()["remote"]
-    memory.rm("/leaves", recursive=True)
-    assert as_python(batch) == [{"item_id": [n, n], "price": [n / 2, n / 2]} for n in range(3)]
-    chunks = [pq.read_metadata(path).row_group(0).column(leaf) for leaf in (0, 2)]
-    assert remote["bytes"] == sum(chunk.total_compressed_size for chunk in chunks)
-    assert remote["unplanned_reads"] == 0
-
-
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("nothing", [pa.nulls(2), pa.array([[], None], pa.list_(pa.null()))])
 @pytest.mark.parametrize("first", ["a", "c"])
 def test_sessions_that_are_null_in_a_whole_file(tmp_path, decoder, nothing, first):
@@ -250,7 +181,7 @@ class Seen(pa.ExtensionType):
         return cls()
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("listed", [False, True])
 def test_extension_types_around_structs_are_read_whole(tmp_path, decoder, listed):
     """pyarrow 26 reads no part of one."""

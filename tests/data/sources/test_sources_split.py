@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import fingerprint, load, rows_of, write
+from data_kit import DECODERS, fingerprint, load, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_the_parts_of_all_times():
     assert np.flatnonzero(salted.holds(numbers)).tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("column", ["user", "name"])
 def test_parts_share_no_key_and_have_all_rows(folder, column, decoder):
     bounds = [0.0, 0.3, 0.55, 1.0]

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from data_kit import column, found, lists, read, write
 
-from fsdata import AsOf, Join, Lookup, ParquetSource, Schema, SchemaError, Sequence, text_key
+from fsdata import ParquetSource, Schema, SchemaError, Sequence, text_key
 
 NAMES = ["ann", "", "bob é", None, "ann"]
 KEYS = [3749539209874520380, 4864305418079633200, 4412962000462253053, None, 3749539209874520380]
@@ -24,27 +24,6 @@ def test_in_lists(tmp_path):
     path = write(tmp_path / "a.parquet", {"names": lists(pa.string(), ["ann", None], None, [], ["bob é"])})
     source = ParquetSource(path, columns={"tag": text_key("names", buckets=100)}, defaults={"tag": 9})
     assert column(read(source, Schema(sequences=(Sequence("tags", ("tag",)),))), "tag") == [[88, 9], [], [], [61]]
-
-
-@pytest.mark.parametrize("kind", [Join, AsOf, Lookup])
-def test_tables_are_joined_by_keys_of_text(tmp_path, kind):
-    key = {"user": text_key("user")}
-    rows = write(tmp_path / "rows.parquet", {"user": ["bob", None, "ann", "eve"], "now": [5, 5, 5, 5]})
-    age = lists(pa.int64(), [30], [40]) if kind is AsOf else [30, 40]
-    side = ParquetSource(
-        write(tmp_path / "side.parquet", {"user": ["ann", "bob"], "age": age, "at": [[1], [2]]}), columns=key
-    )
-    if kind is AsOf:
-        join = AsOf(side, on="user", at="now", time="at", fields=("age",))
-        schema = Schema(sequences=(Sequence("uih", ("age",)),))
-    elif kind is Join:
-        side = ParquetSource(side.paths, columns=key, defaults={"age": 0})
-        join, schema = Join(side, on="user", fields=("age",), missing="mask"), Schema(context=("age",))
-    else:
-        join, schema = Lookup(side, on="user", fields=("age",)), Schema(context=("user", "age"))
-    defaults = {"user": -1} if kind is Lookup else {}
-    source = ParquetSource(rows, columns=key, join=join, defaults=defaults)
-    assert column(read(source, schema), "age") == ([[40], [], [30], []] if kind is AsOf else [40, 0, 30, 0])
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,13 @@ import datetime as dt
 import polars as pl
 import pyarrow as pa
 import pytest
-from data_kit import USERS, column, fingerprint, found, lists, load, read, rows_of, write
+from data_kit import DECODERS, USERS, fingerprint, found, lists, load, read, rows_of, write
 
-from fsdata import AsOf, DataError, Follow, Join, ParquetSource, Schema, SchemaError, Sequence, cross
+from fsdata import DataError, ParquetSource, Schema, SchemaError, Sequence, cross
 
 HASHED = {"user": pl.col("user").hash(seed=0) % 1000}
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
 IDS = [-7, 5]
-
-
-ONE_BY_ONE = Follow(idle="0.1s", every="0.01s", at_most=1)
 
 
 def files(folder, *kinds, values=IDS):
@@ -64,7 +61,7 @@ def test_a_hash_in_lists_of_two_types_is_refused(tmp_path):
     assert read(ParquetSource(tmp_path, columns=cast), schema) == declared
 
 
-@pytest.mark.parametrize("decoder", ["pages", "pyarrow"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("declared", ["int32", "int64", "string"])
 def test_a_declared_type_is_that_of_all_files(tmp_path, declared, decoder):
     kinds = (pa.int32(), pa.int64(), pa.string(), pa.dictionary(pa.int8(), pa.string()))
@@ -92,12 +89,6 @@ def test_integers_of_all_widths_are_one_type_for_split(tmp_path):
         found(files(tmp_path / "text", pa.int64(), pa.string()), columns=HASHED, split="user", keep=(0, 0.5))
     parts = [found(files(tmp_path / str(kind), kind), split="user", keep=(0, 0.5)) for kind in (pa.int8(), pa.int64())]
     assert parts[0] == parts[1]
-
-
-def test_files_that_come_later_have_the_type_of_those_before(tmp_path):
-    files(tmp_path, pa.int32(), pa.int64())
-    with pytest.raises(SchemaError, match="'user' is int64 in some files and int32 in the first"):
-        read(ParquetSource(tmp_path, columns=HASHED, follow=ONE_BY_ONE), USERS, batch_size=1)
 
 
 @pytest.mark.parametrize("columns", [{}, {"user": pl.col("shop").hash() % 1000}])
@@ -153,30 +144,6 @@ def test_sources_of_one_loader_hash_one_type(tmp_path):
         users(*halves)
 
 
-@pytest.mark.parametrize("join", [Join, AsOf])
-def test_keys_of_joined_tables_are_hashes_of_one_type(tmp_path, join):
-    key = {"user": pl.col("user").hash(seed=3).reinterpret(signed=True)}
-    rows = write(tmp_path / "rows.parquet", {"user": ["7", None, "5"], "now": [9, 9, 9]})
-    write(tmp_path / "side.parquet", {"user": pa.array([5, 7]), "age": lists(pa.int64(), [50], [70]), "at": [[1], [1]]})
-
-    def ages(types):
-        side = ParquetSource(tmp_path / "side.parquet", columns=key, types=types)
-        if join is AsOf:
-            with_side = AsOf(side, on="user", at="now", time="at", fields=("age",))
-        else:
-            with_side = Join(side, on="user", fields=("age",))
-        schema = Schema(sequences=(Sequence("ages", ("age",)),), context=("now",))
-        source = ParquetSource(rows, columns=key, join=with_side)
-        return column(read(source, schema), "age")
-
-    with pytest.raises(
-        SchemaError, match=r"key 'user' is a hash, and its column 'user' is text in the rows and .*int64"
-    ):
-        ages({})
-    if join is AsOf:
-        assert ages({"user": "string"}) == [[70], [], [50]]  # the null key has no history
-
-
 def test_row_groups_are_not_left_out_by_the_order_of_another_type(tmp_path):
     path = write(tmp_path / "a.parquet", {"user": [9, 10, 11]}, group=1)
     columns = {"user": pl.col("user").cast(pl.Int64)}
@@ -203,13 +170,6 @@ def test_values_that_the_declared_type_does_not_have(tmp_path):
     write(path, {"user": pa.array([b"x"])})
     with pytest.raises(SchemaError, match=r"types={'user': 'timestamp\[us\]'}: the column is binary"):
         found(path, types={"user": "timestamp[us]"})
-
-
-def test_later_files_may_lack_a_column_whose_type_is_declared(tmp_path):
-    write(tmp_path / "0.parquet", {"user": IDS, "shop": ["a", "b"]})
-    write(tmp_path / "1.parquet", {"user": IDS})
-    options = {"types": {"shop": "string"}, "columns": {"user": pl.col("user") + 1}}
-    assert found(tmp_path, follow=ONE_BY_ONE, **options) == [-6, 6] * 2
 
 
 def test_a_type_of_a_column_that_is_not_there(tmp_path):

@@ -4,8 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 from data_kit import load, rows_of
-from global_batches import global_batch
-from rank_loaders import COST, loader_on, orders_of
+from global_batches import COST, global_batch
+from rank_loaders import loader_on, orders_of
 from worlds import shared_world
 
 from fsdata import Balance, ParquetSource, Schema, Sequence

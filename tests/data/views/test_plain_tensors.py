@@ -1,6 +1,5 @@
 """Batches for models without TorchRec: tensors by name, padded lists, jagged tensors of torch."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from rank_loaders import torchrec_is
 
 from fsdata import ParquetSource, Schema, SchemaError, Sequence
 from fsdata.batch.jagged_features import JaggedFeatures
-from fsdata.batch.torchrec_binding import keyed_jagged_tensor
 
 LISTS = {"uih": ("item", "price", "watched", "weight", "next_item"), "recent": ("seen", "liked")}
 LISTS["candidates"] = ("candidate", "click")
@@ -127,25 +125,3 @@ def test_without_torchrec(history_folder) -> None:
         assert batch.to_dict().keys() == other.to_dict().keys()
         for name, value in batch.padded(4).items():
             assert torch.equal(value, other.padded(4)[name])
-
-
-def test_jagged_tensors_of_one_sequence_go_together(history_folder) -> None:
-    """Torch adds such tensors up only if they have the same offsets, not equal ones."""
-    schema = Schema(context=("row",), sequences=[Sequence("uih", ("item", "next_item"))])
-    with torchrec_is(None):
-        batches = batches_of(history_folder, schema)
-    for batch in batches:
-        for features in (batch.features, batch.to("cpu").features):
-            both = features["item"] + features["next_item"]
-            assert torch.equal(both.values(), features["item"].values() + features["next_item"].values())
-
-
-def test_torchrec_that_is_broken(tmp_path, monkeypatch) -> None:
-    (tmp_path / "torchrec.py").write_text("import a_library_that_is_not_there")
-    broken = r"torchrec is there but cannot be imported .No module named 'a_library"
-    with torchrec_is(None):
-        monkeypatch.delitem(sys.modules, "torchrec")
-        monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(ImportError, match=broken):
-            keyed_jagged_tensor(("a",), torch.arange(1), torch.ones(1, dtype=torch.int64), 1)
-        monkeypatch.undo()

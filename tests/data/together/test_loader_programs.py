@@ -13,7 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from data_kit import as_python, rows_of
-from rank_loaders import ALL, COST, loader_on, read_and_go_on, sources_of
+from global_batches import COST
+from rank_loaders import ALL, loader_on, read_and_go_on, sources_of
 from sets import SCHEMA, expected
 from worlds import shared_world
 
