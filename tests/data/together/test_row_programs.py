@@ -4,7 +4,7 @@ A program draws fields of many types with their null policies, several sources w
 tables, histories with pools, events as rows, dimension tables, candidates that become samples, shared histories, and
 the options of a loader (`row_programs`). `row_program_oracle` says what comes of it, by the docs and without numpy.
 From random states another loader goes on, with another decoder, other threads, and on another number of ranks. A seed
-that fails is run again by `pytest tests/data/loader/test_row_programs.py -k 'one_rank and 17'`.
+that fails is run again by `pytest tests/data/together/test_row_programs.py -k 'one_rank and 17'`.
 
 FREESCALE_RUNS says how many programs the long run has, in place of 500 on one rank and 200 on two.
 """
