@@ -16,9 +16,8 @@ HISTORY = ("item", "artist", "album", "ts", "pools")
 CANDIDATE = ("candidate", "candidate_artist", "candidate_album")
 
 
-def source(folder: Path, rules: Rules, *, kept_in: Path | None = None, **given: Any) -> ParquetSource:
-    """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet. kept_in: where
-    the table lies on disk, if not in memory."""
+def source(folder: Path, rules: Rules, *, bucketed: int | None = None, **given: Any) -> ParquetSource:
+    """Every sample of the log. `folder`: with histories/ (of `freescale histories`) and items.parquet."""
     histories = AsOf(
         ParquetSource(folder / "histories", columns={"item": "item_id"}),
         on="uid",
@@ -29,8 +28,7 @@ def source(folder: Path, rules: Rules, *, kept_in: Path | None = None, **given: 
         pools=POOLS,
         cap=rules.cap,
         mask="pools",
-        bucketed=None if kept_in is None else 1,
-        kept_in=kept_in,
+        bucketed=bucketed,
     )
     columns = {"item": "item_id", "artist": "artist_id", "album": "album_id"}
     items = Lookup(ParquetSource(folder / "items.parquet", columns=columns), on="item", fields=("artist", "album"))

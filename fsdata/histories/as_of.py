@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fsdata.errors import SchemaError
@@ -63,8 +62,6 @@ class AsOf(Joined):
         bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), for tables that do not fit in
             memory. Inside a shuffle window rows then come in groups, one for each of so many buckets of histories, so
             that those of one bucket are in memory while they are used. Without shuffling rows keep their order.
-        kept_in: with `bucketed`, a folder in which what is on disk stays when the job has ended, for jobs that read the
-            same files in the same way. It is made if it is not there, and nobody but its user may write to it.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -82,7 +79,6 @@ class AsOf(Joined):
     cap: int | Mapping[str, int] | None = None
     mask: str | None = None
     bucketed: int | None = None
-    kept_in: str | Path | None = None
 
     def __post_init__(self) -> None:
         checked = {
@@ -97,11 +93,6 @@ class AsOf(Joined):
         }
         for option, value in checked.items():
             object.__setattr__(self, option, value)
-        folder = self.kept_in
-        if folder is not None and (not isinstance(folder, str | Path) or not str(folder) or "://" in str(folder)):
-            raise SchemaError(f"AsOf(kept_in=...) names one folder of this host, got {folder!r}")
-        if folder is not None and self.bucketed is None:
-            raise SchemaError("AsOf(kept_in=...) keeps what is on disk: give bucketed=..., too")
         if self.time is None and self.at != POSITION:
             raise SchemaError("AsOf(time=...) names the times of the events; only at='position' does without")
         self._check_pools()

@@ -109,7 +109,6 @@ class EventRows(BatchReader):
             _Finding(table, events).arrays,
             f"{label}, its rows",
             on_disk=table.join.bucketed is not None,
-            kept=table.kept and table.kept.with_more(events.form),
         )
         self.windows = self._shared[_WINDOWS]
         self.groups = EventGroups(index, self.windows)

@@ -26,7 +26,7 @@ from fsdata.catalog.binding.counted import Counted, check_key, check_times
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.shared_arrays import Arrays, KeptIn, SharedArrays
+from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column, run
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_groups import RowGroup
@@ -98,8 +98,8 @@ class HistoryTable:
         times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
         counted: what the integers of its key and lists count.
         pools: see `fsdata.histories.kernels.histories`; None without pools.
-        catalog: the files of the table. lists: those that are kept, with the mask of the pools. name: that of its
-            arrays, equal where they are equal. kept: where they stay when nobody uses them.
+        catalog: the files of the table. lists: those that are stored, with the mask of the pools. name: that of its
+            arrays; tables with equal names have equal arrays.
     """
 
     join: AsOf
@@ -112,7 +112,6 @@ class HistoryTable:
     catalog: Catalog
     lists: tuple[str, ...]
     name: str
-    kept: KeptIn | None
 
     kinds: ClassVar[tuple[FileKind, ...]] = ()
     defaults: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
@@ -196,12 +195,8 @@ def load_histories(
         described = (form, sorted(more), [(field.name, field.kind) for field in files.wanted])
         contents = (_VERSION, identity, described, versions(files), *own_copy(notes))
         name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        kept = None
-        if join.kept_in is not None and notes is None:
-            place = (join.source.path_list, join.source.table, str(join.source.catalog), identity["arguments"])
-            kept = KeptIn(Path(join.kept_in).expanduser(), repr((place, described)))
         reading = _Reading(files, join, more)
-        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None, kept=kept)
+        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
         for left_out in json.loads(shared[_SKIPPED].tobytes()):
             files.leave_out(**left_out)
     finally:
@@ -211,7 +206,7 @@ def load_histories(
         check_times(join.times[0], found.get(join.times[0]), name, found.get(name))
     table = _pool_table(join, shared) if join.pools else None
     lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
-    return HistoryTable(join, label, files.skipped, identity, found, shared, table, files.catalog, lists, name, kept)
+    return HistoryTable(join, label, files.skipped, identity, found, shared, table, files.catalog, lists, name)
 
 
 def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:

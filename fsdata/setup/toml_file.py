@@ -87,8 +87,6 @@ def _join(kind: type[Join | AsOf | Lookup], table: Any, folder: Path, where: str
         raise SchemaError(f"{where} needs {' and '.join(name for name in needed if name not in table)}")
     of_source = {name: value for name, value in table.items() if name not in own}
     given = {name: table[name] for name in own if name in table}
-    if "kept_in" in given:
-        given["kept_in"] = _absolute(given["kept_in"], folder, f"{where}.kept_in")
     return _made(kind, where, _source(of_source, folder, where), **given)
 
 

@@ -67,7 +67,7 @@ def as_a_host(rank, world_size, folder, own, fail_on=None, slow=None):
         mock.patch.object(catalog, "SHARED_FROM", 10),
         mock.patch.object(hosts, "_LEAST", 4),
         mock.patch.object(hosts, "_PATIENCE_S", PATIENCE_S if first is None else 0.3),
-        mock.patch.object(shared_arrays, "_user_folders", return_value=[own / str(rank)]),
+        mock.patch.object(shared_arrays, "_folder_paths", return_value=[own / str(rank)]),
         mock.patch.dict(os.environ),
     ):
         os.environ.pop("LOCAL_WORLD_SIZE", None)

@@ -249,10 +249,6 @@ WITH_TIMES = Schema(sequences=(Sequence("uih", ("item",), floats=("time",)),), c
         ({"at": "position", "where": pl.col("type") == 0}, "would move the places"),
         ({"scan": 0}, "integer of at least 1"),
         ({"time": None}, "only at='position' does without"),
-        ({"bucketed": 1, "kept_in": ""}, "names one folder of this host, got ''"),
-        ({"bucketed": 1, "kept_in": 3}, "names one folder of this host, got 3"),
-        ({"bucketed": 1, "kept_in": "s3://bucket/kept"}, "names one folder of this host"),
-        ({"kept_in": "kept"}, r"kept_in=...\) keeps what is on disk: give bucketed="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -143,10 +143,10 @@ def damage(path: Path, groups: list[int]) -> None:
     path.write_bytes(raw)
 
 
-def test_what_is_skipped_is_told_by_all_that_use_the_table(
+def test_skipped_row_groups_are_reported_by_all_loaders_that_use_the_table(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who has read it, who shares it, and who takes it from the folder in which it is kept."""
+    """By the loader that has read it, and by one that maps the same arrays."""
     long = [number for number, of in enumerate(log.events.values()) if len(of["ts"]) > 8]
     damage(tmp_path / "histories.parquet", long[1:4])
     by_threads(monkeypatch, 4)
@@ -156,18 +156,14 @@ def test_what_is_skipped_is_told_by_all_that_use_the_table(
         lambda group: group != long[1] or later.wait(PATIENCE_S),
         lambda group: later.set() if group == long[2] else None,
     )
-    given = {"bucketed": 1, "kept_in": tmp_path / "kept", "on_error": "skip"}
-    told, lists = [], []
-    for _ in range(2):
-        with loader_of(tmp_path, **given) as loader, loader_of(tmp_path, **given) as sharing:
-            lists += [loader.skipped, sharing.skipped]
-            told.append(caplog.text.count("left out: histories.parquet, row group"))
-    assert [(each.row_group, each.rows) for each in lists[0]] == [(group, 1) for group in long[1:4]]
-    assert lists == [lists[0]] * 4
-    assert told == [6, 12]
+    given = {"bucketed": 1, "on_error": "skip"}
+    with loader_of(tmp_path, **given) as loader, loader_of(tmp_path, **given) as sharing:
+        assert [(each.row_group, each.rows) for each in loader.skipped] == [(group, 1) for group in long[1:4]]
+        assert sharing.skipped == loader.skipped
+        assert caplog.text.count("left out: histories.parquet, row group") == 6
 
 
-def test_a_check_keeps_nothing_and_notes_in_the_order_of_the_files(
+def test_a_check_shares_nothing_and_notes_in_the_order_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log.drawn(5, users=GROUPS)
@@ -176,9 +172,10 @@ def test_a_check_keeps_nothing_and_notes_in_the_order_of_the_files(
         list(log.events.values())[number]["item"][1] = None  # type: ignore[call-overload]
     write(tmp_path, log)
     by_threads(monkeypatch, 4)
-    source = anchors(tmp_path, as_of_given={"bucketed": 1, "kept_in": tmp_path / "kept"})
     notes: list[Fault] = []
-    open_source(source, SCHEMA, notes=notes).close()
+    checked = open_source(anchors(tmp_path, as_of_given={"bucketed": 1}), SCHEMA, notes=notes)
+    with pytest.raises(DataError, match=f"row group {bad[0]}, row 0: item"):  # and not the table of the check
+        loader_of(tmp_path, bucketed=1)
+    checked.close()
     assert [each.row_group for each in notes] == bad
-    assert not (tmp_path / "kept").exists()
     assert np.array_equal(np.concatenate([each.rows for each in notes if each.rows is not None]), np.zeros(len(bad)))

@@ -78,7 +78,6 @@ on = "user"
 at = "position"
 fields = ["item"]
 bucketed = 2
-kept_in = "kept"
 paths = "histories"
 
 [[sources.as_of]]
@@ -86,7 +85,6 @@ on = "user"
 at = "position"
 fields = ["shown"]
 bucketed = 2
-kept_in = "/data/kept"
 paths = "~/histories"
 
 [[sources.lookup]]
@@ -133,8 +131,8 @@ def test_what_a_file_says_is_what_python_makes(tmp_path):
             on_error="skip", retry=Retry(tries=2, max_s=1.5),
             join=[
                 Join(users, on="user", fields=("age",)),
-                AsOf(ParquetSource(f"{here}/histories"), fields=("item",), kept_in=f"{here}/kept", **of),
-                AsOf(ParquetSource("~/histories"), fields=("shown",), kept_in="/data/kept", **of),
+                AsOf(ParquetSource(f"{here}/histories"), fields=("item",), **of),
+                AsOf(ParquetSource("~/histories"), fields=("shown",), **of),
                 Lookup(ParquetSource("s3://bucket/items"), on="item", fields=("price",)),
             ],
         ),
@@ -146,7 +144,6 @@ def test_what_a_file_says_is_what_python_makes(tmp_path):
 
 
 ONE = "[[sources]]\npaths = 'a'\n"
-AS_OF = f"{ONE}[[sources.as_of]]\npaths = 'b'\non = 'user'\nat = 'position'\nfields = ['item']\nbucketed = 2"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +166,6 @@ AS_OF = f"{ONE}[[sources.as_of]]\npaths = 'b'\non = 'user'\nat = 'position'\nfie
         (ONE + "columns = { a = { hash = 3, buckets = 2 } }", r"columns\.a: hash must be the name"),
         (ONE + "columns = { a = { hash = 'x', buckets = 2, list = 1 } }", "list must be true or"),
         (ONE + "[[sources.as_of]]\npaths = 'b'\nwhere = 'x'", r"as_of\[0\]: where is written in Py"),
-        (f"{AS_OF}\nkept_in = 3", r"as_of\[0\]\.kept_in: paths are strings, got 3"),
         (ONE + "retry = { trys = 3 }", r"sources\[0\]\.retry has no option trys; there are tries, max_s"),
         (ONE + "retry = { tries = 0 }", r"sources\[0\]\.retry: Retry\(tries=...\) must be an integer"),
         (ONE + "retry = 3", r"sources\[0\]\.retry"),
