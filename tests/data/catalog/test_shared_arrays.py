@@ -11,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections import namedtuple
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -27,8 +28,11 @@ ARRAYS = {"a": np.arange(1000, dtype=np.int32), "none": np.empty(0, np.int64), "
 SCRIPT = """
 import sys, numpy as np
 from pathlib import Path
+from fsdata.catalog import shared_arrays
 from fsdata.catalog.shared_arrays import SharedArrays
-name, how, where = sys.argv[1:]
+name, how, where, *folders = sys.argv[1:]
+if folders:
+    shared_arrays._folder_paths = lambda: list(map(Path, folders))
 def make(scratch):
     if scratch is not None:
         (scratch / "some").write_bytes(bytes(100))
@@ -52,10 +56,13 @@ def files(name: str) -> list[str]:
     return [path.name for folder in folders for path in folder.glob(f"*{name}*")]
 
 
-def other(name: str, how: str = "", where: str = "memory") -> subprocess.Popen:
-    """A process that uses the arrays until its input ends; `how`: "wait" for a line before it has made them."""
+def other(name: str, how: str = "", where: str = "memory", folders: Sequence[Path] = ()) -> subprocess.Popen:
+    """A process that uses the arrays until its input ends; `how`: "wait" for a line before it has made them.
+
+    folders: in place of those of this user.
+    """
     env = os.environ | {"PYTHONPATH": str(Path(shared_arrays.__file__).parents[2])}
-    command = [sys.executable, "-c", SCRIPT, name, how, where]
+    command = [sys.executable, "-c", SCRIPT, name, how, where, *map(str, folders)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
@@ -112,14 +119,19 @@ def test_processes_wait_for_the_one_that_makes_them(name: str, where: str, monke
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("how", ["", "wait"], ids=["using", "making"])
-def test_a_killed_process_leaves_nothing_for_long(name: str, how: str, where: str) -> None:
-    process = other(name, how, where)
+def test_a_killed_process_leaves_nothing_for_long(
+    name: str, how: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In folders of its own: any other process of this user would remove what is left."""
+    folders = [tmp_path / "memory", tmp_path / "disk"]
+    monkeypatch.setattr(shared_arrays, "_folder_paths", lambda: folders)
+    process = other(name, how, where, folders)
     assert line(process) == "made"
     assert how or line(process) == "499500"
     ended(process, by=signal.SIGKILL)
-    assert files(name)
+    assert list(tmp_path.rglob("arrays-*"))
     SharedArrays(f"{name}x", lambda _: ARRAYS, "another table").close()
-    assert files(name) == []
+    assert list(tmp_path.rglob("arrays-*")) == []
     shared = SharedArrays(name, lambda _: ARRAYS, "the table")
     assert np.array_equal(shared["a"], ARRAYS["a"])
     shared.close()
