@@ -155,7 +155,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "pages": (),
     "remote": (),
     "setup": ("histories", "tables"),
-    "tables": ("histories",),
+    "tables": (),
     "tensors": ("balance",),
     "views": (),
 }

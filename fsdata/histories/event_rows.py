@@ -21,8 +21,9 @@ from fsdata.decode.row_groups import Groups, RowGroup
 from fsdata.decode.row_reader import BatchReader
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.as_of import POSITION, Events
-from fsdata.histories.history_table import HistoryTable, Pile, where
+from fsdata.histories.history_table import HistoryTable, where
 from fsdata.histories.lookup_table import LookupTable
+from fsdata.histories.spill_buffer import SpillBuffer
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 
@@ -225,14 +226,14 @@ class _Finding:
         """`rows`: int64 [A], the events that are anchors, in the order in which they are read, window after window;
         `windows`: int64 [T + 1], where those of each window begin. scratch: where they lie until then, if not in
         memory."""
-        pile, first = Pile(np.dtype(np.int64), scratch and scratch / "anchors"), None
+        anchors, first = SpillBuffer(np.dtype(np.int64), scratch and scratch / "anchors"), None
         inside = self._kept_keys()
         for events, key in self._candidates():
             if self._table.join.time is not None and len(events):
                 earliest = int(self._table.times[events].min())
                 first = earliest if first is None else min(first, earliest)
-            pile.add(events if inside is None else events[inside[key]])
-        rows = pile.whole()
+            anchors.add(events if inside is None else events[inside[key]])
+        rows = anchors.whole()
         width, by_time = self._events.time_window, self._events.order == "time"
         if first is None or (width is None and not by_time):
             return {_ROWS: rows, _WINDOWS: np.array([0, len(rows)])}

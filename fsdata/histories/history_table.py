@@ -27,7 +27,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.block import Column, run
+from fsdata.decode.join_keys import check_unique, keyed_rows
 from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
@@ -35,49 +35,13 @@ from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.as_of import AsOf
 from fsdata.histories.kernels import histories
+from fsdata.histories.spill_buffer import SpillBuffer
 from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
-
-
-class Pile:
-    """Values of one type. `path`: the file in which they lie, so that the system need not keep them in memory."""
-
-    def __init__(self, kind: np.dtype[Any], path: Path | None) -> None:
-        self.kind = kind
-        self._path = path
-        self._parts: list[np.ndarray] = []
-        self._size = 0
-
-    def add(self, values: np.ndarray) -> None:
-        self._size += len(values)
-        if self._path is None:
-            self._parts.append(values)
-        else:
-            with open(self._path, "ab") as file:
-                file.write(values.data)
-
-    def whole(self) -> np.ndarray:
-        """All values, [n], in the order in which they came. The pile is empty afterwards."""
-        if self._path is not None and self._size:
-            return np.memmap(self._path, self.kind, "r", shape=self._size)
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.kind), *parts])
-
-    def gathered(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The stretches of values that begin at `starts`, one after another; int64 [k] each."""
-        values = self.whole()
-        column = Column(run(values.ctypes.data, len(values)), starts, lengths, owners=(values,))
-        return column.gathered(self.kind, np.arange(len(starts)), self._room(int(lengths.sum())))
-
-    def _room(self, size: int) -> np.ndarray:
-        if self._path is None or not size:
-            return np.empty(size, self.kind)
-        return np.memmap(self._path.with_suffix(".gathered"), self.kind, "w+", shape=size)
-
 
 _NOTHING = np.frombuffer(b"", np.int64)  # read-only, as the arrays of tables are: kernels are compiled for those
 _KEYS, _OFFSETS, _MASK, _PLACES, _BOUNDS = " keys", " offsets", " mask", " places ", " bounds "  # no field is called so
@@ -308,12 +272,12 @@ class _Reading:
             (*self._join.fields, *self._join.times, *self._also, *([_MASK] if self._join.pools else []))
         )
         kept.pop(self._join.mask or "", None)
-        piles = {name: Pile(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
+        buffers = {name: SpillBuffer(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
         heads, disjoint = [], True
         for part in self._parts():
             heads.append((part.keys, part.lengths))
-            for name, pile in piles.items():
-                pile.add(part.events[name])
+            for name, buffer in buffers.items():
+                buffer.add(part.events[name])
             if self._join.pools:
                 mask = part.events[_MASK]
                 disjoint &= not (mask & (mask - 1)).any()
@@ -321,14 +285,15 @@ class _Reading:
         keys = np.concatenate([empty, *(keys for keys, _ in heads)])
         lengths = np.concatenate([empty, *(lengths for _, lengths in heads)])
         order = np.argsort(keys, kind="stable")
-        check_keys(keys[order], self._files.faults, self._join.on, f"a table of histories {ONE_ROW}. {MAKE_ONE}")
+        one_row = f"a table of histories has one row per key. {_MAKE_ONE}"
+        check_unique(keys[order], self._files.faults, self._join.on, one_row)
         starts = np.cumsum(lengths) - lengths
         found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
         found[_DISJOINT] = np.array([disjoint])
         found[_SKIPPED] = np.frombuffer(json.dumps(self._left_out()).encode(), np.uint8)
         in_order = bool((order == np.arange(len(order))).all())
-        for name, pile in piles.items():
-            found[name] = pile.whole() if in_order else pile.gathered(starts[order], lengths[order])
+        for name, buffer in buffers.items():
+            found[name] = buffer.whole() if in_order else buffer.gathered(starts[order], lengths[order])
         for number in range(len(self._join.pools)):
             found[_PLACES + str(number)], found[_BOUNDS + str(number)] = self._pool(number, found, scratch)
         return found
@@ -471,32 +436,7 @@ def _integer(kind: pa.DataType) -> np.dtype[Any]:
     return np.dtype(str(kind)) if pa.types.is_integer(kind) else np.dtype(np.int64)
 
 
-ONE_ROW = "has one row per key"
-MAKE_ONE = "`freescale histories` makes one of events"
-
-
-def keyed_rows(piece: DecodedPiece, on: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [n], the rows of a joined table that are not left out; int64 [n], their keys).
-
-    Raises:
-        DataError: a null key.
-    """
-    alive = piece.alive
-    keys, null = piece.arrays[Field(on, "join_key")]
-    lost = null[alive]
-    if lost.any():
-        what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
-        piece.faults.found("key", on, piece.rows[alive[lost]], what, todo=todo)
-    return alive[~lost], keys[alive[~lost]]
-
-
-def check_keys(keys: np.ndarray, faults: Faults, on: str, why: str) -> None:
-    """Keys of a joined table, ascending. Raises DataError where two are equal; `why` says what is wrong with that."""
-    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    if len(twice):
-        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        what = f"{len(twice)} values of the key {on!r} stand in more than one row ({some})"
-        faults.found("key", on, None, what, todo=f"; {why}")
+_MAKE_ONE = "`freescale histories` makes one of events"
 
 
 def _check_order(part: "_Part", time: str, on: str, faults: Faults, rows: np.ndarray) -> None:
@@ -516,7 +456,7 @@ def _check_order(part: "_Part", time: str, on: str, faults: Faults, rows: np.nda
         rows[np.searchsorted(offsets, falls, side="right") - 1],
         f"the history of {on} {part.keys[row]} is not ascending: {time} is {later} at position {event - offsets[row]} "
         f"and {earlier} before it",
-        todo=f". Sort the lists: {MAKE_ONE}",
+        todo=f". Sort the lists: {_MAKE_ONE}",
     )
 
 

@@ -21,11 +21,12 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column
+from fsdata.decode.join_keys import check_unique, keyed_rows
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
-from fsdata.histories.history_table import ONE_ROW, check_keys, keyed_rows, own_copy, versions
+from fsdata.histories.history_table import own_copy, versions
 from fsdata.histories.kernels import lookups
 from fsdata.histories.lookup import Lookup
 from fsdata.histories.resolver import TableResolver
@@ -156,7 +157,7 @@ def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays
     keys, values = _rows(files, fields, join)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    check_keys(keys, files.faults, join.on, f"a dimension table {ONE_ROW}")
+    check_unique(keys, files.faults, join.on, "a dimension table has one row per key")
     if len(keys) and keys[0] == lookups.EMPTY:
         raise SchemaError(f"{files.label}: {join.on} {keys[0]} cannot be an id")
     low, span = (int(keys[0]), int(keys[-1]) - int(keys[0]) + 1) if len(keys) else (0, 0)

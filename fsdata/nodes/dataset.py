@@ -219,7 +219,7 @@ class Dataset:
 
 
 def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-    """See `Stage.bucket`; of several kinds of tables on disk, the last one that rows pass counts."""
+    """See `Stage.bucket`; the last stage that has a table on disk decides."""
     stages = [source.stages for source in sources]
     in_turn = sorted((stage for of in stages for stage in of), key=lambda stage: -stage.turn)
     found = (stage.bucket(stages, layout) for stage in in_turn)

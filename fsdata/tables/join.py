@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdata.errors import SchemaError
-from fsdata.options import integer, seconds
+from fsdata.options import seconds
 from fsdata.sources.source import POLICIES, Joined
 
 
@@ -12,8 +12,8 @@ from fsdata.sources.source import POLICIES, Joined
 class Join(Joined):
     """A side table whose fields are added to every row by key (left join).
 
-    The table is read into memory once, when the source is opened. Null policies and defaults of the joined fields are
-    those of `source`; a key without a match is a null of each of them, if `missing` does not say otherwise.
+    Each process reads the table into memory once, when the source is opened. Null policies and defaults of the joined
+    fields are those of `source`; a key without a match is a null of each of them, if `missing` does not say otherwise.
 
     Args:
         source: the side table. Its rows must have different keys.
@@ -26,10 +26,6 @@ class Join(Joined):
         wait: of a `source` that is followed, as the source of the rows has to be then: a file of rows is read when all
             of its keys have a match, or when it was not changed for so long ("30m"). Files after it wait, too. A match
             may also come before its row, by as much. The table is not held in memory; only what rows need is.
-        bucketed: keep the table on disk, in the folder for temporary files (`TMPDIR`), once for all ranks of a host,
-            for tables that do not fit in memory. Inside a shuffle window rows then come in groups, one for each of so
-            many stretches of the table, so that what lies together is read together. Without shuffling rows keep their
-            order.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -37,7 +33,6 @@ class Join(Joined):
 
     missing: Literal["mask", "default", "drop", "error"] | None = None
     wait: str | None = None
-    bucketed: int | None = None
 
     kind = "side table"
 
@@ -51,13 +46,7 @@ class Join(Joined):
             raise SchemaError(
                 f"Join(missing=...) must be 'mask', {', '.join(map(repr, POLICIES))} or None, got {self.missing!r}"
             )
-        self._check((self.on,), shared=self.bucketed is not None)
-        bucketed = integer("Join(bucketed=...)", self.bucketed, 1, optional=True, error=SchemaError)
-        object.__setattr__(self, "bucketed", bucketed)
-        if self.bucketed is not None and self.wait is not None:
-            raise SchemaError(
-                "Join(bucketed=...) is for a table that is read once, and wait=... for one that is followed"
-            )
+        self._check((self.on,), shared=False)
         if (self.wait is None) != (self.source.follow is None):
             raise SchemaError(
                 "Join(wait=...) goes with a source that is followed: give both, or none of them to read the table once"
@@ -77,5 +66,4 @@ class Join(Joined):
         """What it says, without its source; for fingerprints."""
         missing = f" missing={self.missing}" if self.missing else ""
         wait = f" wait={self.wait}" if self.wait else ""
-        bucketed = f" bucketed={self.bucketed}" if self.bucketed else ""
-        return f"join {self.on} {' '.join(self.fields)}{missing}{wait}{bucketed}"
+        return f"join {self.on} {' '.join(self.fields)}{missing}{wait}"

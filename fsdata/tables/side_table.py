@@ -1,14 +1,10 @@
-"""Side tables: read once, in memory or on disk, in the order of their keys; then a join is a lookup of places.
-
-One on disk is held once per host: its processes map the same file.
+"""Side tables: read once into memory, with their keys sorted; then a join is a binary search for row numbers.
 
 Letters: M rows of the side table, N rows looked up.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 
@@ -17,19 +13,17 @@ from fsdata.catalog.binding.counted import Counted, check_key
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
-from fsdata.catalog.shared_arrays import SharedArrays
 from fsdata.decode.attached import Stage
-from fsdata.decode.block import Column, RowRefs
+from fsdata.decode.block import Column
+from fsdata.decode.join_keys import check_unique, keyed_rows
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Faults, SchemaError
-from fsdata.histories.history_table import ONE_ROW, Pile, check_keys, keyed_rows, own_copy, versions
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource
 from fsdata.tables.join import Join
 
-_VERSION = 2  # of the arrays that processes share
 _KEYS = "keys"
 _VALUES, _STARTS, _LENGTHS, _DENSE = "values of ", "starts of ", "lengths of ", "dense "
 
@@ -39,14 +33,14 @@ class SideTable(Stage):
     """A side table in the order of its keys, which are unique.
 
     Attributes:
-        layout: its fields. arrays: their values, and where those of each row begin and how many they are; keys; dense
-            fields.
+        layout: its fields. arrays: their values, in the order of the files; by row in the order of the keys: where its
+            values begin and how many they are, keys, dense fields.
     """
 
     files: SourceFiles
     join: Join
     layout: Layout
-    arrays: Mapping[str, np.ndarray] | SharedArrays
+    arrays: Mapping[str, np.ndarray]
     fingerprint: dict[str, str]
 
     @property
@@ -79,9 +73,6 @@ class SideTable(Stage):
 
     def attach(self, piece: DecodedPiece, file: int) -> None:
         attach(piece, self)
-
-    def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-        return bucket_of([[each for each in stages if isinstance(each, SideTable)] for stages in sources], layout)
 
     @property
     def keys(self) -> np.ndarray:
@@ -126,9 +117,7 @@ class SideTable(Stage):
 
 
 def load_side_table(join: Join, schema: Schema, open_files: Callable[..., SourceFiles]) -> SideTable:
-    """Decode a whole side table, or map the one that another process of this host has read; and close its files.
-
-    While one for the disk is read its keys and the lengths of its fields are in memory, 8 bytes each.
+    """Decode a whole side table, and close its files.
 
     open_files: opens its files, see `open_joined` in `fsdata.compose.reading`.
 
@@ -144,16 +133,9 @@ def load_side_table(join: Join, schema: Schema, open_files: Callable[..., Source
         layout = layout_of(schema, list_labels).only(join.fields)
         plans = files.plans(lambda field: True, layout, filtered=True)
         identity = fingerprint(join.source, files.catalog, (), files.version)
-
-        def read(scratch: Path | None) -> dict[str, np.ndarray]:
-            pieces = (files.decode(plans, group, 0, group.rows) for group in files.groups)
-            return _arrays((each for each in pieces if each is not None), join, files.faults, layout, scratch)
-
-        if join.bucketed is None:
-            return SideTable(files, join, layout, read(None), identity)
-        contents = (_VERSION, identity, join.form, repr(schema), versions(files), *own_copy(files.faults.notes))
-        name = f"side{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
-        return SideTable(files, join, layout, SharedArrays(name, read, files.label, on_disk=True), identity)
+        pieces = (files.decode(plans, group, 0, group.rows) for group in files.groups)
+        arrays = _arrays((each for each in pieces if each is not None), join, files.faults, layout)
+        return SideTable(files, join, layout, arrays, identity)
     finally:
         files.close()
 
@@ -171,37 +153,35 @@ def table_of(pieces: Iterable[DecodedPiece], like: SideTable) -> SideTable:
     """A side table of these rows. Raises as `load_side_table`."""
     join, files = like.join, like.files
     identity = fingerprint(join.source, files.catalog, (), files.version)
-    return SideTable(files, join, like.layout, _arrays(pieces, join, files.faults, like.layout, None), identity)
+    return SideTable(files, join, like.layout, _arrays(pieces, join, files.faults, like.layout), identity)
 
 
-def _arrays(
-    pieces: Iterable[DecodedPiece], join: Join, faults: Faults, layout: Layout, scratch: Path | None
-) -> dict[str, np.ndarray]:
-    """See `SideTable`. scratch: where values lie until all are there, if not in memory."""
-    piles = [Pile(np.dtype(field.dtype), scratch and scratch / str(slot)) for slot, field in enumerate(layout.fields)]
+def _arrays(pieces: Iterable[DecodedPiece], join: Join, faults: Faults, layout: Layout) -> dict[str, np.ndarray]:
+    """See `SideTable`."""
+    fields = layout.fields
+    values = [[np.empty(0, field.dtype)] for field in fields]
     heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for piece in pieces:
         alive, keys = keyed_rows(piece, join.on)
-        length = np.empty((len(piles), len(alive)), np.int64)
-        for slot, pile in enumerate(piles):
+        length = np.empty((len(fields), len(alive)), np.int64)
+        for slot, field in enumerate(fields):
             column = piece.column(slot)
             length[slot] = column.width if column.length is None else column.length[alive]
-            pile.add(column.gathered(pile.kind, alive))
+            values[slot].append(column.gathered(field.dtype, alive))
         heads.append((keys, length, piece.dense[alive]))
     keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in heads)])
-    lengths = np.concatenate([np.empty((len(piles), 0), np.int64), *(of for _, of, _ in heads)], axis=1)
+    lengths = np.concatenate([np.empty((len(fields), 0), np.int64), *(of for _, of, _ in heads)], axis=1)
     dense = np.concatenate([np.empty((0, len(layout.dense)), np.float32), *(of for _, _, of in heads)])
     order = np.argsort(keys, kind="stable")
-    check_keys(keys[order], faults, join.on, f"a side table {ONE_ROW}")
+    check_unique(keys[order], faults, join.on, "a side table has one row per key")
     found = {_KEYS: keys[order]}
     for number, name in enumerate(layout.dense):
         found[_DENSE + name] = dense[order, number]
-    for slot, (field, pile) in enumerate(zip(layout.fields, piles, strict=True)):
-        some = np.maximum(lengths[slot], 0)  # a list that is null has -1
-        starts = np.cumsum(some) - some
+    for slot, field in enumerate(fields):
+        stored = np.maximum(lengths[slot], 0)  # a list that is null has -1
         found[_LENGTHS + field.name] = lengths[slot][order].astype(np.int32)
-        found[_STARTS + field.name] = np.cumsum(some[order]) - some[order]
-        found[_VALUES + field.name] = pile.gathered(starts[order], some[order])
+        found[_STARTS + field.name] = (np.cumsum(stored) - stored)[order]
+        found[_VALUES + field.name] = np.concatenate(values[slot])
     return found
 
 
@@ -249,29 +229,3 @@ def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return keys[at] == wanted, at
-
-
-def bucket_of(sides: Sequence[Sequence[SideTable]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-    """Rows -> int64 [n], which stretch of the side table on disk a row has its values in, of as many as the join says;
-    None without such a table. The first one decides. sides: of every source."""
-    stored = [
-        (source, side)
-        for source, of in enumerate(sides)
-        for side in of
-        if isinstance(side.arrays, SharedArrays) and side.layout.fields
-    ]
-    if not stored:
-        return None
-    source, side = stored[0]
-    name = side.layout.fields[0].name
-    size, slot = max(len(side.arrays[_VALUES + name]), 1), layout.slots[name]
-    buckets = side.join.bucketed or 1
-
-    def bucket(rows: RowRefs) -> np.ndarray:
-        spans = rows.spans(slot)
-        at = spans.start[0]
-        inside = (rows.sources() == source) & (at < size) & (spans.length[0] > 0)
-        found: np.ndarray = np.where(inside, at * buckets // size + 1, 0)
-        return found
-
-    return bucket

@@ -137,6 +137,32 @@ def test_a_killed_process_leaves_nothing_for_long(
     shared.close()
 
 
+def test_what_is_meant_for_the_disk_lies_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def make(scratch: Path | None) -> dict[str, np.ndarray]:
+        assert scratch is not None
+        made = np.memmap(scratch / "a", np.int32, "w+", shape=1000)
+        made[:] = ARRAYS["a"]
+        return {"a": made}
+
+    SharedArrays(f"{name}x", lambda _: ARRAYS, "the folders are there").close()
+    for left in (name, f"{name}y"):  # by processes that were killed while they read this table, and another one
+        scratch = tmp_path / OWN / f"arrays-{left}-0123456789abcdef.scratch"
+        scratch.mkdir()
+        (scratch / "a").write_bytes(b"1")
+        scratch.with_suffix(".data").touch()
+        (MEMORY / OWN / f"arrays-{left}.lock").touch()
+    shared = SharedArrays(name, make, "the table", on_disk=True)
+    assert np.array_equal(shared["a"], ARRAYS["a"])
+    (path,) = (path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert path.startswith(f"arrays-{name}-")
+    other = SharedArrays(name, never, "the table", on_disk=True)
+    shared.close()
+    other.close()
+    assert files(name) == []
+
+
 def test_an_error_is_raised_and_nothing_is_left(name: str) -> None:
     def fails(scratch: Path | None) -> dict[str, np.ndarray]:
         if scratch is not None:

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from data_kit import loader_on, same, write
@@ -11,6 +12,7 @@ from event_log import LISTEN, POOLS, SCHEMA, Log, anchors
 
 from fsdata import FreeScaleDataLoader
 from fsdata.histories import event_rows, history_table
+from fsdata.histories.spill_buffer import SpillBuffer
 
 
 @pytest.fixture
@@ -99,3 +101,19 @@ def test_files_of_another_version_are_not_used(
         monkeypatch.setattr(of, "_VERSION", of._VERSION + 1)
         with loader_of(tmp_path):
             assert len(files(tmp_path)) == 2 + more
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "disk"])
+def test_a_buffer_gives_what_was_added(tmp_path: Path, spilled: bool) -> None:
+    none, values = np.empty(0, np.int64), np.arange(1000, dtype=np.int16)
+    for given in (values[:0], values):
+        paths = [tmp_path / f"{name} {len(given)}" if spilled else None for name in ("whole", "gathered")]
+        buffers = [SpillBuffer(values.dtype, path) for path in paths]
+        for buffer in buffers:
+            for part in np.split(given, 4) if len(given) else ():
+                buffer.add(part)
+        halves = np.array([500, 0]) if len(given) else none
+        found = [buffers[0].whole(), buffers[1].gathered(halves, np.full_like(halves, 500))]
+        assert [each.dtype for each in found] == [np.int16] * 2
+        assert np.array_equal(found[0], given)
+        assert np.array_equal(found[1], np.roll(given, 500))

@@ -37,11 +37,23 @@ def read(folder):
     return found
 """
 
+JOINED = """
+from fsdata import FreeScaleDataLoader, Join, ParquetSource, Schema
 
-def read_without_extensions(folder: Path) -> Any:
-    """What a new process reads that finds nothing of the extensions."""
-    gone = {f"fsdata.{each}": None for each in EXTENSIONS}
-    code = f"import json, sys\nsys.modules.update({gone})\n{READ}\nprint(json.dumps(read(sys.argv[1])))"
+
+def read(folder):
+    users = ParquetSource(f"{folder}/users.parquet", defaults={"age": -1})
+    source = ParquetSource(f"{folder}/rows.parquet", join=Join(users, on="user", fields=("age",)))
+    schema = Schema(context=("user", "age"))
+    with FreeScaleDataLoader(source, schema, batch_size=4, rank=0, world_size=1, num_threads=1) as loader:
+        return [batch.features["age"].values().tolist() for batch in loader]
+"""
+
+
+def read_without(extensions: tuple[str, ...], folder: Path, script: str = READ) -> Any:
+    """What a new process reads that finds nothing of these extensions."""
+    gone = {f"fsdata.{each}": None for each in extensions}
+    code = f"import json, sys\nsys.modules.update({gone})\n{script}\nprint(json.dumps(read(sys.argv[1])))"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -57,4 +69,11 @@ def test_the_rest_reads_what_it_read_before(tmp_path: Path) -> None:
     exec(READ, whole)
     expected = whole["read"](str(tmp_path))
     assert len(expected) == 38 + 37 + 9
-    assert read_without_extensions(tmp_path) == expected
+    assert read_without(EXTENSIONS, tmp_path) == expected
+
+
+def test_side_tables_need_no_other_extension(tmp_path: Path) -> None:
+    write(tmp_path / "rows.parquet", {"user": [3, 1, 9, 2]})
+    write(tmp_path / "users.parquet", {"user": [2, 1, 3], "age": [20, 10, 30]})
+    others = tuple(each for each in EXTENSIONS if each != "tables")
+    assert read_without(others, tmp_path, JOINED) == [[30, 10, -1, 20]]

@@ -1,0 +1,37 @@
+"""Keys of joined tables: rows that have one, and that no two rows share one."""
+
+import numpy as np
+
+from fsdata.decode.piece import DecodedPiece
+from fsdata.errors import Faults
+from fsdata.schema import Field
+
+
+def keyed_rows(piece: DecodedPiece, on: str) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [n], rows of a piece of the table that are not dropped and have a key; int64 [n], their keys).
+
+    Raises:
+        DataError: a null key. Where faults are noted, its row is omitted.
+    """
+    alive = piece.alive
+    keys, null = piece.arrays[Field(on, "join_key")]
+    lost = null[alive]
+    if lost.any():
+        what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
+        piece.faults.found("key", on, piece.rows[alive[lost]], what, todo=todo)
+    return alive[~lost], keys[alive[~lost]]
+
+
+def check_unique(keys: np.ndarray, faults: Faults, on: str, table: str) -> None:
+    """Check that no key is repeated: a row could match only one of its rows.
+
+    keys: int64 [n], ascending, of the whole table. table: the end of the message, what the table has to be.
+
+    Raises:
+        DataError: a key of two rows.
+    """
+    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    if len(twice):
+        some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
+        what = f"{len(twice)} values of the key {on!r} stand in more than one row ({some})"
+        faults.found("key", on, None, what, todo=f"; {table}")
