@@ -2,7 +2,7 @@
 
     python tests/without.py                 all extensions, one after another
     python tests/without.py balance views   only these
-    python tests/without.py --some          two of them, other ones with each commit, and the tests of a few seconds
+    python tests/without.py --some          two of them, other ones with each commit, and some of the tests
 
 What an extension does is tested in folders of its own, which are not run here. A core test uses no extension:
 `tests/test_layers.py` checks that by its imports.
@@ -26,7 +26,7 @@ CORE_TESTS = (
     *("tests/data/catalog", "tests/data/decode", "tests/data/loader", "tests/data/nodes", "tests/data/order"),
     *("tests/data/sources", "tests/ranks"),
 )
-QUICK_TESTS = ("tests/data/decode", "tests/data/loader", "tests/data/nodes", "tests/data/order")
+QUICK_TESTS = ("tests/data/decode", "tests/data/loader/test_loader.py", "tests/data/nodes", "tests/data/order")
 
 PYTEST = (sys.executable, "-m", "pytest", "-m", "not long", "-p", "no:cacheprovider")
 SOME = 2
