@@ -68,10 +68,10 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fsdata/tables/side_table.py",
-        before="np.cumsum(some[order]) - some[order]",
-        after="(np.cumsum(some) - some)[order]",
+        before="(np.cumsum(stored) - stored)[order]",
+        after="np.cumsum(stored[order]) - stored[order]",
         tests=("tests/data/joins",),
-        why="rows get values of other keys, where files of a stored side table are not in the order of their keys",
+        why="rows get values of other keys, where the rows of a side table are not in the order of their keys",
     ),
     Break(
         file="fsdata/order/tokens.py",
