@@ -129,7 +129,7 @@ class BalancedSteps(BalancedNode[Step]):
 
     def _first_events(self, part: Part) -> dict[str, Any]:
         assert part.rows is not None
-        return self.source.data.places(part.rows)
+        return self.source.data.first_events(part.rows)
 
     def leaves_out(self, result: StepResult) -> bool:
         steps = self.source

@@ -37,7 +37,9 @@ import numpy as np
 from fsdata.errors import DataError
 from fsranks.machine.memory_file import reserve
 
-PATIENCE_S = 1800.0  # for the process that makes the arrays
+# For the process that makes the arrays. A table of billions of events takes half an hour and more; a process that ends
+# in the middle of it is noticed at once, by its lock.
+PATIENCE_S = 7200.0
 _LOG = logging.getLogger("fsdata")
 _ALIGNMENT = 64
 _SPARE = 1 << 26  # bytes of /dev/shm that are left to others

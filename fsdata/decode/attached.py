@@ -44,7 +44,7 @@ class Stage:
         """
         return None
 
-    def places(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
+    def first_events(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
         """Sequence that samples share -> int64 [N], the number of the first event that each sees, in all tables of the
         kind; on all ranks in the order of the schema."""
         return {}

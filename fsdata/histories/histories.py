@@ -81,8 +81,8 @@ class Histories(Stage):
     def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
         return buckets_of(_of_each(sources), layout) if layout.references else None
 
-    def places(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
-        return places(rows, layout)
+    def first_events(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
+        return first_events(rows, layout)
 
     def received(self, columns: list[Column], rows: int, layout: Layout, sources: Sequence[Sequence[Stage]]) -> RowRefs:
         return received(columns, rows, layout, _of_each(sources))
@@ -196,7 +196,7 @@ def received(columns: list[Column], rows: int, layout: Layout, sources: Sequence
     return RowRefs(Blocks(blocks, len(columns)), block, row)
 
 
-def places(rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
+def first_events(rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
     """Sequence that samples share -> int64 [N], the number of the first event that each sees among all histories; on
     all ranks in the order of the schema."""
     found = {}

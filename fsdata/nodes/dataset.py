@@ -161,10 +161,10 @@ class Dataset:
         stage = next(stage for stage in self.sources[0].stages if stage.references)
         return stage.received(columns, rows, self.layout, [source.stages for source in self.sources])
 
-    def places(self, rows: RowRefs) -> dict[str, np.ndarray]:
-        """See `Stage.places`."""
+    def first_events(self, rows: RowRefs) -> dict[str, np.ndarray]:
+        """See `Stage.first_events`."""
         stages = self.sources[0].stages if self.layout.shared and self.layout.references else ()
-        return next((stage.places(rows, self.layout) for stage in stages if stage.references), {})
+        return next((stage.first_events(rows, self.layout) for stage in stages if stage.references), {})
 
     @property
     def time_windows(self) -> np.ndarray | None:

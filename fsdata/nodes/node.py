@@ -53,8 +53,9 @@ class Job:
     def __init__(self, first: "First[Any]") -> None:
         # By weak references: nodes refer to the job, and what no loader refers to any more goes at once, with its
         # threads and its memory.
-        self._nodes = [weakref.ref(first)]
-        self._by_segment = 0  # so many of the first nodes are begun by `begin_segment`
+        self._first = weakref.ref(first)
+        self._of_segments: list[weakref.ref[Node[Any]]] = []  # nodes that `begin_segment` begins
+        self._nodes: list[weakref.ref[Node[Any]]] = [self._first]  # the others, behind them
         self._began = Progress.start(0, 1)
         self.exchange: StatusExchange | None = None
         self.meets_in_steps = False
@@ -65,10 +66,8 @@ class Job:
 
     def join(self, node: "Node[Any]", *, begins_segments: bool = False) -> None:
         """Take part behind the others. begins_segments: they begin when `node` begins a segment."""
-        # A graph may be built twice behind the same rows: nodes of the first one take no part any more.
-        self._nodes = [each for each in self._nodes if each() is not None]
         if begins_segments:
-            self._by_segment = len(self._nodes)
+            self._of_segments, self._nodes = [*self._of_segments, *self._nodes], []
         self._nodes.append(weakref.ref(node))
 
     @property
@@ -99,7 +98,7 @@ class Job:
         Raises:
             StateError: the state is of another version, or of other data or another order.
         """
-        first: Any = self._nodes[0]()  # is there, as nodes behind it refer to it
+        first: Any = self._first()  # is there, as nodes behind it refer to it
         place: Progress = first.place_of(state)
         if state is None:
             place = replace(place, tuning=self.tuning)
@@ -110,11 +109,11 @@ class Job:
 
     def begin(self, progress: Progress) -> None:
         """Begin at this place."""
-        self._begin(self._alive()[self._by_segment :], progress)
+        self._begin(_alive(self._nodes), progress)
 
     def begin_segment(self, progress: Progress) -> None:
         """Begin those nodes that begin with a segment."""
-        self._begin(self._alive()[: self._by_segment], progress)
+        self._begin(_alive(self._of_segments), progress)
 
     def _begin(self, nodes: "list[Node[Any]]", progress: Progress) -> None:
         self._began = progress
@@ -127,7 +126,7 @@ class Job:
 
     def end_steps(self) -> None:
         """No step follows in this epoch; of data that is followed, in this segment."""
-        if not self._by_segment:
+        if not self._of_segments:
             self.over = True
 
     def report(self, compute_seconds: float, after: Progress) -> None:
@@ -164,24 +163,29 @@ class Job:
 
     def stop(self) -> None:
         """Wait for no further data; only data that is followed is waited for."""
-        for node in self._alive():
+        for node in self._all():
             node.on_stop()
 
     def end(self) -> None:
         """Make no further item until the next `begin`; what is under way ends by itself."""
-        for node in reversed(self._alive()):
+        for node in reversed(self._all()):
             node.on_end()
 
     def close(self, why: str = CLOSED) -> None:
         """End threads and groups. Twice is fine. why: what the other ranks read."""
-        for node in reversed(self._alive()):
+        for node in reversed(self._all()):
             node.on_close()
         self.leave(why, _GRACE_S)
         if self.exchange is not None:
             self.exchange.close(why)
 
-    def _alive(self) -> "list[Node[Any]]":
-        return [node for each in self._nodes if (node := each()) is not None]
+    def _all(self) -> "list[Node[Any]]":
+        return _alive([*self._of_segments, *self._nodes])
+
+
+def _alive(nodes: "list[weakref.ref[Node[Any]]]") -> "list[Node[Any]]":
+    """Without those of a graph that was given up, where another was built behind the same rows."""
+    return [node for each in nodes if (node := each()) is not None]
 
 
 class Node(BaseNode[T]):

@@ -28,7 +28,7 @@ from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import FreeScaleError
-from fsdata.histories.histories import histories_of, places
+from fsdata.histories.histories import first_events, histories_of
 
 _GROUP = "histories"
 
@@ -93,7 +93,7 @@ class Requests:
         except FreeScaleError as error:
             raise UsageError(str(error)) from error
         length = found.spans(self._layout.groups[_GROUP]).length[0]
-        return Windows(places(found, self._layout)[_GROUP], length, time[: len(length)])
+        return Windows(first_events(found, self._layout)[_GROUP], length, time[: len(length)])
 
 
 @contextmanager
