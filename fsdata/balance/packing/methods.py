@@ -235,7 +235,7 @@ def _lightest_first(
 
 def _does_not_fit(problem: Problem, longest: int, reached: int | None = None) -> str:
     mean = problem.tokens.sum() / problem.num_ranks
-    reason = f"no rank has room for a sample of {longest} tokens" if reached is None else f"the best has {reached}"
+    reason = f"a sample of {longest} tokens finds no rank with room" if reached is None else f"the best is {reached}"
     remedy = "use method='vbs' (variable counts) or raise max_tokens" if problem.max_count == 0 else "raise max_tokens"
     return (
         f"no plan found that keeps every rank within max_tokens={problem.max_tokens}: {reason}, at {mean:.0f} tokens "

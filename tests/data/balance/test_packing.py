@@ -231,6 +231,6 @@ def test_equal_counts_that_cannot_meet_the_cap_say_what_does():
     assert np.bincount(pack(tokens, 3, tokens=tokens, max_tokens=13).rank, tokens).max() == 13
     plan = pack(tokens, 3, method="repair", home=home, tokens=tokens, max_tokens=13)
     assert np.bincount(plan.rank, tokens).max() == 13
-    with pytest.raises(ValueError, match=r"max_tokens=6.*the best has 8.*longest sample of 6; use method='vbs'"):
+    with pytest.raises(ValueError, match=r"max_tokens=6.*the best is 8.*longest sample of 6; use method='vbs'"):
         pack([6, 2, 2, 2], 2, tokens=[6, 2, 2, 2], max_tokens=6)
     assert pack([6, 2, 2, 2], 2, method="vbs", tokens=[6, 2, 2, 2], max_tokens=6).counts.tolist() == [1, 3]
