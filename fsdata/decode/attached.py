@@ -1,4 +1,4 @@
-"""What a table that is joined to a source has to be: opened, checked, and a stage that pieces pass."""
+"""What a table that is joined to a source has to be: opened, checked, and a stage that completes decoded rows."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -10,14 +10,14 @@ from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.block import Column, RowRefs
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.row_layout import Layout
 from fsdata.schema import Field
 from fsdata.sources.source import Joined, ParquetSource
 
 
 class Stage:
-    """What joined tables of one kind do to the pieces of a source. Thread-safe.
+    """What joined tables of one kind do to the rows of a source. Thread-safe.
 
     Attributes:
         turn: stages with a lower one come first: rows that a stage drops are no fault in later ones.
@@ -28,13 +28,13 @@ class Stage:
     turn = 0
     references: Collection[str] = ()
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
-        """Add fields to the rows of a piece, in place, before its lists are aligned. file: that the rows are of.
+    def attach(self, decoded: DecodedRows, file: int) -> None:
+        """Add fields to decoded rows, in place, before their lists are aligned. file: that the rows are of.
 
         Raises: DataError, as the policies of the fields say.
         """
 
-    def finish(self, piece: DecodedPiece) -> None:
+    def finish(self, decoded: DecodedRows) -> None:
         """Add what depends on lists as they are in the end."""
 
     def bucket(self, sources: Sequence[Sequence["Stage"]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:

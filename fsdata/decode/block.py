@@ -281,7 +281,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class RowRefs:
-    """N rows of some blocks. block, row: int32 [N]."""
+    """N rows of some blocks.
+
+    A thread gives one for each planned row, so that the position of a row says which it is; of these, some may be
+    dropped (by the filter, or by a null policy). Whatever takes values needs `alive` ones.
+
+    Attributes:
+        block, row: int32 [N], which block and which of its rows; row -1 is dropped.
+    """
 
     blocks: Blocks
     block: np.ndarray
@@ -296,6 +303,11 @@ class RowRefs:
     @property
     def num_rows(self) -> int:
         return len(self.row)
+
+    @property
+    def alive(self) -> np.ndarray:
+        """int64 [n], increasing: the rows that are not dropped."""
+        return np.flatnonzero(self.row >= 0)
 
     @property
     def bytes(self) -> int:
@@ -385,21 +397,8 @@ class Spans:
         return self.blocks.resolver if self.columns[:, :, columns.RESOLVED].any() else None
 
 
-@dataclass(frozen=True, slots=True)
-class SurvivingRows:
-    """Rows that filters and null policies left of a piece.
-
-    Attributes:
-        rows: n of them.
-        kept: int64 [n], increasing: their positions in the piece; None if all rows survived.
-    """
-
-    rows: RowRefs
-    kept: np.ndarray | None
-
-
 def concat(parts: Sequence[RowRefs]) -> RowRefs:
-    """All rows, in order; they have the same fields. Blocks without a row are left out."""
+    """All rows, in order; they have the same fields. Blocks that no row refers to are left out."""
     blocks = parts[0].blocks
     if len(parts) == 1:
         return parts[0]
@@ -409,16 +408,20 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
     number: dict[Block, int] = {}
     block = []
     for part in parts:
-        used = np.bincount(part.block, minlength=len(part.blocks.of)) > 0
-        of = [
-            number.setdefault(each, len(number)) if some else -1
+        used = np.bincount(part.block[part.row >= 0], minlength=len(part.blocks.of)) > 0
+        new = [
+            number.setdefault(each, len(number)) if some else 0
             for each, some in zip(part.blocks.of, used.tolist(), strict=True)
         ]
-        block.append(np.array(of, np.int32)[part.block])
+        block.append(np.array(new or [0], np.int32)[part.block])  # dropped rows have block 0, also of none
     return RowRefs(Blocks(list(number), blocks.columns.shape[1]), np.concatenate(block), row)
 
 
+def dropped_rows(count: int, fields: int) -> RowRefs:
+    """Rows of `fields` fields that were all dropped."""
+    return RowRefs(Blocks((), fields), np.zeros(count, np.int32), np.full(count, -1, np.int32))
+
+
 def no_rows(fields: int) -> RowRefs:
-    """Of `fields` fields."""
-    none = np.empty(0, np.int32)
-    return RowRefs(Blocks((), fields), none, none)
+    """None, of `fields` fields."""
+    return dropped_rows(0, fields)

@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.errors import Faults
 from fsdata.schema import Field
 
 
-def keyed_rows(piece: DecodedPiece, on: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [n], rows of a piece of the table that are not dropped and have a key; int64 [n], their keys).
+def keyed_rows(decoded: DecodedRows, on: str) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [n], decoded rows of the table that are not dropped and have a key; int64 [n], their keys).
 
     Raises:
         DataError: a null key. Where faults are noted, its row is omitted.
     """
-    alive = piece.alive
-    keys, null = piece.arrays[Field(on, "join_key")]
+    alive = decoded.alive
+    keys, null = decoded.keys[Field(on, "join_key")]
     lost = null[alive]
     if lost.any():
         what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
-        piece.faults.found("key", on, piece.rows[alive[lost]], what, todo=todo)
+        decoded.faults.found("key", on, decoded.rows[alive[lost]], what, todo=todo)
     return alive[~lost], keys[alive[~lost]]
 
 

@@ -69,6 +69,7 @@ class OpenParquet:
     Attributes:
         stamp: its time of modification when it was opened, 0 if unknown.
         parquet: reads it by pyarrow, from `source`, which has `seek` and `read`.
+        schema: the object that files of one schema share.
         chunks: int64 [row groups, leaf columns, kernel.CHUNK_COLUMNS], see `fsdata.kernels.footer`.
         whole: `source` has all of the file. Of a remote one it has what was read ahead; each further read is a request.
     """
@@ -77,6 +78,7 @@ class OpenParquet:
     stamp: int
     parquet: pq.ParquetFile
     source: Any
+    schema: pa.Schema
     chunks: np.ndarray
     whole: bool = True
 
@@ -208,7 +210,7 @@ class OpenFiles:
         except BaseException:
             source.close()
             raise
-        return OpenParquet(file, stamp, parquet, source, chunks)
+        return OpenParquet(file, stamp, parquet, source, schema, chunks)
 
     def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; the longest idle ones are closed if there are too many."""

@@ -1,32 +1,32 @@
-"""An opened source: main table and side tables together give the rows of a sample."""
+"""An opened source: main table and joined tables together give the rows of a sample."""
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
-from fsdata.catalog.binding.bind import column_type
-from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.binding.counted import mixed
-from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
+from fsdata.catalog.binding.key_types import HashedTypes, between
 from fsdata.catalog.fingerprint import fingerprint, parts
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
+from fsdata.decode.align import align
 from fsdata.decode.attached import Attached, Stage
-from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
+from fsdata.decode.block import Column, RowRefs, dropped_rows
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.open_files import RemoteGroup
-from fsdata.decode.piece import DecodedPiece, align
-from fsdata.decode.piece_plan import PiecePlan
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_reader import RowReader
+from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of, may_drop
 from fsdata.errors import SchemaError
-from fsdata.schema import Field, Schema, fields_of
+from fsdata.schema import Field, Schema
 from fsdata.sources.source import ParquetSource
 
 
@@ -35,7 +35,7 @@ class OpenSource:
 
     Args:
         files: of the main table, or the events that are its rows.
-        attached: its joined tables. stages: what they do to pieces.
+        attached: its joined tables. stages: what they do to decoded rows.
         index: the source's position in the loader. label: how messages call it.
 
     Attributes:
@@ -71,18 +71,18 @@ class OpenSource:
         self._retry = retry
         if source.events is None:
             for each in attached:
-                _check_hashed_keys(files, each, label)
+                check_hashed_keys(files, each, label)
         self.groups = self._files.groups
         self._defaults = dict(source.defaults)
         for each in self.attached:
             self._defaults |= each.defaults
         self.masks = frozenset[str]().union(*(each.masks for each in self.attached))
-        self._plans: dict[Layout, tuple[PiecePlan, ...]] = {}
+        self._plans: dict[Layout, tuple[DecodePlan, ...]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self._count()
-        self.may_drop = _may_drop(source, schema) or any(each.may_drop for each in self.attached)
+        self.may_drop = may_drop(source, schema) or any(each.may_drop for each in self.attached)
         self.fingerprint = fingerprint(
             source, self._files.catalog, [each.fingerprint for each in self.attached], self._files.version
         )
@@ -90,7 +90,7 @@ class OpenSource:
     @property
     def hashed_types(self) -> HashedTypes:
         """See `fsdata.catalog.binding.key_types`; all files agree."""
-        return _hashed_types(self._files)
+        return hashed_types_of(self._files)
 
     def parts(self) -> dict[str, str]:
         """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
@@ -102,8 +102,8 @@ class OpenSource:
         self.time = next((each for field, each in own.items() if field.kind == "time"), None)
         self.counted = {field.name: each for field, each in own.items() if field.number == "id" and not field.only_read}
         for each in self.attached:
-            of = each.counted
-            self.counted |= {name: of[name] for name in each.join.fields if name in of}
+            of_table = each.counted
+            self.counted |= {name: of_table[name] for name in each.join.fields if name in of_table}
         for each in self.attached:
             each.check(own, {**self._files.known, **self.counted})
 
@@ -133,7 +133,7 @@ class OpenSource:
 
     @contextmanager
     def changing(self, first: str) -> Iterator[None]:
-        """Further files come inside of the block, the first one is called `first`. No piece is planned meanwhile.
+        """Further files come inside of the block, the first one is called `first`. No row is read meanwhile.
 
         Raises: SchemaError: rows have another form than those before.
         """
@@ -166,56 +166,61 @@ class OpenSource:
 
     def fetch(self, group: RowGroup, layout: Layout) -> RemoteGroup | None:
         """The bytes that `read` needs, for read-ahead; None if the file is local."""
-        return self._files.fetch(self._plan(layout), group)
+        return self._files.fetch(self._plans_for(layout), group)
 
     def read(
         self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RemoteGroup | None = None
-    ) -> SurvivingRows:
-        """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
+    ) -> RowRefs:
+        """Rows [start, stop) of a row group, or of the part of it that `group` is; those that a filter or a policy
+        leaves out are dropped. Blocks; most of it without the GIL.
 
         Raises:
             CorruptFileError, OSError: see `RowReader.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
-        start, stop = start + group.first, stop + group.first
-        piece = self._files.decode(self._plan(layout), group, start, stop, fetched)
-        if piece is None:
-            return SurvivingRows(no_rows(len(layout.fields)), np.empty(0, np.int64))
-        return self._finished(piece, layout, group.file, start, stop)
+        rows = group.range[start:stop]
+        decoded = self._files.decode(self._plans_for(layout), group, rows, fetched)
+        if decoded is None:
+            return dropped_rows(len(rows), len(layout.fields))
+        self._complete(decoded, group.file)
+        return decoded.references(rows, self.index)
 
-    def read_at_once(self, groups: Sequence[RowGroup], layout: Layout) -> SurvivingRows | None:
-        """Decode all rows of small row groups, see `small`; None if anything is wrong with them, which `read` of each
-        says. Blocks; most of it without the GIL."""
+    def read_together(self, groups: Sequence[RowGroup], layout: Layout) -> RowRefs | None:
+        """All rows of small row groups, see `small`, in order; None if anything is wrong with them, which `read` of
+        each says. Blocks; most of it without the GIL."""
+        assert self._files.small_groups is not None
         try:
-            piece = self._files.decode_at_once(self._plan(layout), groups)
-            return self._finished(piece, layout, groups[0].file, 0, sum(group.rows for group in groups))
+            decoded = self._files.small_groups.decode(self._plans_for(layout), groups)
+            self._complete(decoded, groups[0].file)
         except Exception:  # of any kind: `read` meets it again, retries it where that helps, and names the row group
             return None
+        return decoded.references(range(sum(group.rows for group in groups)), self.index)
 
-    def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """See `RowReader.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
-        if self.remote:
-            return np.full(len(self.groups), -1), np.zeros(len(self.groups))
-        return self._files.small(self._plan(layout))
+    def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `SmallGroups.shares`; None where row groups are decoded one by one: read-ahead fetches each by itself."""
+        small_groups = None if self.remote else self._files.small_groups
+        return None if small_groups is None else small_groups.shares(self._plans_for(layout))
 
-    def _finished(self, piece: DecodedPiece, layout: Layout, file: int, start: int, stop: int) -> SurvivingRows:
-        """Decoded rows of [start, stop), with what other tables add to them."""
+    def _complete(self, decoded: DecodedRows, file: int) -> None:
+        """Add what other tables have, and align lists, in place. Each stage may drop rows.
+
+        file: that the rows are of.
+        """
+        layout = decoded.layout
         for slot in layout.masks.values():
-            piece.columns[slot] = Column.constant(np.ones(1, np.uint8))
+            decoded.columns[slot] = Column.constant(np.ones(1, np.uint8))
         for stage in self.stages:
-            stage.attach(piece, file)
+            stage.attach(decoded, file)
         if layout.dense:
+            # Not before: joined tables fill dense fields, too.
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
-            piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
-        align(piece, self._defaults)
+            decoded.columns[slot] = Column.of(decoded.dense.reshape(-1), width=len(layout.dense))
+        align(decoded, self._defaults)
         for stage in self.stages:
-            stage.finish(piece)
+            stage.finish(decoded)
         if layout.exploded is not None:
-            piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
-        rows = RowRefs.of(piece.block(self.index))
-        if piece.drop.any():
-            return SurvivingRows(rows.take(piece.alive), piece.rows[piece.alive] - start)
-        return SurvivingRows(rows, None if rows.num_rows == stop - start else piece.rows - start)
+            # A row without elements becomes no sample: it is dropped here, so that batches have none of its fields.
+            decoded.drop |= decoded.columns[layout.groups[layout.exploded]].lengths(len(decoded.rows)) == 0
 
     def read_times(self, group: RowGroup) -> np.ndarray:
         """int64 [rows]: the time of every row, nanoseconds if the column is a timestamp or date.
@@ -226,18 +231,17 @@ class OpenSource:
             DataError: a null in a row that the filter keeps.
         """
         assert self._schema.time is not None
-        here = group.first, group.first + group.rows
-        piece = self._files.decode(self._time_plans, group, *here)
-        if piece is None:
+        decoded = self._files.decode(self._time_plans, group)
+        if decoded is None:
             return np.zeros(group.rows, np.int64)
-        times, null = piece.arrays[Field(self._schema.time, "time")]
+        times, null = decoded.keys[Field(self._schema.time, "time")]
         if not null.any():
             return times
-        bad = null.copy()
+        bad = null
         if self._files.source.condition is not None:
-            kept = self._files.decode(self._filtered_time_plans, group, *here)
+            kept = self._files.decode(self._filtered_time_plans, group)
+            bad = np.zeros(group.rows, bool)
             if kept is not None:
-                bad = np.zeros(group.rows, bool)
                 bad[kept.rows - group.first] = null[kept.rows - group.first]
         if bad.any():
             rows, time = group.first + np.flatnonzero(bad), self._schema.time
@@ -254,19 +258,19 @@ class OpenSource:
         """Close open files. Rows already read stay valid."""
         self._files.close()
 
-    def _plan(self, layout: Layout) -> tuple[PiecePlan, ...]:
+    def _plans_for(self, layout: Layout) -> tuple[DecodePlan, ...]:
         with self._lock:
             if layout not in self._plans:
-                self._plans[layout] = self._files.plans(lambda field: field.kind != "time", layout, filtered=True)
+                self._plans[layout] = self._files.plans(layout, lambda field: field.kind != "time")
             return self._plans[layout]
 
     @cached_property
-    def _time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=False)
+    def _time_plans(self) -> tuple[DecodePlan, ...]:
+        return self._files.plans(Layout((), 0), lambda field: field.kind == "time", filtered=False)
 
     @cached_property
-    def _filtered_time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=True)
+    def _filtered_time_plans(self) -> tuple[DecodePlan, ...]:
+        return self._files.plans(Layout((), 0), lambda field: field.kind == "time")
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
@@ -299,85 +303,3 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
             yield name, source, f"{name} is a hash, and {what}: {todo}"
     for name, number, what in mixed([source.counted for source in sources]):
         yield name, sources[number], what
-
-
-def _hashed_types(files: RowReader) -> HashedTypes:
-    return hashed_types(files.source, partial(column_type, files.kinds[0]))
-
-
-def _check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
-    """Keys that both tables hash are hashes of one type."""
-    catalog = side.catalog
-    schema = catalog.schemas[int(catalog.schema_of[0])]
-    folders = folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
-    types = hashed_types(side.source, lambda name: folders.get(name) or type_at(schema, name))
-    for use, here, there in between(_hashed_types(files), types):
-        if use == side.join.on:
-            raise SchemaError(
-                f"{label}: the key {use!r} is a hash, and its column {here} in the rows and {there} in "
-                f"{side.source.label}: a hash tells types apart, so that no key would match. Declare one type with "
-                "types={...} in both sources"
-            )
-
-
-def _may_drop(source: ParquetSource, schema: Schema) -> bool:
-    drops = any(source.policy(name) == "drop" for name in schema.field_names)
-    return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
-
-
-def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Field]:
-    """What the rows of the main table have to have: fields that no table is joined for, keys, and times.
-
-    Raises:
-        SchemaError: joins that contradict the schema.
-    """
-    joined = _check_joins(source, schema, label)
-    wanted = [field for field in fields_of(schema) if field.name not in joined]
-    keys = (join.on for join in source.join if not join.finds_values)
-    wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
-    wanted += [] if schema.time is None else [Field(schema.time, "time")]
-    times = (join.row_time for join in source.join if join.row_time is not None)
-    return wanted + [Field(name, "row_time") for name in dict.fromkeys(times)]
-
-
-def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
-    """The fields that side tables bring, checked against the schema."""
-    known = set(schema.field_names)
-    joined: set[str] = set()
-    shared: set[str] = set()
-    for join in source.join:
-        of_events = source.events is not None and join.finds_values  # rows may be made of what it finds
-        unknown = [name for name in join.fields if name not in known and not of_events]
-        kind = type(join).__name__
-        if unknown:
-            raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
-        passed = [name for name in join.fields if name in schema.passthrough]
-        if passed:
-            raise SchemaError(
-                f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
-            )
-        join.check(source, schema, label)
-        shared |= {group.name for group in schema.groups if join.stores(group)}
-        joined |= known.intersection(join.fields)
-    for group in schema.groups:
-        if group.share is not None and group.name not in shared and schema.explode is None:
-            raise SchemaError(
-                f"{label}: Sequence({group.name!r}, share={group.share!r}) needs histories that are stored once: bring "
-                f"its fields by AsOf(on={group.share!r})"
-            )
-    both = sorted(joined & (set(source.columns) | set(source.defaults) | set(source.nulls)))
-    if both:
-        raise SchemaError(
-            f"{label}: {', '.join(both)} come from a side table: their columns, defaults and nulls belong to the "
-            "ParquetSource inside the Join or AsOf"
-        )
-    keys = {name for join in source.join for name in (join.on, join.row_time)}
-    for option in ("columns", "defaults", "nulls"):
-        allowed = known | keys | {schema.time} if option == "columns" else known
-        unknown = sorted(set(getattr(source, option)) - allowed)
-        if unknown:
-            raise SchemaError(
-                f"{label}: {option} names {', '.join(unknown)}, not a field of the schema that can have them; fields: "
-                f"{', '.join(schema.field_names)}"
-            )
-    return joined

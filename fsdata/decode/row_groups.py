@@ -21,6 +21,11 @@ class RowGroup:
     rows: int
     first: int = 0
 
+    @property
+    def range(self) -> range:
+        """Its rows, as the row group numbers them."""
+        return range(self.first, self.first + self.rows)
+
 
 class Groups(Sequence[RowGroup]):
     """Row groups in order, or parts of them. row_counts: int64 [groups]."""

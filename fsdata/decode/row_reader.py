@@ -1,7 +1,7 @@
 """What a source reads its rows with, whatever they are stored as: Parquet files, events of a table, record batches.
 
-A reader has units of rows, each with its number of rows, and decodes some rows of a unit into a piece. What becomes of
-columns, nulls, joins and lists follows from the piece and is the same for all of them (`fsdata.decode.opened_source`).
+A reader has units of rows, each with its number of rows, and decodes rows of a unit. What becomes of columns, nulls,
+joins and lists afterwards is the same for all readers (`fsdata.decode.opened_source`).
 """
 
 import logging
@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,11 @@ from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import unreachable
-from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
-from fsdata.decode.decode_piece import decode_batch
+from fsdata.decode.arrow.record_batches import MapFailed
+from fsdata.decode.decode import decode_batch
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.open_files import RemoteGroup
-from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.piece_plan import PiecePlan, plan_pieces
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import Groups, RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults
@@ -31,6 +31,25 @@ from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 
 _LOG = logging.getLogger("fsdata")
+Plans = Sequence[DecodePlan]
+"""One for each kind of file of a reader."""
+
+
+class SmallGroups(Protocol):
+    """What decodes small row groups of a file together: `fsdata.pages.small_groups`."""
+
+    def shares(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
+        """(int64 [groups], the file of units that are decoded together with others of this file, -1 of others; float64
+        [groups], their share in what is decoded at once)."""
+
+    def decode(self, plans: Plans, groups: Sequence[RowGroup]) -> DecodedRows:
+        """All rows of whole small units, numbered from the first of all.
+
+        Raises: anything, also where `RowReader.decode` of each would note a fault; nothing is retried or noted.
+        """
+
+    def counted(self) -> dict[str, int]:
+        """Field -> how many of its column chunks, of lists, were decoded so."""
 
 
 class RowReader(ABC):
@@ -42,12 +61,14 @@ class RowReader(ABC):
         groups: its units. kinds: how fields are made of the columns of each kind of file.
         faults: what becomes of rows that contradict the schema. skipped: files and units that were left out.
         version: of a table, which version its files are.
+        small_groups: decodes small units together, if something can.
     """
 
     catalog: Catalog
     groups: Groups
     kinds: list[FileKind]
     version: str | None = None
+    small_groups: SmallGroups | None = None
 
     def __init__(self, source: ParquetSource, label: str, notes: list[Fault] | None) -> None:
         """notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first."""
@@ -80,65 +101,38 @@ class RowReader(ABC):
 
     @abstractmethod
     def decode(
-        self,
-        plans: Sequence[PiecePlan],
-        group: RowGroup,
-        start: int,
-        stop: int,
-        fetched: RemoteGroup | None = None,
-    ) -> DecodedPiece | None:
-        """Rows [start, stop) of a unit; None if it is damaged and skipped. Blocks.
+        self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
+    ) -> DecodedRows | None:
+        """Some rows of a unit; None if it is damaged and skipped. Blocks; most of it without the GIL.
 
-        plans: one for each kind of file, see `plans`. fetched: what `fetch` gave, if it was read ahead.
+        Args:
+            plans: see `plans`.
+            rows: which rows of the row group, None: those that the unit has.
+            fetched: what `fetch` gave, if it was read ahead.
 
         Raises:
             CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
             OSError: the file cannot be reached, whatever `on_error` says.
             Exception: what `map` raised.
-            DataError: see `fsdata.decode.decode_piece`.
+            DataError: see `fsdata.decode.decode`.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was found, and what finding it took; JSON-able."""
 
-    def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
-        """How the fields that `serves` chooses are decoded, one plan per kind of file."""
-        condition = self.source.condition if filtered else None
-        plans = []
-        for kind in self.kinds:
-            bindings = tuple(each for each in kind.bindings if serves(each.field))
-            order_only = all(each.field.kind == "time" for each in bindings)  # the order is that of the files
-            plans.append(
-                plan_pieces(
-                    replace(kind, bindings=bindings),
-                    layout,
-                    condition=condition,
-                    expressions={
-                        each.field.name: self.source.expression_of(each.field.name)
-                        for each in bindings
-                        if each.origin == "expression"
-                    },
-                    map=None if order_only else self.source.map,
-                )
-            )
-        return tuple(plans)
+    def plans(
+        self, layout: Layout, serves: Callable[[Field], bool] = lambda _: True, *, filtered: bool = True
+    ) -> tuple[DecodePlan, ...]:
+        """How the fields that `serves` chooses are decoded, one plan for each kind of file."""
+        kinds = (
+            replace(kind, bindings=tuple(each for each in kind.bindings if serves(each.field))) for kind in self.kinds
+        )
+        return tuple(DecodePlan(kind, layout, self.source, filtered=filtered) for kind in kinds)
 
-    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RemoteGroup | None:
+    def fetch(self, plans: Plans, group: RowGroup) -> RemoteGroup | None:
         """What `decode` needs of a unit, to be read ahead of it; None where nothing is read ahead."""
         return None
-
-    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 [groups], the file of units that are decoded together with others of this file, -1 of others; float64
-        [groups], their share in what is decoded at once). None are, unless a reader can."""
-        return np.full(len(self.groups), -1), np.zeros(len(self.groups))
-
-    def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
-        """All rows of whole small units, see `small`; they are numbered from the first of all.
-
-        Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
-        """
-        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027  # most readers have none open
         """Close open files. Rows already read stay valid."""
@@ -165,19 +159,42 @@ class RowReader(ABC):
             where = replace(self.faults, file=left_out.file, row_group=left_out.row_group)
             where.found("corrupt", None, None, left_out.reason)
 
-    def _damaged(self, group: RowGroup, error: Exception) -> None:
-        """Raise what is wrong with a unit, or note that it is skipped."""
+
+class DamagePolicy:
+    """A context in which a unit is decoded. What it raises says where the damage is; under `on_error="skip"` it ends
+    the block, and the unit is noted."""
+
+    def __init__(self, reader: RowReader, group: RowGroup) -> None:
+        self._reader, self._group = reader, group
+        self._raised_by_map: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, MapFailed):  # may carry an OSError, which is no damage of the file
+            self._raised_by_map = error.error
+            return True
+        if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError):
+            return False
         if unreachable(error):
-            raise error
+            return False
+        reader, group = self._reader, self._group
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if self.source.on_error == "skip":
-            return self.leave_out(self.catalog.files.name(group.file), reason, group.index, group.rows)
+        if reader.source.on_error == "skip":
+            reader.leave_out(reader.catalog.files.name(group.file), reason, group.index, group.rows)
+            return True
         if isinstance(error, CorruptFileError):
-            raise CorruptFileError(f"{self.label}: {error}") from error
+            raise CorruptFileError(f"{reader.label}: {error}") from error
         raise CorruptFileError(
-            f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
-            "on_error='skip' to leave such row groups out"
+            f"{reader.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give on_error='skip' "
+            "to leave such row groups out"
         ) from error
+
+    def raise_of_map(self) -> None:
+        """Raise what `map` raised, outside of the context; if it did not, the unit is skipped."""
+        if self._raised_by_map is not None:
+            raise self._raised_by_map
 
 
 class BatchReader(RowReader):
@@ -188,31 +205,13 @@ class BatchReader(RowReader):
         """Rows [start, stop) of a unit, and of them the columns `names`, in this order. From several threads."""
 
     def decode(
-        self,
-        plans: Sequence[PiecePlan],
-        group: RowGroup,
-        start: int,
-        stop: int,
-        fetched: RemoteGroup | None = None,
-    ) -> DecodedPiece | None:
+        self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
+    ) -> DecodedRows | None:
         """See `RowReader`."""
         (plan,) = plans
-        wanted = GroupRows(
-            group=group.index,
-            start=start,
-            stop=stop,
-            to_end=False,
-            schema=0,
-            faults=self.faults_of(group),
-            leaves=lambda _: (),  # there is no file whose columns they would be
-        )
-        try:
-            return decode_batch(self.batch(group, start, stop, plan.batches.read), wanted, plan)
-        except MapFailed as carrier:
-            failed = carrier.error
-        except DataError:
-            raise
-        except (pa.ArrowException, OSError) as error:
-            self._damaged(group, error)
-            return None
-        raise failed
+        rows = group.range if rows is None else rows
+        with DamagePolicy(self, group) as damage:
+            batch = self.batch(group, rows.start, rows.stop, plan.read)
+            return decode_batch(batch, rows.start, plan, self.faults_of(group))
+        damage.raise_of_map()
+        return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.block import Block, Column, RowRefs, SurvivingRows, concat
+from fsdata.decode.block import Block, Column, RowRefs, concat
 from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
@@ -88,8 +88,6 @@ class Dataset:
     Planning reads no data, except that `mix="time"` reads the time columns.
 
     Attributes:
-        read: decodes a piece, from the row groups that were read ahead for it; from any thread. fetches_of: which row
-            groups these are.
         bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
         followed: there is no end to it, see `fsdata.growing`.
         meets: why ranks have to meet in every step; None where they need not.
@@ -134,8 +132,8 @@ class Dataset:
         self._time_windows = _time_windows(sources)
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
         self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
-        self.read = piece_reader(sources, self.layout, units, keys)
-        self.fetches_of = fetch_planner(sources, self.layout, units)
+        self._units: UnitsByNumber = units
+        self._keys = keys
         one_by_one = shuffle or keys is not None or self.followed or any(source.remote for source in sources)
         self._small = None if one_by_one else _small_units(sources, self.layout, self._unit_rows)
         self.rows = int(self._unit_rows.sum())
@@ -202,6 +200,49 @@ class Dataset:
     def _left(self, first: Sequence[Stream], progress: Progress, world_size: int) -> list[Stream]:
         streams = progress.streams(first, world_size)
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
+
+    def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
+        """Decode the rows of a piece, in order, of which some may be dropped; see `RowRefs`. From any thread.
+
+        fetched: what was read ahead for it, as `fetches_of` gives it.
+
+        Raises:
+            ReadInPart: the piece has several row groups, and one behind the first cannot be read.
+        """
+        with self.timing.of("decode"):
+            unit = self._units[piece.unit]
+            if piece.more:
+                ranges = [unit.ranges[0], *(self._units[number].ranges[0] for number in piece.more)]
+                source = self.sources[ranges[0].source]
+                return _read_small(source, self.layout, [source.groups[each.group] for each in ranges])
+            if len(unit.ranges) == 1:
+                row_range = unit.ranges[0]
+                source = self.sources[row_range.source]
+                start = row_range.start + piece.start
+                return source.read(source.groups[row_range.group], self.layout, start, start + piece.rows, *fetched)
+            return self._read_merged(unit, piece, fetched)
+
+    def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
+        """Of a unit that merges rows of several row groups."""
+        assert self._keys is not None
+        keys = [self._keys(each.source, each.group)[each.start : each.stop] for each in unit.ranges]
+        parts = []
+        for number, row_range in enumerate(unit.ranges):
+            source = self.sources[row_range.source]
+            group, fetch = source.groups[row_range.group], fetched[number : number + 1]
+            parts.append(source.read(group, self.layout, row_range.start, row_range.stop, *fetch))
+        return concat(parts).take(merge_order(unit, keys)[piece.start : piece.stop])
+
+    def fetches_of(self, piece: Piece) -> list[RemoteGroup | None]:
+        """The row groups that a piece is decoded from, to be read ahead."""
+        ranges = ((self.sources[each.source], each.group) for each in self._units[piece.unit].ranges)
+        return [source.fetch(source.groups[group], self.layout) for source, group in ranges]
+
+    def unit_ends(self, piece: Piece) -> np.ndarray:
+        """int64: rows of a piece up to the end of each of the whole units that it merges, or of its own."""
+        if not piece.more:
+            return np.array([piece.rows])
+        return np.cumsum(self._unit_rows[[piece.unit, *piece.more]])
 
     def windows(self, stream: Stream) -> Iterator[Window]:
         """The windows of a stream; in order, they have no row that is not needed, and the first one has few. Small row
@@ -284,12 +325,15 @@ def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray
     """Of units that are the row groups of all sources; None without any that are small."""
     files, shares, first = [], [], 0
     for source in sources:
-        file, share = source.small(layout)
+        small = source.small(layout)
+        if small is None:
+            small = np.full(len(source.groups), -1), np.zeros(len(source.groups))
+        file, share = small
         files.append(np.where(file < 0, -1, file + first))
         shares.append(share)
         first += len(source.files)
-    small = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
-    return small if (small.file >= 0).any() else None
+    units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
+    return units if (units.file >= 0).any() else None
 
 
 def _weights(sources: Sequence[OpenSource]) -> list[float]:
@@ -299,104 +343,31 @@ def _weights(sources: Sequence[OpenSource]) -> list[float]:
     return [1.0 if source.weight is None else source.weight for source in sources]
 
 
-class ByNumber(Protocol):
+class UnitsByNumber(Protocol):
     """Units by number."""
 
     def __getitem__(self, number: int, /) -> Unit: ...
 
 
-def piece_reader(
-    sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
-) -> Callable[[Piece, Fetched], SurvivingRows]:
-    """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units.
-
-    It raises `ReadInPart` where a piece has several row groups and one behind the first cannot be read.
-    """
-
-    def read(piece: Piece, fetched: Fetched) -> SurvivingRows:
-        unit = units[piece.unit]
-        if piece.more:
-            here = (unit.ranges[0], *(units[number].ranges[0] for number in piece.more))
-            source = sources[here[0].source]
-            return _read_small(source, layout, [source.groups[row_range.group] for row_range in here])
-        if len(unit.ranges) == 1:
-            row_range = unit.ranges[0]
-            source = sources[row_range.source]
-            start = row_range.start + piece.start
-            return source.read(source.groups[row_range.group], layout, start, start + piece.rows, *fetched)
-        assert keys is not None
-        return _read_merged(sources, layout, unit, keys, piece, fetched)
-
-    return read
-
-
 class ReadInPart(Exception):
-    """`error` was raised behind the first `rows` planned rows of a piece, of which `found` are left."""
+    """`error` was raised behind `rows`, the first planned rows of a piece."""
 
-    def __init__(self, found: SurvivingRows, rows: int, error: Exception) -> None:
+    def __init__(self, rows: RowRefs, error: Exception) -> None:
         super().__init__(str(error))
-        self.found, self.rows, self.error = found, rows, error
+        self.rows, self.error = rows, error
 
 
-def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> SurvivingRows:
-    """All rows of row groups, at once if nothing is wrong with any of them."""
-    at_once = source.read_at_once(groups, layout)
-    if at_once is not None:
-        return at_once
-    found: list[SurvivingRows] = []
-    planned: list[int] = []
-
-    def so_far() -> SurvivingRows:
-        return SurvivingRows(concat([each.rows for each in found]), kept_of(planned, found))
-
+def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> RowRefs:
+    """All rows of row groups, decoded together if nothing is wrong with any of them."""
+    together = source.read_together(groups, layout)
+    if together is not None:
+        return together
+    parts: list[RowRefs] = []
     for group in groups:
         try:
-            found.append(source.read(group, layout, 0, group.rows))
+            parts.append(source.read(group, layout, 0, group.rows))
         except Exception as error:
-            if not found:
+            if not parts:
                 raise
-            raise ReadInPart(so_far(), sum(planned), error) from error
-        planned.append(group.rows)
-    return so_far()
-
-
-def kept_of(planned: Sequence[int], found: Sequence[SurvivingRows]) -> np.ndarray:
-    """int64 [n], increasing: which rows survived, of all those planned in several pieces of `planned` rows each."""
-    kept, first = [], 0
-    for rows, each in zip(planned, found, strict=True):
-        kept.append(first + (np.arange(rows) if each.kept is None else each.kept))
-        first += rows
-    return np.concatenate(kept)
-
-
-def fetch_planner(
-    sources: Sequence[OpenSource], layout: Layout, units: ByNumber
-) -> Callable[[Piece], list[RemoteGroup | None]]:
-    """A function that says which row groups a piece is decoded from."""
-
-    def row_groups(piece: Piece) -> list[RemoteGroup | None]:
-        here = ((sources[each.source], each.group) for each in units[piece.unit].ranges)
-        return [source.fetch(source.groups[group], layout) for source, group in here]
-
-    return row_groups
-
-
-def _read_merged(
-    sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece, fetched: Fetched
-) -> SurvivingRows:
-    range_keys = [
-        keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
-    ]
-    order = merge_order(unit, range_keys)[piece.start : piece.stop]
-    found = []
-    for number, row_range in enumerate(unit.ranges):
-        source = sources[row_range.source]
-        here = source.groups[row_range.group], layout, row_range.start, row_range.stop
-        found.append(source.read(*here, *fetched[number : number + 1]))
-    rows = concat([each.rows for each in found])
-    if rows.num_rows == unit.rows:
-        return SurvivingRows(rows.take(order), None)
-    where = np.full(unit.rows, -1)
-    where[kept_of([row_range.rows for row_range in unit.ranges], found)] = np.arange(rows.num_rows)
-    alive = np.flatnonzero(where[order] >= 0)
-    return SurvivingRows(rows.take(where[order[alive]]), alive)
+            raise ReadInPart(concat(parts), error) from error
+    return concat(parts)

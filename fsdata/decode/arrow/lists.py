@@ -9,7 +9,7 @@ import pyarrow as pa
 from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Block, Column, RowRefs
-from fsdata.decode.piece import Nulls
+from fsdata.decode.nulls import Nulls, bad_values
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.schema import Field
@@ -25,24 +25,15 @@ def list_column(array: pa.Array, binding: Binding, nulls: Nulls, counts: Column 
     """
     items, start, length = widen.lists_of(array)
     values, null = widen.numbers_of(items)
-    null_lists = length < 0
-    bad = null
-    if values.dtype == np.float32:
-        finite = np.isfinite(values)
-        if not finite.all():
-            bad = ~finite if bad is None else bad | ~finite
-    if bad is not None and bad.any():
+    bad = bad_values(values, null)
+    if bad is not None:
         place, row = widen.places(bad, start, length)
         if len(row):
-            absent = ("null", np.flatnonzero(null_lists), "null")
-            nulls.forbid(binding, *_elements(place, row, null, start, counts), absent)
-            if binding.policy == "drop":
-                nulls.drop[row] = True
-            else:
+            nulls.elements(binding, row, _elements(place, row, null, start, counts), length < 0)
+            if binding.policy != "drop":
                 filled = widen.fill_elements(array, binding.value or 0)  # type: ignore[arg-type]
                 return list_column(filled, binding, nulls)
-    if null_lists.any():
-        nulls.lists(binding, null_lists)
+    nulls.lists(binding, length < 0)
     return Column.of(values, start=start, length=length, owners=(items,))
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Scalars
-from fsdata.decode.piece import Nulls
+from fsdata.decode.nulls import Nulls
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import scalars as kernels
 

@@ -240,8 +240,10 @@ def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int) 
     pq.write_table(pa.table({f"column {n}": rows for n in range(columns)}), out, row_group_size=1)
     raw = out.getvalue().to_pybytes()
     footer, file = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :], FileRef("a.parquet", "a.parquet", None)
-    metadata, _, chunks = open_files.parsed(footer, len(raw), file, {})  # and what is made once for all
-    counted = 20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, chunks).footer_bytes
+    metadata, schema, chunks = open_files.parsed(footer, len(raw), file, {})  # and what is made once for all
+    counted = (
+        20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, schema, chunks).footer_bytes
+    )
     gc.collect()
     before = mallinfo()
     kept = [open_files.parsed(footer, len(raw), file, {}) for _ in range(20)]
