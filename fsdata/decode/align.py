@@ -1,4 +1,4 @@
-"""The stage that aligns lists: those of one sequence get one length, and null lists become lists of defaults."""
+"""The stage that aligns the lists of a sequence: one length, truncated; null lists become lists of defaults."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,11 +11,12 @@ from fsdata.schema import Field
 
 
 def align(decoded: DecodedRows, defaults: Mapping[str, float | str]) -> None:
-    """Give all lists of a sequence one length: check it, truncate, and let null lists be of defaults, in place.
+    """Check that the lists of a sequence have one length, truncate them, and fill null lists with defaults, in place.
 
-    Fields that begin at the same values get one array of starts, too, so that a block holds it once.
+    Lengths are compared before truncation. Fields with equal starts get one array of starts, so that a block stores it
+    once.
 
-    defaults: field -> its default, of those that have one. Lengths are compared before truncation.
+    defaults: field -> default, of fields that have one.
 
     Raises:
         DataError: lists of one sequence that differ in length, with the row and all lengths.
@@ -50,14 +51,14 @@ def align(decoded: DecodedRows, defaults: Mapping[str, float | str]) -> None:
 
 
 def _length(column: Column, rows: int) -> np.ndarray:
-    """With -1 where a list is null."""
+    """int64 [N], -1 for null lists."""
     return np.full(rows, column.width) if column.length is None else column.length
 
 
 def _with_defaults(
     column: Column, null: np.ndarray, decoded: DecodedRows, field: Field, defaults: Mapping[str, float | str]
 ) -> Column:
-    """The column with lists of defaults in place of null lists."""
+    """The column with lists of defaults in place of null lists. All start at one array, as long as the longest."""
     start, length = column.bounds
     longest = int(length[null & ~decoded.drop].max(initial=0))
     if longest == 0:

@@ -1,5 +1,4 @@
-"""Decodes rows of a row group: each column by one decoder, lists from their pages where that is possible, the rest by
-pyarrow (orchestration)."""
+"""Decodes rows of a row group, each column by one decoder: lists from pages where possible, others by pyarrow."""
 
 from collections import Counter, defaultdict
 from typing import Protocol
@@ -27,8 +26,8 @@ class ColumnDecoder(Protocol):
     """Decodes lists in place of pyarrow: `fsdata.pages.page_decoder`.
 
     Attributes:
-        chunks: how many column chunks it has decoded. left: (field, reason) -> how many it has not.
-        skipped: pages of the chunks that were not unpacked, as none of their rows was needed.
+        chunks: number of decoded column chunks. left: (field, reason) -> number of chunks left to pyarrow.
+        skipped: number of pages that were not unpacked, since none of their rows was needed.
     """
 
     chunks: int
@@ -36,10 +35,10 @@ class ColumnDecoder(Protocol):
     left: Counter[tuple[str, str]]
 
     def chosen(self, file: OpenParquet, plan: DecodePlan) -> list[Binding]:
-        """The fields of the plan whose columns it will try to decode in the next row group."""
+        """The fields of the plan that it will try to decode in the next row group."""
 
     def column(self, file: OpenParquet, group: int, binding: Binding, needed: range | np.ndarray) -> Column | None:
-        """The column of a row group; None if pyarrow has to decode it, which is remembered; see there."""
+        """The column of a row group; None if pyarrow has to decode it. See `fsdata.pages.page_decoder`."""
 
 
 def decode_rows(
@@ -52,11 +51,11 @@ def decode_rows(
     pool: Pool | None = None,
     pages: ColumnDecoder | None = None,
 ) -> DecodedRows:
-    """Decode `rows` of a row group, of which the filter keeps some. Blocks; most of it without the GIL.
+    """Decode `rows` of a row group, without those that the filter excludes. Blocks; mostly without the GIL.
 
     Args:
-        pool: copy the values there, for rows that stay long; None leaves them where Arrow has decoded them.
-        pages: decodes what it can from the bytes of `file`; None leaves all to pyarrow.
+        pool: memory to which values are copied, for rows that are retained long; None keeps them in Arrow's memory.
+        pages: decoder of lists; None decodes all columns by pyarrow.
 
     Raises:
         DataError: a null, a non-finite float or an id outside int64 that the field's policy forbids.
@@ -65,12 +64,13 @@ def decode_rows(
     count = file.parquet.metadata.row_group(group).num_rows
     if rows.stop > count:
         raise pa.ArrowInvalid(f"{count} rows where {rows.stop} or more are known")
+    # The schema and earlier row groups decide who decodes a column; a chunk may still turn out to be one for pyarrow.
     chosen = [] if pages is None else pages.chosen(file, plan)
     served = frozenset(each.field for each in chosen)
     needed: range | np.ndarray = range(count) if plan.to_end else rows
     filling = None
     if chosen and plan.condition is not None and not plan.to_end:
-        # The filter first: pages without any of the rows that it keeps are not unpacked.
+        # The filter first: pages that have none of the rows it keeps are not unpacked.
         filling = _by_pyarrow(file, group, rows, plan.without(served), faults, pool)
         needed = filling.rows
         if not len(needed):
@@ -88,7 +88,10 @@ def decode_rows(
 
 
 def decode_batch(batch: pa.RecordBatch, first: int, plan: DecodePlan, faults: Faults) -> DecodedRows:
-    """Rows that are in memory, from `first` on. batch: of the columns that the plan reads. Raises as `decode_rows`."""
+    """Decode rows in memory, numbered from `first` on. Raises DataError as `decode_rows`.
+
+    batch: the columns `plan.read`.
+    """
     filling = _Filling(plan, range(first, first + batch.num_rows), faults, None)
     if plan.rows_only:
         filling.add_rows(batch.num_rows)
@@ -111,10 +114,10 @@ def _by_pyarrow(
 
 
 class _Filling:
-    """Rows to which record batches are added one after another, then lists from pages.
+    """Collects record batches one after another, then lists from pages.
 
-    Arrow decodes the next batch into the memory of the last one, which the CPU's cache still has; so the values of a
-    batch are taken over before the next is decoded.
+    Values of a batch are converted, and copied where there is a pool, before the next batch is decoded: Arrow then
+    reuses memory that is still in the CPU's cache.
     """
 
     def __init__(self, plan: DecodePlan, rows: range, faults: Faults, pool: Pool | None) -> None:
@@ -128,16 +131,16 @@ class _Filling:
         self._lists: dict[int, list[Column]] = defaultdict(list)
         self._columns: dict[int, Column] = {}
         self._keys = {key.binding.field: _constant_key(key.binding, size) for key in plan.keys}
-        for place, value in plan.alike_dense.items():
+        for place, value in plan.constant_dense.items():
             self._dense[:, place] = value
 
     @property
     def rows(self) -> np.ndarray:
-        """int64 [n], numbers in the row group of all rows added."""
+        """int64 [n], row numbers in the row group of all rows added so far."""
         return self._rows[: self._added]
 
     def add(self, rows: np.ndarray, batch: pa.RecordBatch) -> None:
-        """rows: int64 [n], numbers in the row group of the n rows of `batch`."""
+        """Add a finished batch. rows: int64 [n], numbers of its rows in the row group."""
         here = slice(self._added, self._added + len(rows))
         self._rows[here] = rows
         nulls = Nulls(rows, self._drop[here], self._faults)
@@ -163,11 +166,14 @@ class _Filling:
         self._added += len(rows)
 
     def add_rows(self, count: int) -> None:
-        """Add rows that have no fields but those of `add_lists`, and those that all rows have alike."""
+        """Add rows without a batch: their fields are constant, or follow by `add_lists`."""
         self._added += count
 
     def add_lists(self, columns: dict[Field, Column], plan: DecodePlan) -> None:
-        """Add lists of `plan` to the rows of all batches added. columns: of all rows of the row group."""
+        """Add lists that were decoded from pages, to all rows added so far.
+
+        columns: of all rows of the row group. plan: the plan that has these fields.
+        """
         count, rows = self._added, self.rows
         some = slice(rows[0], rows[-1] + 1) if count and rows[-1] - rows[0] == count - 1 else rows
         nulls = Nulls(rows, self._drop[:count], self._faults)
@@ -179,9 +185,9 @@ class _Filling:
             self._columns[slot.number] = column
 
     def finish(self) -> DecodedRows:
-        """The rows of all batches added."""
+        """All rows added."""
         count, layout = self._added, self._layout
-        for slot in self._plan.alike:
+        for slot in self._plan.constant:
             self._columns |= _constant(slot, layout, count)
         for number, parts in self._lists.items():
             self._columns[number] = joined(parts)
@@ -201,7 +207,8 @@ class _Filling:
 
 
 def _constant(slot: Slot, layout: Layout, rows: int) -> dict[int, Column]:
-    """Slot -> the values of a field that all rows have alike: partitions and defaults. Lists are null."""
+    """Slot -> values of a field with one value for all rows, a partition or a default. Lists are null: their length
+    depends on the other lists of a row."""
     binding, field = slot.binding, layout.fields[slot.number]
     null = Column(run(0, 0), length=np.full(rows, -1), step=0)
     if binding.field.shape == "nested":
@@ -214,6 +221,6 @@ def _constant(slot: Slot, layout: Layout, rows: int) -> dict[int, Column]:
 
 
 def _constant_key(binding: Binding, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A time or key as all rows have it, where it is no column: int64 [rows], and whether it is null."""
+    """(int64 [rows], bool [rows] where it is null) of a key or time with one value for all rows."""
     null = binding.origin == "partition" and binding.value is None
     return np.full(rows, int(binding.value or 0)), np.full(rows, null)

@@ -14,15 +14,16 @@ from fsdata.schema import Field
 
 @dataclass(slots=True, kw_only=True)
 class DecodedRows:
-    """N rows of a row group. Stages complete it in place: joined tables add columns, policies mark rows as dropped.
+    """N rows of a row group, column by column. Stages complete them in place: joined tables add columns, policies drop
+    rows.
 
     Attributes:
-        layout: which fields they have.
-        rows: int64 [N], their numbers in the row group. drop: bool [N], rows that a policy leaves out.
-        columns: slot of the layout -> its values. scalars: the slots that `columns` does not have, if any. dense:
-            float32 [N, D], the values of the slot of the dense fields.
-        keys: join keys and times: int64 [N], and where they are null, bool [N].
-        faults: what becomes of rows that contradict the schema.
+        layout: their fields.
+        rows: int64 [N], row numbers in the row group. drop: bool [N], rows that a policy dropped.
+        columns: slot of the layout -> values. scalars: values of slots that are not in `columns`, if any. dense:
+            float32 [N, D], which becomes the column of the dense slot.
+        keys: join key or time -> (int64 [N], bool [N] where it is null).
+        faults: policy for rows that contradict the schema.
     """
 
     layout: Layout
@@ -36,22 +37,22 @@ class DecodedRows:
 
     @property
     def alive(self) -> np.ndarray:
-        """int64 [n]: the rows that are not left out."""
+        """int64 [n]: positions of the rows that are not dropped."""
         return np.flatnonzero(~self.drop)
 
     @property
     def nulls(self) -> Nulls:
-        """The policies for these rows."""
+        """The null policies, applied to these rows."""
         return Nulls(self.rows, self.drop, self.faults)
 
     def column(self, slot: int) -> Column:
-        """The values at a slot."""
+        """The values of a slot."""
         if slot not in self.columns and self.scalars is not None:
             return self.scalars.column(slot)
         return self.columns[slot]
 
     def references(self, planned: range, source: int) -> RowRefs:
-        """One for each of the rows `planned` of the row group; every field of the layout has a column.
+        """A reference for each of the rows `planned` of the row group. Every slot of the layout must have a column.
 
         source: the number of the source in its loader.
         """

@@ -1,4 +1,4 @@
-"""Keys of joined tables: rows that have one, and that no two rows share one."""
+"""Keys of joined tables: must not be null, must be unique."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fsdata.schema import Field
 
 
 def keyed_rows(decoded: DecodedRows, on: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [n], decoded rows of the table that are not dropped and have a key; int64 [n], their keys).
+    """(int64 [n], positions of rows that are not dropped and have a key; int64 [n], their keys).
 
     Raises:
         DataError: a null key. Where faults are noted, its row is omitted.
@@ -23,9 +23,9 @@ def keyed_rows(decoded: DecodedRows, on: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_unique(keys: np.ndarray, faults: Faults, on: str, table: str) -> None:
-    """Check that no key is repeated: a row could match only one of its rows.
+    """Check that no key is repeated: a row can match one row only.
 
-    keys: int64 [n], ascending, of the whole table. table: the end of the message, what the table has to be.
+    keys: int64 [n], ascending, of the whole table. table: end of the message, the requirement.
 
     Raises:
         DataError: a key of two rows.

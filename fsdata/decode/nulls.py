@@ -15,10 +15,9 @@ from fsdata.errors import Faults
 
 @dataclass(frozen=True, slots=True)
 class Nulls:
-    """Policies for some rows of a row group; `rows`, `drop` and `faults` are those of `DecodedRows`.
+    """Null policies, applied to rows of a row group. `rows`, `drop` and `faults` are those of `DecodedRows`.
 
-    `drop` is changed in place. What a policy forbids is a fault; where faults are noted, it then is as the default 0.
-    Every method raises DataError where the policy is `error` and faults are not noted.
+    Policy `drop` sets `drop` in place. Policy `error` is a fault: DataError, or a note and the default 0.
     """
 
     rows: np.ndarray
@@ -28,7 +27,7 @@ class Nulls:
     def scalars(self, binding: Binding, values: np.ndarray, null: np.ndarray | None) -> np.ndarray:
         """int64 or float32 [n], with the default in place of nulls and of numbers that are not finite.
 
-        null: bool [n], None without any.
+        null: bool [n], None if no value is null.
         """
         bad = bad_values(values, null)
         if bad is None:
@@ -40,11 +39,11 @@ class Nulls:
             ("not finite", np.flatnonzero(bad & ~absent), "NaN or infinite"),
         )
         if binding.policy == "drop":
-            self.drop[bad] = True  # the 0 that stands there is never read
+            self.drop[bad] = True  # the default in these rows is never read
         return np.where(bad, values.dtype.type(binding.value or 0), values)
 
     def lists(self, binding: Binding, null: np.ndarray) -> None:
-        """Of lists that are null, bool [n]. Under `default` they stay null until they are aligned."""
+        """Apply the policy to null lists, bool [n]. Under `default` they stay null until lists are aligned."""
         if null.any():
             self._forbid(binding, ("null", np.flatnonzero(null), "null"))
             if binding.policy == "drop":
@@ -53,12 +52,12 @@ class Nulls:
     def elements(
         self, binding: Binding, row: np.ndarray, faults: Iterable[tuple[str, np.ndarray, str]], null: np.ndarray
     ) -> None:
-        """Of elements of lists; under `default` the caller fills them.
+        """Apply the policy to elements of lists that are null or not finite. Under `default` the caller fills them.
 
         Args:
-            row: int64 [k], the rows that have such elements.
-            faults: (kind, rows, what is wrong in the first of them). null: bool [n], lists that are null themselves:
-                of all faults that of the earliest row is raised.
+            row: int64 [k], rows with such elements.
+            faults: (kind, rows, description of the first one). null: bool [n], null lists: the fault of the earliest
+                row of all is raised.
         """
         self._forbid(binding, *faults, ("null", np.flatnonzero(null), "null"))
         if binding.policy == "drop":
@@ -67,11 +66,11 @@ class Nulls:
     def without_match(
         self, key: str, lost: np.ndarray, policies: Mapping[str, str], say: Callable[[list[str]], tuple[str, str]]
     ) -> None:
-        """Of rows whose key no row of a joined table has.
+        """Apply the policies of a joined table's fields to rows whose key is not in the table.
 
         Args:
-            lost: int64 [k], these rows. policies: field of the table -> its policy.
-            say: fields whose policy is `error` -> what is wrong in the first row, and what to do about it.
+            lost: int64 [k], these rows. policies: field -> policy.
+            say: fields with policy `error` -> (description of the fault of the first row, remedy).
         """
         strict = [name for name, policy in policies.items() if policy == "error"]
         if len(lost) and strict:
@@ -81,9 +80,9 @@ class Nulls:
             self.drop[lost] = True
 
     def _forbid(self, binding: Binding, *found: tuple[str, np.ndarray, str]) -> None:
-        """Faults of a field whose policy is `error`: (kind, which of these rows, ascending, what the first of them is).
+        """Report faults if the policy is `error`, that of the earliest row first.
 
-        The fault of the earliest row comes first.
+        found: (kind, rows, ascending, description of the first one).
         """
         if binding.policy != "error":
             return
@@ -94,7 +93,7 @@ class Nulls:
 
 
 def bad_values(values: np.ndarray, null: np.ndarray | None) -> np.ndarray | None:
-    """bool [n], values that are null or not finite; None without any. null: bool [n], None without any."""
+    """bool [n], values that are null or not finite; None if there are none. null: bool [n], None if none is null."""
     bad = null if null is not None and null.any() else None
     if values.dtype == np.float32:
         finite = np.isfinite(values)
@@ -104,5 +103,5 @@ def bad_values(values: np.ndarray, null: np.ndarray | None) -> np.ndarray | None
 
 
 def drops_all(bindings: Sequence[Binding]) -> bool:
-    """Whether a value that all rows have alike is null under the policy `drop`: `bind` refuses it under `error`."""
+    """Whether a partition value is null under policy `drop`. `bind` rejects others."""
     return any(each.origin == "partition" and each.value is None for each in bindings)

@@ -34,18 +34,18 @@ class OpenSource:
     """A source whose files are found, checked and bound. Made by `fsdata.compose.reading.open_source`; thread-safe.
 
     Args:
-        files: of the main table, or the events that are its rows.
-        attached: its joined tables. stages: what they do to decoded rows.
-        index: the source's position in the loader. label: how messages call it.
+        files: reader of the main table.
+        attached: its joined tables. stages: complete decoded rows by these tables.
+        index: the source's position in the loader. label: its name in messages.
 
     Attributes:
         weight: see `ParquetSource`.
         groups: row groups in reading order, those without rows left out.
-        list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
+        list_labels: labels that are lists here; default_labels: labels made of defaults, which fit lists and numbers.
         texts: passthrough fields that are text here.
         masks: fields of side tables with `missing="mask"`.
-        counted: what the integers of its fields count, those of joined tables included. time: the same of the time.
-        may_drop: fewer rows may come out than the footers promise.
+        counted: field -> the unit of its integers, joined tables included. time: the unit of the time column.
+        may_drop: whether filters or policies may drop rows, so that footers only give an upper bound.
         fingerprint: see `fsdata.catalog.fingerprint`.
     """
 
@@ -93,11 +93,11 @@ class OpenSource:
         return hashed_types_of(self._files)
 
     def parts(self) -> dict[str, str]:
-        """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
+        """Details behind the items `files` and `footers` of the fingerprint; see `fsdata.catalog.fingerprint`."""
         return parts(self._files.catalog)
 
     def _count(self) -> None:
-        """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""
+        """Collect the units of integers. Raises SchemaError if compared keys or times have different units."""
         own = self._files.counted
         self.time = next((each for field, each in own.items() if field.kind == "time"), None)
         self.counted = {field.name: each for field, each in own.items() if field.number == "id" and not field.only_read}
@@ -109,17 +109,17 @@ class OpenSource:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Files and row groups left out so far, those of side tables included."""
+        """Files and row groups left out so far, joined tables included."""
         return [*self._files.skipped, *(entry for each in self.attached for entry in each.skipped)]
 
     @property
     def retries(self) -> int:
-        """How many reads of remote files were repeated."""
+        """Number of repeated reads of remote files."""
         return self._retry.count
 
     @property
     def opened(self) -> RowReader:
-        """The files of the main table, or the events that are its rows."""
+        """The reader of the main table."""
         return self._files
 
     @property
@@ -128,14 +128,15 @@ class OpenSource:
         return self._files.catalog.files
 
     def describe(self) -> dict[str, Any]:
-        """See `RowReader.describe`; with the label, and what is skipped of side tables, too."""
+        """See `RowReader.describe`; with the label, and with skipped parts of joined tables."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
     @contextmanager
     def changing(self, first: str) -> Iterator[None]:
-        """Further files come inside of the block, the first one is called `first`. No row is read meanwhile.
+        """Context in which files are added to the reader; `first` names the first one. Other threads cannot plan reads.
 
-        Raises: SchemaError: rows have another form than those before.
+        Raises:
+            SchemaError: a label is a list in the new files and was a number before, or the reverse.
         """
         with self._lock:
             yield
@@ -151,7 +152,7 @@ class OpenSource:
 
     @property
     def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(int64 [T + 1], the row groups of each window of time; int64 [T + 1], its rows); None without windows."""
+        """(int64 [T + 1], bounds of the time windows in row groups; int64 [T + 1], in rows); None without windows."""
         return self._files.time_windows
 
     @property
@@ -161,7 +162,7 @@ class OpenSource:
 
     @property
     def remote_reads(self) -> tuple[int, int]:
-        """Bytes of row groups of the main table that were read from remote files, and reads that were not planned."""
+        """Of the main table: (bytes of row groups read from remote files, number of reads that were not planned)."""
         return self._files.remote_reads
 
     def fetch(self, group: RowGroup, layout: Layout) -> RemoteGroup | None:
@@ -171,8 +172,8 @@ class OpenSource:
     def read(
         self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RemoteGroup | None = None
     ) -> RowRefs:
-        """Rows [start, stop) of a row group, or of the part of it that `group` is; those that a filter or a policy
-        leaves out are dropped. Blocks; most of it without the GIL.
+        """References to rows [start, stop) of a row group, or of the part of it that `group` covers. Rows excluded by a
+        filter or a policy are dropped ones. Blocks; mostly without the GIL.
 
         Raises:
             CorruptFileError, OSError: see `RowReader.decode`.
@@ -186,26 +187,22 @@ class OpenSource:
         return decoded.references(rows, self.index)
 
     def read_together(self, groups: Sequence[RowGroup], layout: Layout) -> RowRefs | None:
-        """All rows of small row groups, see `small`, in order; None if anything is wrong with them, which `read` of
-        each says. Blocks; most of it without the GIL."""
+        """References to all rows of small row groups, in order; None after any error. Blocks."""
         assert self._files.small_groups is not None
         try:
             decoded = self._files.small_groups.decode(self._plans_for(layout), groups)
             self._complete(decoded, groups[0].file)
-        except Exception:  # of any kind: `read` meets it again, retries it where that helps, and names the row group
+        except Exception:  # `read` of each row group raises it again, with the place, or repeats the read
             return None
         return decoded.references(range(sum(group.rows for group in groups)), self.index)
 
     def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `SmallGroups.shares`; None where row groups are decoded one by one: read-ahead fetches each by itself."""
+        """See `SmallGroups.shares`; None where row groups are decoded one by one, as read-ahead fetches them."""
         small_groups = None if self.remote else self._files.small_groups
         return None if small_groups is None else small_groups.shares(self._plans_for(layout))
 
     def _complete(self, decoded: DecodedRows, file: int) -> None:
-        """Add what other tables have, and align lists, in place. Each stage may drop rows.
-
-        file: that the rows are of.
-        """
+        """Add fields of joined tables and align lists, in place. Each stage may drop rows. file: its number."""
         layout = decoded.layout
         for slot in layout.masks.values():
             decoded.columns[slot] = Column.constant(np.ones(1, np.uint8))
@@ -219,13 +216,13 @@ class OpenSource:
         for stage in self.stages:
             stage.finish(decoded)
         if layout.exploded is not None:
-            # A row without elements becomes no sample: it is dropped here, so that batches have none of its fields.
+            # A row without candidates has no sample. Dropped here, it does not count in batch sizes.
             decoded.drop |= decoded.columns[layout.groups[layout.exploded]].lengths(len(decoded.rows)) == 0
 
     def read_times(self, group: RowGroup) -> np.ndarray:
         """int64 [rows]: the time of every row, nanoseconds if the column is a timestamp or date.
 
-        Rows that the filter leaves out, or that a skipped row group takes with it, get a time near their neighbours'.
+        Rows that are excluded by the filter, or are in a skipped row group, get a time near that of their neighbours.
 
         Raises:
             DataError: a null in a row that the filter keeps.
@@ -251,7 +248,7 @@ class OpenSource:
         return np.where(last >= 0, times[last], 0)
 
     def end_retries(self) -> None:
-        """Let reads that fail from now on fail at once."""
+        """Stop repeating failed reads."""
         self._retry.end()
 
     def close(self) -> None:

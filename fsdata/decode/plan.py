@@ -1,4 +1,4 @@
-"""From bindings to how rows are decoded: which columns are read, and which slot each of them fills (pure)."""
+"""Plans decoding: which columns of a file are read, and which slot of the layout each of them fills (pure)."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -20,12 +20,13 @@ from fsdata.sources.source import ParquetSource
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the values of a bound field go.
+    """Destination of a bound field.
 
     Attributes:
-        number: the slot of the layout, of a nested field that of its counts; of a dense field its place among these;
-            -1 of keys and times, which a layout does not have.
-        column: of a finished batch, -1 if all rows have one value. A nested field has two, its counts and its ids.
+        number: slot of the layout; for a nested field that of its counts, for a dense field its index among the dense
+            fields, and -1 for keys and times, which no layout has.
+        column: index in a finished batch, -1 if all rows have one value. A nested field has two columns, counts and
+            ids.
     """
 
     binding: Binding
@@ -34,28 +35,31 @@ class Slot:
 
 
 class DecodePlan:
-    """How rows of one kind of file become a `Table`.
+    """How rows of one kind of file become `DecodedRows`.
+
+    A *finished batch* is a record batch after filter, expressions and `map`, in types that kernels read.
 
     Attributes:
-        kind, layout, source: what it was made of.
-        condition: the filter; None keeps all rows. expressions: field -> the one that makes it. map: see
-            `ParquetSource`.
-        to_end: decode to the end of a row group, whatever part of it is asked for: so damage is found or not
-            independently of the part.
-        read: columns to decode, in the file's order. leaves: the leaf columns of the file that these take.
-        rows_only: no field is made of `read`: it is a column that says how many rows there are.
-        flat: all of `read` hold numbers, one per row.
-        columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
-            if it is the decoded batch as it is. native: whether kernels read each of them as it is.
-        scalars: fields with one number per row, the dense included. lists: those with lists or texts. keys: join keys
-            and times. alike: fields that all rows have alike. alike_dense: place -> default, of dense fields that all
-            rows have alike.
-        stored: of `lists`, columns of the file as they are stored, which another decoder may read.
-        drops_all: a partition value is null under the policy `drop`.
+        kind, layout, source: the arguments.
+        condition: the filter; None keeps all rows. expressions: field -> its expression. map: see `ParquetSource`.
+        to_end: decode to the end of a row group, whatever rows are wanted, so that damage is detected independently of
+            them.
+        read: columns to decode, in the file's order. leaves: their leaf columns in the file.
+        rows_only: no field needs a column; `read` has one that only counts rows.
+        flat: all of `read` are numbers, one per row.
+        columns: fields in the order of the columns of a finished batch, where a nested field has two (counts, ids);
+            None if the decoded batch is finished as it is. native: whether kernels read each of them without a
+            conversion.
+        typed: columns that are null in all rows -> their type in other files.
+        scalars: fields with one number per row, dense ones included. lists: fields with lists or texts. keys: join keys
+            and times. constant: fields with one value for all rows. constant_dense: the same of dense fields, index
+            among them -> value.
+        stored: fields of `lists` that are columns of the file, unchanged, which another decoder may decode.
+        drops_all: whether a null partition value drops all rows, see `fsdata.decode.nulls`.
     """
 
     def __init__(self, kind: FileKind, layout: Layout, source: ParquetSource, *, filtered: bool) -> None:
-        """filtered: whether rows are left out that the source's filter does not keep.
+        """filtered: apply the source's filter.
 
         Raises:
             SchemaError: a field is a list in the files and a scalar in the layout, or the other way round.
@@ -63,7 +67,8 @@ class DecodePlan:
         self.kind, self.layout, self.source = kind, layout, source
         self._filtered = filtered
         self.condition = source.condition if filtered else None
-        order_only = all(each.field.kind == "time" for each in kind.bindings)  # the order is that of the files
+        # Times by which rows are merged are those of the files: `map` must not change the order of an epoch.
+        order_only = all(each.field.kind == "time" for each in kind.bindings)
         self.map = None if order_only else source.map
         self.to_end = source.on_error == "skip"
         self._plan_batches()
@@ -71,7 +76,7 @@ class DecodePlan:
 
     @functools.cache  # noqa: B019  # a plan is dropped with all of its source
     def without(self, served: frozenset[Field]) -> "DecodePlan":
-        """The plan of the other fields."""
+        """The plan without the fields that another decoder serves."""
         rest = tuple(each for each in self.kind.bindings if each.field not in served)
         return DecodePlan(replace(self.kind, bindings=rest), self.layout, self.source, filtered=self._filtered)
 
@@ -87,7 +92,7 @@ class DecodePlan:
         roots = {names[0] for names in paths}
         self.read = tuple(name for name in kind.schema.names if name in roots)
         self.rows_only = not self.read and self.condition is None and not self.expressions
-        self.read = self.read or (_any_column(kind.schema),)  # without a column, the number of rows is not known
+        self.read = self.read or (_any_column(kind.schema),)
         self.leaves = leaves_at(kind.stored, sorted(paths or {(self.read[0],)}))
         self.flat = all(pa.types.is_primitive(each.type) for each in kind.schema if each.name in self.read)
         self.typed = {name: kind.schema.field(name).type for name in kind.typed if name in roots}
@@ -113,8 +118,8 @@ class DecodePlan:
         scalars = [each for each in read if not layout.fields[each.number].is_list]
         self.lists = tuple(each for each in read if layout.fields[each.number].is_list)
         self.keys = tuple(keys)
-        self.alike = tuple(each for each in fields if each.column < 0)
-        self.alike_dense = {each.number: float(each.binding.value or 0) for each in dense if each.column < 0}
+        self.constant = tuple(each for each in fields if each.column < 0)
+        self.constant_dense = {each.number: float(each.binding.value or 0) for each in dense if each.column < 0}
         self.scalars = ScalarPlan.of(
             [(each.binding, each.column, each.number, layout.fields[each.number].itemsize) for each in scalars],
             [(each.binding, each.column, each.number) for each in dense if each.column >= 0],
@@ -124,7 +129,7 @@ class DecodePlan:
         self.drops_all = drops_all([each.binding for each in (*fields, *dense)])
 
     def _column_of(self) -> dict[Field, int]:
-        """Field -> its column in a finished batch; the first of two."""
+        """Field -> index of its column in a finished batch, of the first one if it has two."""
         if self.columns is None:
             position = {name: number for number, name in enumerate(self.read)}
             return {each.field: position[str(each.column)] for each in self.kind.bindings if each.origin == "column"}
@@ -134,7 +139,7 @@ class DecodePlan:
 
 
 def _typed(binding: Binding, layout: Layout) -> Binding:
-    """With the type that the field needs, where the column holds nothing but nulls in all files."""
+    """The binding with the type that its field needs, if the column is null in all rows of all files."""
     if binding.origin != "column" or binding.type is None or not is_null(binding.type):
         return binding
     name, field = binding.field.name, binding.field
@@ -144,7 +149,7 @@ def _typed(binding: Binding, layout: Layout) -> Binding:
 
 
 def _any_column(schema: pa.Schema) -> str:
-    """One that can be read, if there is one."""
+    """A column that can be read without a key, if there is one."""
     encrypted = encrypted_columns(schema)
     return next((name for name in schema.names if name not in encrypted), schema.names[0])
 

@@ -1,7 +1,7 @@
-"""What a source reads its rows with, whatever they are stored as: Parquet files, events of a table, record batches.
+"""The interface through which a source reads rows: Parquet files, events of a joined table, or record batches.
 
-A reader has units of rows, each with its number of rows, and decodes rows of a unit. What becomes of columns, nulls,
-joins and lists afterwards is the same for all readers (`fsdata.decode.opened_source`).
+A reader lists row groups with their row counts, and decodes rows of one. Joins, alignment and everything else behind it
+is the same for all readers (`fsdata.decode.opened_source`).
 """
 
 import logging
@@ -36,32 +36,37 @@ Plans = Sequence[DecodePlan]
 
 
 class SmallGroups(Protocol):
-    """What decodes small row groups of a file together: `fsdata.pages.small_groups`."""
+    """Decodes small row groups of a file together: `fsdata.pages.small_groups`."""
 
     def shares(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 [groups], the file of units that are decoded together with others of this file, -1 of others; float64
-        [groups], their share in what is decoded at once)."""
+        """Which row groups are small.
+
+        Returns:
+            int64 [groups], the file number of small row groups, -1 of others: row groups are decoded together with
+            neighbours of the same file. float64 [groups], the size of each as a share of what is decoded together.
+        """
 
     def decode(self, plans: Plans, groups: Sequence[RowGroup]) -> DecodedRows:
-        """All rows of whole small units, numbered from the first of all.
+        """All rows of whole small row groups of one file, numbered through from the first row group on.
 
-        Raises: anything, also where `RowReader.decode` of each would note a fault; nothing is retried or noted.
+        Raises: any error, without retries and without noting faults. The caller decodes them one by one instead.
         """
 
     def counted(self) -> dict[str, int]:
-        """Field -> how many of its column chunks, of lists, were decoded so."""
+        """Field -> number of its column chunks that were decoded this way; list fields only."""
 
 
 class RowReader(ABC):
     """The rows of one source. Thread-safe after construction.
 
     Attributes:
-        source: what the user says of it.
-        catalog: its files, or what stands for them: names and digests that ranks and saved states compare.
-        groups: its units. kinds: how fields are made of the columns of each kind of file.
-        faults: what becomes of rows that contradict the schema. skipped: files and units that were left out.
-        version: of a table, which version its files are.
-        small_groups: decodes small units together, if something can.
+        source: the user's arguments.
+        catalog: the files, with the names and digests that ranks and saved states compare. Readers without files have
+            one entry that identifies their rows.
+        groups: the row groups. kinds: per kind of file, how fields are bound to columns.
+        faults: policy for rows that contradict the schema. skipped: files and row groups that were left out.
+        version: of a Delta or Iceberg table.
+        small_groups: decodes small row groups together; None where this is not possible.
     """
 
     catalog: Catalog
@@ -71,7 +76,7 @@ class RowReader(ABC):
     small_groups: SmallGroups | None = None
 
     def __init__(self, source: ParquetSource, label: str, notes: list[Fault] | None) -> None:
-        """notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first."""
+        """notes: list to which faults are added, see `fsdata.errors.Fault`; None raises the first fault."""
         self.source = source
         self.label = label
         self.skipped: list[Skipped] = []
@@ -82,11 +87,11 @@ class RowReader(ABC):
     @property
     @abstractmethod
     def counted(self) -> Mapping[Field, Counted]:
-        """What the integers of its fields count."""
+        """Field -> the unit of its integers, see `Counted`."""
 
     @property
     def known(self) -> Mapping[str, Counted]:
-        """The same of columns that no field is made of."""
+        """Column -> the unit of its integers, for columns that no field is bound to."""
         return {}
 
     @property
@@ -103,49 +108,49 @@ class RowReader(ABC):
     def decode(
         self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
     ) -> DecodedRows | None:
-        """Some rows of a unit; None if it is damaged and skipped. Blocks; most of it without the GIL.
+        """Rows of a row group; None if it is damaged and skipped. Blocks; mostly without the GIL.
 
         Args:
             plans: see `plans`.
-            rows: which rows of the row group, None: those that the unit has.
-            fetched: what `fetch` gave, if it was read ahead.
+            rows: row numbers in the row group; None: all that `group` covers.
+            fetched: the result of `fetch`, if the bytes were read ahead.
 
         Raises:
-            CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
-            OSError: the file cannot be reached, whatever `on_error` says.
-            Exception: what `map` raised.
+            CorruptFileError: the row group is damaged or its file was replaced, under `on_error="raise"`.
+            OSError: the file cannot be reached, under any `on_error`.
+            Exception: raised by `map`.
             DataError: see `fsdata.decode.decode`.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What was found, and what finding it took; JSON-able."""
+        """Numbers of files, row groups and rows, and the seconds that opening took; JSON-able."""
 
     def plans(
         self, layout: Layout, serves: Callable[[Field], bool] = lambda _: True, *, filtered: bool = True
     ) -> tuple[DecodePlan, ...]:
-        """How the fields that `serves` chooses are decoded, one plan for each kind of file."""
+        """One plan for each kind of file, of the fields that `serves` selects."""
         kinds = (
             replace(kind, bindings=tuple(each for each in kind.bindings if serves(each.field))) for kind in self.kinds
         )
         return tuple(DecodePlan(kind, layout, self.source, filtered=filtered) for kind in kinds)
 
     def fetch(self, plans: Plans, group: RowGroup) -> RemoteGroup | None:
-        """What `decode` needs of a unit, to be read ahead of it; None where nothing is read ahead."""
+        """A handle to read the bytes that `decode` needs ahead of it; None for readers without read-ahead."""
         return None
 
-    def close(self) -> None:  # noqa: B027  # most readers have none open
+    def close(self) -> None:  # noqa: B027  # a default: most readers keep no file open
         """Close open files. Rows already read stay valid."""
 
     def where(self, group: RowGroup) -> str:
         return self.faults_of(group).where
 
     def faults_of(self, group: RowGroup) -> Faults:
-        """What becomes of the faults of a unit."""
+        """The policy for faults, with the place of a row group."""
         return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
 
     def leave_out(self, file: str, reason: str, row_group: int | None = None, rows: int = 0) -> None:
-        """Note a file that is not read, or one unit of it; that once."""
+        """Add a file, or one of its row groups, to `skipped`; a row group once."""
         with self._lock:
             if row_group is None or (file, row_group) not in self._seen:
                 self._seen |= set() if row_group is None else {(file, row_group)}
@@ -161,8 +166,11 @@ class RowReader(ABC):
 
 
 class DamagePolicy:
-    """A context in which a unit is decoded. What it raises says where the damage is; under `on_error="skip"` it ends
-    the block, and the unit is noted."""
+    """Context for decoding a row group. Errors of damage are raised with the place of the row group; under
+    `on_error="skip"` they are suppressed, and the row group is added to `skipped`.
+
+    Used as a context manager so that decoding threads have no further frame.
+    """
 
     def __init__(self, reader: RowReader, group: RowGroup) -> None:
         self._reader, self._group = reader, group
@@ -172,7 +180,7 @@ class DamagePolicy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, MapFailed):  # may carry an OSError, which is no damage of the file
+        if isinstance(error, MapFailed):  # may carry an OSError of user code, which is not damage
             self._raised_by_map = error.error
             return True
         if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError):
@@ -192,17 +200,18 @@ class DamagePolicy:
         ) from error
 
     def raise_of_map(self) -> None:
-        """Raise what `map` raised, outside of the context; if it did not, the unit is skipped."""
+        """Raise the error of `map`, if there is one. Called behind the context: raised inside, the error would have the
+        carrier as its context in tracebacks."""
         if self._raised_by_map is not None:
             raise self._raised_by_map
 
 
 class BatchReader(RowReader):
-    """Rows that come as record batches, all of one kind."""
+    """A reader whose rows arrive as record batches, all of one kind."""
 
     @abstractmethod
     def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
-        """Rows [start, stop) of a unit, and of them the columns `names`, in this order. From several threads."""
+        """Columns `names`, in this order, of rows [start, stop) of a row group. Called by several threads."""
 
     def decode(
         self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None

@@ -1,4 +1,4 @@
-"""The files of one source, found and bound: decoding slices of them with retries and the policy for damage."""
+"""The Parquet files of one source: found, bound to fields, and decoded with retries and the policy for damage."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,27 +34,28 @@ class SourceFiles(RowReader):
     """Files of a source, bound to the fields that are wanted. Thread-safe after construction.
 
     Attributes:
-        wanted: the fields that are served.
-        pruned: files that are not read, because `filter` leaves out all of their folder.
-        seconds: what opening took, by phase: listing (or reading a catalog), footers, binding.
+        wanted: the fields that are bound.
+        pruned: number of files that are not read, because `filter` excludes their `key=value` folder.
+        seconds: duration of opening by phase: listing (or reading a catalog), footers, binding.
+        kind_of: int32 [files], index into `kinds`.
 
     Args:
-        wanted: the fields to serve, or what names them when the schemas of the files are known.
+        wanted: the fields to bind, or a function that names them given the catalog.
         index: the source's position in the loader.
-        label: how messages call the source.
-        threads: footers read at a time, and files kept open.
-        show: a progress bar, if reading footers takes long. hosts: that share this work.
-        pages: decodes lists, so that rows refer to values that are not decoded yet; None leaves all to pyarrow.
-        together: makes what decodes small row groups together; None: each is decoded by itself.
-        remote: makes what reads files that are not local, of what opens one.
-        notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first.
+        label: name of the source in messages.
+        threads: number of footers that are read concurrently, and of files that are kept open.
+        show: show a progress bar if reading footers takes long. hosts: share reading footers among hosts.
+        pages: decodes lists in place of pyarrow, lazily: values stay encoded until they are copied to a batch.
+        together: factory of the decoder for small row groups; None decodes each separately.
+        remote: factory of the reader for files that are not local, given a function that opens one.
+        notes: list to which faults are added, see `fsdata.errors.Fault`; None raises the first fault.
 
     Raises:
         FileNotFoundError, PermissionError, CorruptFileError, SchemaError: see `open_source`.
     """
 
     groups: RowGroups
-    samples = 0  # of the files, the first ones, that only say how the others are bound
+    samples = 0  # number of leading files that are not read: they only have the schema of later files
     advice = "Start the job again, with files that are not written any more"  # if one is replaced
 
     def __init__(
@@ -102,13 +103,13 @@ class SourceFiles(RowReader):
 
     @property
     def pruned_groups(self) -> int:
-        """Row groups that are not read, because by the bounds of their columns `filter` leaves them out."""
+        """Number of row groups that are not read, because their statistics exclude a match of `filter`."""
         return int((~self._keep[self.catalog.first[self.samples] :]).sum())
 
     def open_more(
         self, files: FileList, bounds_of: Sequence[str] = ()
     ) -> tuple[Catalog, list[tuple[str, CorruptFileError]]]:
-        """See `open_catalog`; the bounds of the filter's columns are there, too."""
+        """See `open_catalog`; with the bounds of the filter's columns."""
         condition = self.source.condition
         wanted = dict.fromkeys([*(() if condition is None else condition.columns), *bounds_of])
         return open_catalog(
@@ -125,7 +126,7 @@ class SourceFiles(RowReader):
         return RowGroups(self._index, self.catalog, self._keep, self._before, self.source.skip, self.source.limit)
 
     def _opened(self) -> Catalog:
-        """Find the files and read what planning needs of them."""
+        """List the files and read their footers."""
         begin = time.perf_counter()
         files = self._listed()
         if not self._counted:
@@ -148,14 +149,14 @@ class SourceFiles(RowReader):
         return catalog.without(np.flatnonzero(~kept).tolist())
 
     def _check_pruned(self, catalog: Catalog, kept: np.ndarray, read: np.ndarray, before: np.ndarray) -> None:
-        """Check files of which only the number of rows counts.
+        """Check pruned files, of which only the number of rows is used. For subclasses.
 
         Args:
             kept: bool [files]. read: bool [row groups]. before: int64 [row groups], the rows before each.
         """
 
     def _look_at_files(self) -> None:
-        """Check files that are known, when it is known what of them is read."""
+        """Check files when kinds and kept row groups are set. For subclasses."""
 
     def _pruned(self, files: FileList) -> list[int]:
         without = pruned(files, self.source)
@@ -164,12 +165,12 @@ class SourceFiles(RowReader):
 
     @property
     def _counted(self) -> bool:
-        """Whether the rows of all files have to be known, also of those that are not read."""
+        """Whether `skip` or `limit` count rows, so that row counts of pruned files are needed, too."""
         return self.source.skip > 0 or self.source.limit is not None
 
     def _readable(self, catalog: Catalog) -> np.ndarray:
-        """bool [row groups], false in files with an encrypted column that is read; they are noted under
-        `on_error="skip"`.
+        """bool [row groups], false in files that have an encrypted column among those read; under `on_error="skip"`
+        these files are added to `skipped`.
 
         Raises: CorruptFileError under `on_error="raise"`, or if all files are such.
         """
@@ -190,7 +191,7 @@ class SourceFiles(RowReader):
         return np.repeat(found, np.diff(catalog.first))
 
     def versions(self) -> list[Version]:
-        """Of all files, in order: as they were listed, or as their folders say now. Blocks for listing the folders."""
+        """Version of every file: from listing, or from a new listing of their folders, which blocks."""
         files = self.catalog.files
         if (files.versions[:, 0] > 0).all():
             return [(size, modified, inode) for size, modified, inode in files.versions.tolist()]
@@ -203,7 +204,7 @@ class SourceFiles(RowReader):
         return [each or UNKNOWN for each in found_now(files, threads=self._at_once(files), retry=self.retry)]
 
     def _at_once(self, files: FileList) -> int:
-        """Requests at a time."""
+        """Number of concurrent requests."""
         return self._threads if not files or files[0].local else max(self._threads, _REMOTE_THREADS)
 
     def _skip_files(self, faults: Sequence[tuple[str, CorruptFileError]], total: int) -> None:
@@ -218,12 +219,12 @@ class SourceFiles(RowReader):
 
     @property
     def remote_reads(self) -> tuple[int, int]:
-        """Bytes of row groups that were read from files that are not local, and reads that were not planned."""
+        """(bytes of row groups read from remote files, number of reads that were not planned)."""
         remote = self._remote
         return (0, 0) if remote is None else (remote.bytes_read, remote.unplanned_reads)
 
     def fetch(self, plans: Plans, group: RowGroup) -> RemoteGroup | None:
-        """What `decode` needs of a row group, to be read ahead of it; None if the file is local."""
+        """See `RowReader`; None if the file is local."""
         known, number = self.known_file(group.file), group.file
         if known.file.local:
             return None
@@ -233,8 +234,8 @@ class SourceFiles(RowReader):
         return self._remote.group(known, group.index, leaves)
 
     def known_file(self, number: int) -> Known:
-        """What is compared when a file is opened."""
-        last = self._last_known  # the next row group mostly is of the same file
+        """Path, size and digest of a file, which are compared when it is opened."""
+        last = self._last_known  # the next row group is mostly of the same file
         if last is not None and last[0] == number:
             return last[1]
         known = self._what_is_known(number)
@@ -248,7 +249,7 @@ class SourceFiles(RowReader):
     def decode(
         self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
     ) -> DecodedRows | None:
-        """See `RowReader`. A remote row group that was not read ahead is read here."""
+        """See `RowReader`. Reads the bytes of a remote row group that was not read ahead."""
         known, plan = self.known_file(group.file), plans[self.kind_of[group.file]]
         remote = fetched or self.fetch(plans, group)
         rows, faults = group.range if rows is None else rows, self.faults_of(group)
@@ -260,7 +261,7 @@ class SourceFiles(RowReader):
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What was found, and what finding it took; JSON-able."""
+        """See `RowReader`."""
         return {
             **({} if self.version is None else {"table": self.version}),
             "files": len(self.catalog) - self.samples,
@@ -276,7 +277,7 @@ class SourceFiles(RowReader):
         }
 
     def _decoder(self) -> dict[str, Any]:
-        """Column chunks so far: how many were decoded from pages, and by field why other lists were left to pyarrow."""
+        """Column chunks of lists so far: number decoded from pages, and per field the reasons for pyarrow."""
         if self.pages is None:
             return {"name": "pyarrow"}
         left: dict[str, dict[str, int]] = {}
@@ -289,8 +290,7 @@ class SourceFiles(RowReader):
 
     @property
     def counted(self) -> dict[Field, Counted]:
-        """What the integers of fields count, of those whose columns have values: in all files the same, as `bind` has
-        found."""
+        """See `RowReader`; of fields whose columns have values. `bind` has checked that all files agree."""
         found: dict[Field, Counted] = {}
         for number, kind in enumerate(self.kinds):
             for binding in kind.bindings:

@@ -1,8 +1,8 @@
-"""Record batches of a row group: decoded, filtered, mapped by a function of the user, of the types that kernels read.
+"""Record batches of a row group: decoded, filtered, mapped by a function of the user, converted to kernels' types.
 
-A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses the pages it has just given back,
-where one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once:
-its values stay where Arrow has decoded them, and every batch costs Arrow something for every column.
+A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses memory that it has just freed,
+whereas one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once,
+since its values stay where Arrow decoded them, and every batch has a fixed cost per column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ Map = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class MapFailed(Exception):
-    """Carries what `ParquetSource(map=...)` raised past those who would take it for damage of the file."""
+    """Carries an error of `ParquetSource(map=...)` past the handlers that count errors as damage of the file."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -40,10 +40,10 @@ class MapFailed(Exception):
 
 
 def batch_rows(metadata: pq.FileMetaData, group: int, leaves: Iterable[int]) -> int:
-    """Rows of a row group whose widest column, of those that are read, has about 3 MiB; a power of two.
+    """Number of rows whose widest column, of those that are read, has about 3 MiB; a power of two.
 
-    Larger batches touch fresh memory where smaller ones reuse what Arrow has just given back; smaller ones pay too
-    often for every column. Both cost a tenth or more of the decoding.
+    Larger batches touch fresh memory, smaller ones pay the fixed cost of a column too often. Both cost a tenth or more
+    of decoding.
     """
     row_group, schema = metadata.row_group(group), metadata.schema
     widest = 8 * row_group.num_rows
@@ -59,13 +59,11 @@ def batch_rows(metadata: pq.FileMetaData, group: int, leaves: Iterable[int]) -> 
 def record_batches(
     file: pq.ParquetFile, group: int, rows: range, plan: DecodePlan, faults: Faults
 ) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
-    """(int64 [n], their numbers in the row group; n of `rows` that the filter keeps), n > 0, until all were read.
-
-    Columns are those of `plan`.
+    """Finished batches, see `DecodePlan`: (int64 [n], row numbers in the row group; the batch of these rows), n > 0.
 
     Raises:
-        DataError: an id outside int64, an expression that fails, or a `map` that gives something else; see `Faults`.
-        MapFailed: `map` raised.
+        DataError: an id outside int64, a failing expression, or a wrong result of `map`; see `Faults`.
+        MapFailed: `map` raised an error.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
     yield from finished(_decoded(file, group, rows, plan), plan, faults)
@@ -74,7 +72,7 @@ def record_batches(
 def finished(
     batches: Iterable[tuple[int, pa.RecordBatch]], plan: DecodePlan, faults: Faults
 ) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
-    """See `record_batches`. batches: (first row, batch), of the columns that the plan reads."""
+    """See `record_batches`. batches: (first row, batch of the columns `plan.read`)."""
     for first, batch in batches:
         rows = np.arange(first, first + batch.num_rows)
         if plan.typed:
@@ -101,20 +99,20 @@ def _with_types(batch: pa.RecordBatch, typed: Mapping[str, pa.DataType]) -> pa.R
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with text that Arrow can filter."""
+    """The batch without string views, which Arrow cannot filter."""
     names, arrays = batch.schema.names, [widen.without_views(array) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
-    """A batch of `arrays`; without any, one that still says how many rows there are."""
+    """A batch of `arrays`; without arrays, one that has the number of rows."""
     if not arrays:
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["rows"])
     return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
 def _decoded(file: pq.ParquetFile, group: int, rows: range, plan: DecodePlan) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(first row, batch) of everything inside `rows`, cut to it."""
+    """(first row, batch) of the decoded rows, cut to `rows`."""
     start, stop, begin = rows.start, rows.stop, 0
     if plan.flat:
         size = min(file.metadata.row_group(group).num_rows if plan.to_end else stop, _MAX_FLAT_ROWS)
@@ -136,14 +134,14 @@ def _decoded(file: pq.ParquetFile, group: int, rows: range, plan: DecodePlan) ->
 def _converted(
     columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: DecodePlan, faults: Faults
 ) -> pa.RecordBatch | None:
-    """None if an expression fails and that is noted."""
-    made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
-    results = _evaluate(made, batch, rows, plan, faults) if made else []
+    """The finished batch; None if an expression failed and the fault was noted."""
+    computed = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
+    results = _evaluate(computed, batch, rows, plan, faults) if computed else []
     if results is None:
         return None
-    computed = iter(results)
+    remaining = iter(results)
     raw = [
-        next(computed) if each.origin == "expression" else widen.nulls_as(array_at(batch, str(each.column)), each.type)
+        next(remaining) if each.origin == "expression" else widen.nulls_as(array_at(batch, str(each.column)), each.type)
         for each in columns
     ]
     if plan.map is not None and columns:
@@ -163,7 +161,7 @@ def _converted(
 
 
 def _note(faults: Faults, binding: Binding, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
-    """Raise or note a fault in `some` of these rows, see `widen.Bad`."""
+    """Raise or note a fault in `some` of these rows; see `widen.Bad`."""
     name, todo = binding.field.name, ""
     if kind == "range" and binding.field.number != "time":
         todo = f". Keep the bits of a hash as int64: {_signed(binding)}"
@@ -171,7 +169,7 @@ def _note(faults: Faults, binding: Binding, rows: np.ndarray, kind: str, some: n
 
 
 def _signed(binding: Binding) -> str:
-    """An expression that makes int64 of uint64, for messages."""
+    """An expression that reinterprets uint64 as int64, for messages."""
     name, signed = binding.field.name, "reinterpret(signed=True)"
     if binding.origin == "expression":
         return f"use .{signed} in the expression of {name!r}"
@@ -185,14 +183,14 @@ def _signed(binding: Binding) -> str:
 def _mapped(
     function: Map, columns: Sequence[Binding], arrays: Sequence[pa.Array], rows: str, where: str
 ) -> list[pa.Array]:
-    """The arrays of `columns` after `function`, which gets each field once; at least one row.
+    """The arrays of `columns` after `function`, which receives one column per field, and at least one row.
 
     Args:
-        rows: which they are, for messages; where: source, file and row group.
+        rows: description of the rows, for messages. where: source, file and row group.
 
     Raises:
-        MapFailed: the function raised.
-        DataError: it gave other columns, another number of rows, or types that cannot serve the fields.
+        MapFailed: the function raised an error.
+        DataError: it returned other columns, another number of rows, or types that do not fit the fields.
     """
     names = [binding.field.name for binding in columns]
     given = pa.RecordBatch.from_pydict(dict(zip(names, arrays, strict=True)))
@@ -225,7 +223,7 @@ def _called(function: Map, given: pa.RecordBatch, rows: str, where: str) -> pa.R
         return function(given)
     except Exception as error:
         failed = error
-        if isinstance(error, StopIteration):  # as it is, it would end the reading of the row group without a word
+        if isinstance(error, StopIteration):  # inside generators it would end the row group silently
             failed = RuntimeError("map raised StopIteration")
             failed.__cause__ = error
         failed.add_note(f"map=... failed with {rows} of {where}")
@@ -246,10 +244,10 @@ def _map_objection(made: object, given: pa.RecordBatch) -> str | None:
 
 
 def _evaluate(
-    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: DecodePlan, faults: Faults
+    wanted: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: DecodePlan, faults: Faults
 ) -> list[pa.Array] | None:
-    """The results of expressions, each with the type that it must have; None if one fails and that is noted."""
-    exprs, types = [each for each, _ in made], [each for _, each in made]
+    """Results of (expression, type); None if one failed and the fault was noted."""
+    exprs, types = [each for each, _ in wanted], [each for _, each in wanted]
     names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
     arrays = [
         partition_column(plan.kind.partitions[name], batch.num_rows)
