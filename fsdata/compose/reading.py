@@ -106,7 +106,7 @@ def _kind_of_files(source: ParquetSource) -> Any:
 
 
 def open_joined(
-    join: Any, schema: Schema, rows: str, also: Mapping[str, bool] = MappingProxyType({}), **options: Any
+    join: Any, schema: Schema, rows: str, extra: Mapping[str, bool] = MappingProxyType({}), **options: Any
 ) -> Attached:
     """The table of a join, read. Blocks.
 
@@ -118,7 +118,7 @@ def open_joined(
     if join.kind == "histories":
         from fsdata.histories.history_table import load_histories
 
-        return load_histories(join, schema, open_files, label=label, also=also)
+        return load_histories(join, schema, open_files, label=label, extra=extra)
     if join.kind == "lookup table":
         from fsdata.histories.lookup_table import load_lookup
 

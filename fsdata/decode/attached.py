@@ -1,17 +1,20 @@
 """The interface of joined tables: `Attached` is the opened table, a `Stage` completes decoded rows by such tables."""
 
+from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from fsdata.catalog.binding.bind import FileKind
-from fsdata.catalog.binding.counted import Counted
+from fsdata.catalog.binding.counted import Counted, check_key
 from fsdata.catalog.catalog import Catalog
+from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.row_layout import Layout
+from fsdata.decode.source_files import SourceFiles
 from fsdata.schema import Field
 from fsdata.sources.source import Joined, ParquetSource
 
@@ -60,51 +63,71 @@ class Stage:
         raise NotImplementedError
 
 
-class Attached(Protocol):
-    """A joined table that was opened and read."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attached(ABC):
+    """A joined table that was opened and read.
 
-    @property
-    def join(self) -> Joined:
-        """The user's arguments."""
+    Attributes:
+        join: the user's arguments.
+        files: files of the table. They are closed, except those of a table that is followed.
+    """
+
+    join: Joined
+    files: SourceFiles
 
     @property
     def source(self) -> ParquetSource:
         """The source of the table."""
+        return self.join.source
+
+    @property
+    def label(self) -> str:
+        """Name of the table in messages."""
+        return self.files.label
 
     @property
     def catalog(self) -> Catalog:
         """Catalog of its files."""
-
-    @property
-    def kinds(self) -> Sequence[FileKind]:
-        """Kinds of its files, if labels of candidates may be bound to them."""
+        return self.files.catalog
 
     @property
     def skipped(self) -> list[Skipped]:
         """Files and row groups left out."""
+        return self.files.skipped
 
     @property
     def fingerprint(self) -> dict[str, str]:
         """See `fsdata.catalog.fingerprint`."""
+        return fingerprint(self.source, self.files.catalog, (), self.files.version)
 
     @property
     def counted(self) -> Mapping[str, Counted]:
         """Name of its key and fields -> unit of their integers."""
+        return {field.name: unit for field, unit in self.files.counted.items()}
+
+    @property
+    def kinds(self) -> Sequence[FileKind]:
+        """Kinds of its files, if labels of candidates may be bound to them."""
+        return ()
 
     @property
     def defaults(self) -> Mapping[str, float | str]:
         """Field -> default in rows without a match."""
+        return {}
 
     @property
     def masks(self) -> frozenset[str]:
         """Fields for which a batch has a mask of matches."""
+        return frozenset()
 
     @property
     def may_drop(self) -> bool:
         """Whether it may drop rows."""
+        return any(self.source.policy(name) == "drop" for name in self.join.fields)
 
     def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
         """Raise SchemaError if compared keys or times have different units.
 
         own: field of the rows -> unit. ids: the same by name, all joined tables included.
         """
+        check_key(self.join.on, own.get(Field(self.join.on, "join_key")), self.counted.get(self.join.on))

@@ -1,6 +1,6 @@
-"""A table of histories in memory: read once per host, checked, and kept in the integers of the files.
+"""A table of histories in memory: read once per host, checked, and stored in the integer types of the files.
 
-Letters: K keys, E events of all of them, T fields.
+Letters: K keys, E events of all keys.
 """
 
 import json
@@ -13,27 +13,24 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.binding.arrow_types import is_list, plain
-from fsdata.catalog.binding.bind import FileKind
 from fsdata.catalog.binding.column_paths import type_at
-from fsdata.catalog.binding.counted import Counted, check_key, check_times
+from fsdata.catalog.binding.counted import Counted, check_times
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
-from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.align import align
-from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.join_keys import check_unique, keyed_rows
+from fsdata.decode.attached import Attached
+from fsdata.decode.keyed_rows import keyed_rows, order_of_keys
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
-from fsdata.errors import Fault, Faults, SchemaError
+from fsdata.errors import Faults, SchemaError
 from fsdata.histories.as_of import AsOf
 from fsdata.histories.kernels import histories
 from fsdata.histories.spill_buffer import SpillBuffer
@@ -41,67 +38,49 @@ from fsdata.kernels.columns import STORED_AS
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
-from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
 
-_NOTHING = np.frombuffer(b"", np.int64)  # read-only, as the arrays of tables are: kernels are compiled for those
-_KEYS, _OFFSETS, _MASK, _PLACES, _BOUNDS = " keys", " offsets", " mask", " places ", " bounds "  # no field is called so
+_NO_TIMES = np.frombuffer(b"", np.int64)  # read-only, like shared arrays: numba compiles the kernels for one type
+# Names of shared arrays that are not lists. Names of fields have no leading space.
+_KEYS, _OFFSETS, _MASK, _POSITIONS, _BOUNDS = " keys", " offsets", " mask", " positions ", " bounds "
 _DISJOINT = " disjoint"  # whether every event is in one pool at most
-_SKIPPED = " skipped"  # JSON: what was left out of the files while they were read
-_ALL = 1 << 62  # events
-_AHEAD = 64 << 20  # bytes of events of row groups that are decoded ahead
-_VERSION = 4  # of the arrays that processes share
+_SKIPPED = " skipped"  # JSON: row groups that were left out while the table was read
+_NO_CAP = 1 << 62  # events
+_AHEAD = 64 << 20  # bytes of events in row groups that are decoded ahead
+_VERSION = 5  # of the arrays that processes share
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryTable:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HistoryTable(Attached):
     """The histories of one `AsOf`.
 
     Attributes:
-        label: how messages call it.
-        keys: int64 [K], ascending; offsets: int64 [K + 1], the events of each.
-        times: int64 [E], ascending inside a key where rows are placed by time, or empty; known: int64 [E], or empty.
-        counted: what the integers of its key and lists count.
-        pools: see `fsdata.histories.kernels.histories`; None without pools.
-        catalog: the files of the table. lists: those that are stored, with the mask of the pools. name: that of its
-            arrays; tables with equal names have equal arrays.
+        shared: its arrays.
+        pools: input of the kernels, see `fsdata.histories.kernels.histories`; None without pools.
+        lists: names of the lists that are stored, the mask of the pools included.
+        name: name of the arrays; tables with equal names have equal arrays.
     """
 
     join: AsOf
-    label: str
-    skipped: list[Skipped]
-    fingerprint: dict[str, str]
-    counted: Mapping[str, Counted]
     shared: SharedArrays
     pools: np.ndarray | None
-    catalog: Catalog
     lists: tuple[str, ...]
     name: str
 
-    kinds: ClassVar[tuple[FileKind, ...]] = ()
-    defaults: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
-    masks: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def may_drop(self) -> bool:
-        return any(self.source.policy(name) == "drop" for name in self.join.fields)
-
     def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
-        join = self.join
-        check_key(join.on, own.get(Field(join.on, "join_key")), self.counted.get(join.on))
+        join, units = self.join, self.counted
+        Attached.check(self, own, ids)  # not by super(), which does not work in dataclasses with slots
         if not join.by_position and join.time is not None:
-            check_times(join.at, own.get(Field(join.at, "row_time")), join.time, self.counted.get(join.time))
-
-    @property
-    def source(self) -> ParquetSource:
-        return self.join.source
+            check_times(join.at, own.get(Field(join.at, "row_time")), join.time, units.get(join.time))
 
     @property
     def keys(self) -> np.ndarray:
+        """int64 [K], ascending."""
         return self.shared[_KEYS]
 
     @property
     def offsets(self) -> np.ndarray:
+        """int64 [K + 1], the first event of each key."""
         return self.shared[_OFFSETS]
 
     @property
@@ -111,11 +90,13 @@ class HistoryTable:
 
     @property
     def times(self) -> np.ndarray:
-        return _NOTHING if self.join.time is None else self.shared[self.join.time]
+        """int64 [E], ascending within a key unless rows are placed by position; empty without times."""
+        return _NO_TIMES if self.join.time is None else self.shared[self.join.time]
 
     @property
-    def known(self) -> np.ndarray:
-        return _NOTHING if self.join.known_at is None else self.shared[self.join.known_at]
+    def known_at(self) -> np.ndarray:
+        """int64 [E]; empty if all events are known at their time."""
+        return _NO_TIMES if self.join.known_at is None else self.shared[self.join.known_at]
 
     @property
     def integer_times(self) -> bool:
@@ -125,10 +106,11 @@ class HistoryTable:
 
     @property
     def fields(self) -> Mapping[str, np.ndarray]:
+        """Field -> its values."""
         return {name: self.values(name) for name in self.join.fields}
 
     def values(self, name: str) -> np.ndarray:
-        """[E], of the type that the files have, or float32; of the mask of the pools, uint8."""
+        """[E], a list in the integer type of the files, or float32; uint8 for the mask of the pools."""
         return self.shared[_MASK if name == self.join.mask else name]
 
 
@@ -138,70 +120,79 @@ def load_histories(
     open_files: Callable[..., SourceFiles],
     *,
     label: str,
-    also: Mapping[str, bool],
+    extra: Mapping[str, bool],
 ) -> HistoryTable:
-    """Read a table of histories, or map the one that another process of this host has read.
+    """Read a table of histories, or map the arrays of another process of this host.
 
-    open_files: opens its files, see `open_joined` in `fsdata.compose.reading`. label: how messages call it.
-    also: further lists that are kept, of numbers, and whether the table must have them.
+    open_files: opens its files, see `open_joined` in `fsdata.compose.reading`. label: name of the table in messages.
+    extra: further lists of numbers to store -> whether the table must have them.
 
     Raises:
         SchemaError: the files cannot be read as these fields.
-        DataError: a null key, a key that two rows share, lists of one row that differ in length, or that are not in
-            ascending time. With `notes` such rows are noted there, as are times in the future.
+        DataError: a null key, a key of two rows, lists of one row that differ in length, or times that do not ascend.
+            Where faults are noted, these are, and times in the future are noted, too.
     """
-    files = open_files(lambda catalog: _wanted(join, schema, label, _there(also, catalog), catalog), lists=True)
-    notes = files.faults.notes
+
+    def present(catalog: Catalog) -> tuple[str, ...]:
+        return tuple(
+            name for name, must in extra.items() if must or any(name in each.names for each in catalog.schemas)
+        )
+
+    files = open_files(lambda catalog: _wanted(join, schema, label, present(catalog), catalog), lists=True)
     try:
-        identity = fingerprint(join.source, files.catalog, (), files.version)
-        more = _there(also, files.catalog)
-        # What a row sees of its events is found where it is read.
+        more = present(files.catalog)
+        # These options select from the arrays when rows are read, so that tables which differ in them share arrays.
         form = replace(join, inclusive=False, scan=None, cap=None, bucketed=join.bucketed and 1).form
-        described = (form, sorted(more), [(field.name, field.kind) for field in files.wanted])
-        contents = (_VERSION, identity, described, versions(files), *own_copy(notes))
-        name = blake2b(repr(contents).encode(), digest_size=16).hexdigest()
-        reading = _Reading(files, join, more)
-        shared = SharedArrays(name, reading.arrays, label, on_disk=join.bucketed is not None)
+        fields = [(field.name, field.kind) for field in files.wanted]
+        name = shared_name("histories", files, _VERSION, form, sorted(more), fields)
+        reader = _TableReader(files, join, more)
+        shared = SharedArrays(name, reader.arrays, label, on_disk=join.bucketed is not None)
         for left_out in json.loads(shared[_SKIPPED].tobytes()):
             files.leave_out(**left_out)
     finally:
         files.close()
-    found = {field.name: each for field, each in files.counted.items()}
-    for name in join.times[1:]:
-        check_times(join.times[0], found.get(join.times[0]), name, found.get(name))
-    table = _pool_table(join, shared) if join.pools else None
+    pools = _pool_table(join, shared) if join.pools else None
     lists = tuple(dict.fromkeys((*join.fields, *join.times, *more)))
-    return HistoryTable(join, label, files.skipped, identity, found, shared, table, files.catalog, lists, name)
+    table = HistoryTable(join=join, files=files, shared=shared, pools=pools, lists=lists, name=name)
+    for other in join.times[1:]:
+        check_times(join.times[0], table.counted.get(join.times[0]), other, table.counted.get(other))
+    return table
 
 
-def _there(also: Mapping[str, bool], catalog: Catalog) -> tuple[str, ...]:
-    """Those of further lists that the table must have, or has."""
-    return tuple(name for name, must in also.items() if must or any(name in each.names for each in catalog.schemas))
+def shared_name(kind: str, files: SourceFiles, *description: object) -> str:
+    """Name of the shared arrays of a joined table, a digest of everything that they depend on.
+
+    Arrays of a check have a name of their own: they have rows that a loader rejects, so no loader may map them.
+    """
+    own = () if files.faults.notes is None else (secrets.token_hex(),)
+    identity = fingerprint(files.source, files.catalog, (), files.version)
+    # Footers without statistics do not depend on the values: a file that was written again may have an equal one.
+    versions = [
+        (file.filesystem.type_name, file.path, size, modified or None, inode if file.local else None)
+        for file, (size, modified, inode) in zip(files.catalog.files, files.versions(), strict=True)
+    ]
+    contents = (*description, identity, versions, *own)
+    return kind + blake2b(repr(contents).encode(), digest_size=16).hexdigest()
 
 
 def _pool_table(join: AsOf, shared: SharedArrays) -> np.ndarray:
     """See `fsdata.histories.kernels.histories`."""
-    of: list[int] = []
+    pools: list[int] = []
     for number, cap in enumerate(join.caps):
-        places, bounds = shared[_PLACES + str(number)], shared[_BOUNDS + str(number)]
-        of += [places.ctypes.data, bounds.ctypes.data, _ALL if cap is None else cap]
-    at, disjoint = shared[_MASK].ctypes.data, int(shared[_DISJOINT][0])
-    head = [len(shared[_KEYS]), shared[_OFFSETS].ctypes.data, len(join.pools), disjoint, at]
-    return np.array([*head, *of], np.int64)
+        positions, bounds = shared[_POSITIONS + str(number)], shared[_BOUNDS + str(number)]
+        pools += [positions.ctypes.data, bounds.ctypes.data, _NO_CAP if cap is None else cap]
+    mask, disjoint = shared[_MASK].ctypes.data, int(shared[_DISJOINT][0])
+    head = [len(shared[_KEYS]), shared[_OFFSETS].ctypes.data, len(join.pools), disjoint, mask]
+    return np.array([*head, *pools], np.int64)
 
 
-def own_copy(notes: list[Fault] | None) -> tuple[str, ...]:
-    """What tells the arrays of a check from all others: they hold rows that a loader refuses, so nobody shares them."""
-    return () if notes is None else (secrets.token_hex(),)
-
-
-def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog: Catalog) -> list[Field]:
-    """What is read of a table. Times that are fields, too, are read once, as times."""
-    unknown = sorted(set(join.source.defaults) - {*join.fields, *join.only_read, *also})
+def _wanted(join: AsOf, schema: Schema, label: str, extra: Sequence[str], catalog: Catalog) -> list[Field]:
+    """The fields to read. Times that are also fields of the schema are read once, as times."""
+    unknown = sorted(set(join.source.defaults) - {*join.fields, *join.only_read, *extra})
     if unknown:
         raise SchemaError(
-            f"{label}: defaults names {', '.join(unknown)}, which nothing is made of; lists that are read: "
-            f"{', '.join((*join.fields, *join.only_read, *also))}"
+            f"{label}: defaults names {', '.join(unknown)}, which is not read; lists that are read: "
+            f"{', '.join((*join.fields, *join.only_read, *extra))}"
         )
     fields = {field.name: field for field in fields_of(schema) if field.name in join.fields and field.name != join.mask}
     for name in join.times:
@@ -214,113 +205,120 @@ def _wanted(join: AsOf, schema: Schema, label: str, also: Sequence[str], catalog
         *(field for name, field in fields.items() if name not in join.times),
         *(Field(name, "event_times") for name in join.times),
         *(
-            Field(name, "floats" if _holds_floats(catalog, join.source.columns.get(name, name)) else "event_ids")
-            for name in dict.fromkeys((*join.only_read, *also))
+            Field(name, "floats" if _has_floats(catalog, join.source.columns.get(name, name)) else "event_ids")
+            for name in dict.fromkeys((*join.only_read, *extra))
             if name not in fields and name not in join.times
         ),
         Field(join.on, "join_key"),
     ]
 
 
-def _holds_floats(catalog: Catalog, column: object) -> bool:
+def _has_floats(catalog: Catalog, column: object) -> bool:
     """Whether a column is a list of floats in some of the files."""
     if not isinstance(column, str):
         return False
-    found = [kind for schema in catalog.schemas if (kind := type_at(schema, column)) is not None]
-    return any(is_list(plain(each)) and pa.types.is_floating(plain(plain(each).value_type)) for each in found)
+    types = [plain(kind) for schema in catalog.schemas if (kind := type_at(schema, column)) is not None]
+    return any(is_list(each) and pa.types.is_floating(plain(each.value_type)) for each in types)
 
 
-def item_types(files: SourceFiles, field: Field) -> set[pa.DataType | None]:
-    """The types that a field has in the files, those of the elements of lists; None for a default."""
-    found = set()
-    for kind in files.kinds:
-        for binding in kind.bindings:
-            if binding.field == field:
-                outer = None if binding.type is None else plain(binding.type)
-                found.add(plain(outer.value_type) if outer is not None and is_list(outer) else outer)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Histories:
+    """Histories of a row group. keys, rows (numbers in the row group), lengths: int64 [k]; events: name -> [e]."""
+
+    keys: np.ndarray
+    rows: np.ndarray
+    lengths: np.ndarray
+    events: dict[str, np.ndarray]
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 [k + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def history_of(self, events: np.ndarray) -> np.ndarray:
+        """Index of the history that each event is in."""
+        return np.searchsorted(self.offsets, events, side="right") - 1
 
 
-def versions(files: SourceFiles) -> list[tuple[object, ...]]:
-    """What tells files apart whose footers are equal: footers without statistics say nothing of the values."""
-    found = zip(files.catalog.files, files.versions(), strict=True)
-    return [
-        (file.filesystem.type_name, file.path, size, modified or None, inode if file.local else None)
-        for file, (size, modified, inode) in found
-    ]
+class _TableReader:
+    """Reads all row groups of a table of histories, in one process of the host. The others wait for the arrays."""
 
-
-class _Reading:
-    """Row groups, one after another, to arrays."""
-
-    def __init__(self, files: SourceFiles, join: AsOf, also: Sequence[str]) -> None:
+    def __init__(self, files: SourceFiles, join: AsOf, extra: Sequence[str]) -> None:
         lists = [field for field in files.wanted if field.shape == "list"]
         self._files = files
         self._join = join
-        self._also = also
+        self._extra = extra
         self._layout = Layout(
             tuple(Field(each.name, "floats" if each.number == "value" else "ids", "histories") for each in lists), 0
         )
-        self._stored = {each.name: _stored(files, each) for each in lists} | {_MASK: np.dtype(np.uint8)}
+        self._dtypes = {each.name: _stored_dtype(files, each) for each in lists} | {_MASK: np.dtype(np.uint8)}
         self._plans = files.plans(self._layout)
-        # Other ranks of the host wait meanwhile. Faults that are noted stand in the order of the files.
+        # The other ranks of the host wait, so all cores are free. Noted faults must be in the order of the files.
         self._threads = usable_cores() if files.faults.notes is None else 1
 
     def arrays(self, scratch: Path | None) -> Arrays:
-        """Everything by name, the events in the order of their keys. scratch: where events lie until then, if not in
-        memory."""
-        kept = dict.fromkeys(
-            (*self._join.fields, *self._join.times, *self._also, *([_MASK] if self._join.pools else []))
+        """All arrays by name, the events in the order of their keys.
+
+        scratch: folder for arrays that may not fit in memory; None to make all in memory.
+        """
+        names = dict.fromkeys(
+            (*self._join.fields, *self._join.times, *self._extra, *([_MASK] if self._join.pools else []))
         )
-        kept.pop(self._join.mask or "", None)
-        buffers = {name: SpillBuffer(self._stored[name], scratch and scratch / str(n)) for n, name in enumerate(kept)}
-        heads, disjoint = [], True
+        names.pop(self._join.mask or "", None)  # stored as _MASK
+        # The order of the keys is known only after the last row group. Until then events are in that of the files.
+        buffers = {name: SpillBuffer(self._dtypes[name], scratch and scratch / str(n)) for n, name in enumerate(names)}
+        empty = np.empty(0, np.int64)
+        all_keys, all_lengths, disjoint = [empty], [empty], True
         for part in self._parts():
-            heads.append((part.keys, part.lengths))
+            all_keys.append(part.keys)
+            all_lengths.append(part.lengths)
             for name, buffer in buffers.items():
                 buffer.add(part.events[name])
             if self._join.pools:
                 mask = part.events[_MASK]
                 disjoint &= not (mask & (mask - 1)).any()
-        empty = np.empty(0, np.int64)
-        keys = np.concatenate([empty, *(keys for keys, _ in heads)])
-        lengths = np.concatenate([empty, *(lengths for _, lengths in heads)])
-        order = np.argsort(keys, kind="stable")
+        keys, lengths = np.concatenate(all_keys), np.concatenate(all_lengths)
         one_row = f"a table of histories has one row per key. {_MAKE_ONE}"
-        check_unique(keys[order], self._files.faults, self._join.on, one_row)
+        order = order_of_keys(keys, self._files.faults, self._join.on, one_row)
         starts = np.cumsum(lengths) - lengths
-        found = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
-        found[_DISJOINT] = np.array([disjoint])
-        found[_SKIPPED] = np.frombuffer(json.dumps(self._left_out()).encode(), np.uint8)
+        arrays = {_KEYS: keys[order], _OFFSETS: np.concatenate([[0], np.cumsum(lengths[order])])}
+        arrays[_DISJOINT] = np.array([disjoint])
+        arrays[_SKIPPED] = np.frombuffer(json.dumps(self._left_out()).encode(), np.uint8)
         in_order = bool((order == np.arange(len(order))).all())
         for name, buffer in buffers.items():
-            found[name] = buffer.whole() if in_order else buffer.gathered(starts[order], lengths[order])
+            arrays[name] = buffer.whole() if in_order else buffer.gathered(starts[order], lengths[order])
         for number in range(len(self._join.pools)):
-            found[_PLACES + str(number)], found[_BOUNDS + str(number)] = self._pool(number, found, scratch)
-        return found
+            positions, bounds = self._pool(number, arrays, scratch)
+            arrays[_POSITIONS + str(number)], arrays[_BOUNDS + str(number)] = positions, bounds
+        return arrays
 
-    def _pool(self, number: int, found: Arrays, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
-        """Where the events of a pool are, see `fsdata.histories.kernels.histories`."""
-        mask, offsets, bit = read_only(found[_MASK]), read_only(found[_OFFSETS]), np.uint8(1 << number)
+    def _pool(self, number: int, arrays: Arrays, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
+        """(positions, bounds) of the events of a pool, see `fsdata.histories.kernels.histories`."""
+        mask, offsets, bit = _read_only(arrays[_MASK]), _read_only(arrays[_OFFSETS]), np.uint8(1 << number)
         bounds = np.empty(len(offsets), np.int64)
         histories.count_pool(mask, bit, offsets, bounds)
         size = int(bounds[-1])
-        if scratch is None or not size:
-            places = np.empty(size, np.uint32)
+        if scratch is None or not size:  # an empty file cannot be mapped
+            positions = np.empty(size, np.uint32)
         else:
-            places = np.memmap(scratch / f"pool {number}", np.uint32, "w+", shape=size)
-        histories.find_pool(mask, bit, offsets, places)
-        return places, bounds
+            positions = np.memmap(scratch / f"pool {number}", np.uint32, "w+", shape=size)
+        histories.find_pool(mask, bit, offsets, positions)
+        return positions, bounds
 
-    def _parts(self) -> Iterator["_Part"]:
-        """Decoded by several threads, in the order of the files; so is the first fault. Memory holds a few of them."""
+    def _parts(self) -> Iterator[_Histories]:
+        """The row groups in the order of the files, decoded by several threads. The first fault is that of the first
+        row group that has one.
+
+        Row groups that are decoded and not consumed yet take memory, so their number is bounded. Their size is not
+        known in advance and is taken to be that of the largest so far: the first one is decoded alone.
+        """
         groups, at_once, largest = iter(self._files.groups), 1, 1
-        ahead: deque[Future[_Part | None]] = deque()
+        ahead: deque[Future[_Histories | None]] = deque()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="fsdata-histories") as pool:
             try:
                 while True:
-                    some = islice(groups, max(at_once - len(ahead), 0))
-                    ahead.extend(pool.submit(self._part, group) for group in some)
+                    following = islice(groups, max(at_once - len(ahead), 0))
+                    ahead.extend(pool.submit(self._decode, group) for group in following)
                     if not ahead:
                         return
                     part = ahead.popleft().result()
@@ -329,58 +327,55 @@ class _Reading:
                         at_once = min(_AHEAD // largest + 1, self._threads + 1)
                         yield part
             finally:
-                for each in ahead:
-                    each.cancel()
+                for future in ahead:
+                    future.cancel()
 
     def _left_out(self) -> list[dict[str, Any]]:
-        """Row groups that are damaged and skipped: who maps the arrays has to know of them."""
+        """Damaged row groups that are skipped, in the order of the files. Other processes map the arrays without
+        reading the files, and have to report them, too."""
         place = {name: number for number, name in enumerate(self._files.catalog.files.names())}
-        found = self._files.skipped  # by several threads; whole files come first
-        found.sort(key=lambda each: (-1, 0) if each.row_group is None else (place[each.file], each.row_group))
-        return [asdict(each) for each in found if each.row_group is not None]
+        skipped = self._files.skipped  # appended to by several threads; whole files come first
+        skipped.sort(key=lambda each: (-1, 0) if each.row_group is None else (place[each.file], each.row_group))
+        return [asdict(each) for each in skipped if each.row_group is not None]
 
-    def _part(self, group: RowGroup) -> "_Part | None":
-        decoded = self._files.decode(self._plans, group)
+    def _decode(self, group: RowGroup) -> _Histories | None:
+        """The histories of a row group, checked, with the events that `where` selects; None if it is skipped."""
+        join, decoded = self._join, self._files.decode(self._plans, group)
         if decoded is None:
             return None
-        on = self._join.on
-        align(decoded, self._join.source.defaults)
-        alive, keys = keyed_rows(decoded, on)
-        lengths = decoded.columns[0].lengths(len(decoded.rows))[alive]
-        part = _Part(keys, lengths, self._events(decoded, alive))
-        if self._join.time is not None and not self._join.by_position:
-            _check_order(part, self._join.time, on, decoded.faults, decoded.rows[alive])
+        align(decoded, join.source.defaults)
+        rows = keyed_rows(decoded, join.on)
+        lengths = rows.lengths[self._layout.fields[0].name]  # lists are aligned
+        events = {name: values.astype(self._dtypes[name], copy=False) for name, values in rows.values.items()}
+        part = _Histories(rows.keys, rows.rows, lengths, events)
+        if join.time is not None and not join.by_position:
+            _check_order(part, join.time, join.on, decoded.faults)
         if decoded.faults.notes is not None:
-            for name in self._join.times:
-                _note_future(part, name, decoded.faults, decoded.rows[alive])
-        if self._join.condition is not None:
-            part = self._chosen(part, self._join.condition)
-        return self._with_mask(part) if self._join.pools else part
+            for name in join.times:
+                _note_future(part, name, decoded.faults)
+        if join.condition is not None:
+            part = _selected(part, where(join.condition, part.events))
+        if join.pools:
+            part.events[_MASK] = self._pool_mask(part.events)
+        return part
 
-    def _events(self, decoded: DecodedRows, alive: np.ndarray) -> dict[str, np.ndarray]:
-        """Of every field the values of the rows `alive`, one after another, as they are stored."""
-        return {
-            field.name: decoded.columns[slot].gathered(field.dtype, alive).astype(self._stored[field.name], copy=False)
-            for slot, field in enumerate(self._layout.fields)
-        }
-
-    def _with_mask(self, part: "_Part") -> "_Part":
-        """With the mask of the pools among the events."""
-        mask = np.zeros(len(next(iter(part.events.values()))), np.uint8)
+    def _pool_mask(self, events: Mapping[str, np.ndarray]) -> np.ndarray:
+        """uint8 [e], bit p set for events of pool p."""
+        mask = np.zeros(len(next(iter(events.values()))), np.uint8)
         for number, pool in enumerate(self._join.of_pools):
-            mask |= where(pool, part.events).astype(np.uint8) << np.uint8(number)
-        return replace(part, events={**part.events, _MASK: mask})
+            mask |= where(pool, events).astype(np.uint8) << np.uint8(number)
+        return mask
 
-    def _chosen(self, part: "_Part", condition: Expression) -> "_Part":
-        """The events for which the condition is true."""
-        mask = where(condition, part.events)
-        before = np.concatenate([[0], np.cumsum(mask)])
-        ends = np.cumsum(part.lengths)
-        return replace(
-            part,
-            lengths=before[ends] - before[ends - part.lengths],
-            events={name: values[mask] for name, values in part.events.items()},
-        )
+
+def _selected(part: _Histories, mask: np.ndarray) -> _Histories:
+    """The histories with the events of a mask, bool [e], only."""
+    before = np.concatenate([[0], np.cumsum(mask)])
+    offsets = part.offsets
+    return replace(
+        part,
+        lengths=before[offsets[1:]] - before[offsets[:-1]],
+        events={name: values[mask] for name, values in part.events.items()},
+    )
 
 
 def where(condition: Expression, events: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -397,41 +392,36 @@ def where(condition: Expression, events: Mapping[str, np.ndarray]) -> np.ndarray
             f"the condition over {', '.join(names)} gives {kind} where true or false is needed. Lists of booleans hold "
             f"0 and 1 here: compare them, as in pl.col({names[0]!r}) == 1"
         )
-    (found,) = expressions.evaluate([condition], [pa.bool_()], rows)
-    mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
+    (result,) = expressions.evaluate([condition], [pa.bool_()], rows)
+    mask: np.ndarray = result.fill_null(False).to_numpy(zero_copy_only=False)
     return mask
 
 
-def read_only(values: np.ndarray) -> np.ndarray:
-    """The same memory, as kernels take arrays that they only read."""
-    found = np.asarray(values).view()
-    found.flags.writeable = False
-    return found
+def _read_only(values: np.ndarray) -> np.ndarray:
+    """The same memory, read-only: numba compiles the kernels for arrays of this type."""
+    view = np.asarray(values).view()
+    view.flags.writeable = False
+    return view
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Histories of a row group. keys, lengths: int64 [k]; events: name -> [e]."""
-
-    keys: np.ndarray
-    lengths: np.ndarray
-    events: dict[str, np.ndarray]
-
-
-def _stored(files: SourceFiles, field: Field) -> np.dtype[Any]:
-    """The type in which a field is kept: that of the files where it has 32 bits or fewer."""
+def _stored_dtype(files: SourceFiles, field: Field) -> np.dtype[Any]:
+    """The type in which a list is stored: that of the files if it has 32 bits or fewer."""
     if field.number != "id":
         return np.dtype(np.int64 if field.number == "time" else np.float32)
-    types = item_types(files, field)
-    kinds = [_integer(kind) for kind in types if kind is not None]
+    dtypes = []
+    for kind in files.kinds:
+        for binding in kind.bindings:
+            if binding.field == field and binding.type is not None:
+                outer = plain(binding.type)
+                dtypes.append(_integer_dtype(plain(outer.value_type) if is_list(outer) else outer))
     default = files.source.defaults.get(field.name)
     if default is not None:
-        kinds.append(np.min_scalar_type(int(default)))
-    found: np.dtype[Any] = np.result_type(*(kinds or [np.dtype(np.int64)]))
-    return found if found in STORED_AS else np.dtype(np.int64)
+        dtypes.append(np.min_scalar_type(int(default)))
+    common: np.dtype[Any] = np.result_type(*(dtypes or [np.dtype(np.int64)]))
+    return common if common in STORED_AS else np.dtype(np.int64)
 
 
-def _integer(kind: pa.DataType) -> np.dtype[Any]:
+def _integer_dtype(kind: pa.DataType) -> np.dtype[Any]:
     if pa.types.is_boolean(kind):
         return np.dtype(np.uint8)
     return np.dtype(str(kind)) if pa.types.is_integer(kind) else np.dtype(np.int64)
@@ -440,37 +430,35 @@ def _integer(kind: pa.DataType) -> np.dtype[Any]:
 _MAKE_ONE = "`freescale histories` makes one of events"
 
 
-def _check_order(part: "_Part", time: str, on: str, faults: Faults, rows: np.ndarray) -> None:
-    """rows: numbers of the histories in the row group."""
-    offsets = np.concatenate([[0], np.cumsum(part.lengths)])
-    event = histories.find_unsorted(part.events[time], offsets)
+def _check_order(part: _Histories, time: str, on: str, faults: Faults) -> None:
+    """Check that times ascend in every history."""
+    times, offsets = part.events[time], part.offsets
+    event = histories.find_unsorted(times, offsets)
     if event < 0:
         return
-    row = int(np.searchsorted(offsets, event, side="right")) - 1
-    earlier, later = part.events[time][event - 1 : event + 1].tolist()
-    times = part.events[time]
-    falls = np.flatnonzero(times[1:] < times[:-1]) + 1  # differences may have more than 64 bits
+    (history,) = part.history_of(np.array([event])).tolist()
+    earlier, later = times[event - 1 : event + 1].tolist()
+    falls = np.flatnonzero(times[1:] < times[:-1]) + 1  # not by differences, which may need more than 64 bits
     falls = falls[~np.isin(falls, offsets)]
     faults.found(
         "unsorted",
         time,
-        rows[np.searchsorted(offsets, falls, side="right") - 1],
-        f"the history of {on} {part.keys[row]} is not ascending: {time} is {later} at position {event - offsets[row]} "
-        f"and {earlier} before it",
+        part.rows[part.history_of(falls)],
+        f"the history of {on} {part.keys[history]} is not ascending: {time} is {later} at position "
+        f"{event - offsets[history]} and {earlier} before it",
         todo=f". Sort the lists: {_MAKE_ONE}",
     )
 
 
-_UNITS = [10**places for places in (0, 3, 6, 9)]  # seconds to nanoseconds
-_EARLIEST_S = 100_000_000  # since 1970: smaller numbers count from no common epoch
+_UNITS = [10**digits for digits in (0, 3, 6, 9)]  # seconds to nanoseconds
+_EARLIEST_S = 100_000_000  # since 1970: smaller numbers do not count from a common epoch
 _AHEAD_S = 86_400  # clocks of other time zones are not in the future
 
 
-def _note_future(part: _Part, name: str, faults: Faults, rows: np.ndarray) -> None:
-    """Note histories with a time in the future; a loader takes them, as it cannot know what its clock is worth."""
+def _note_future(part: _Histories, name: str, faults: Faults) -> None:
+    """Note histories with a time in the future. A loader accepts them: its own clock may be the one that is wrong."""
     times = part.events[name]
     units = [unit for unit in _UNITS if len(times) and np.median(times) > unit * _EARLIEST_S]
     late = np.flatnonzero(times > (time.time() + _AHEAD_S) * max(units)) if units else times[:0]
     if len(late):
-        some = np.searchsorted(np.cumsum(part.lengths), late, side="right")
-        faults.found("future", name, rows[some], f"{name} holds a time in the future")
+        faults.found("future", name, part.rows[part.history_of(late)], f"{name} holds a time in the future")

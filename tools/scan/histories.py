@@ -28,7 +28,7 @@ from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import FreeScaleError
-from fsdata.histories.histories import first_events, histories_of
+from fsdata.histories.histories import histories_of
 
 _GROUP = "histories"
 
@@ -62,9 +62,10 @@ class Requests:
         self.files = files
         self.table = table
         self._opened = opened
-        self._layout = layout_of(schema, as_of=histories_of(opened.stages).groups)
+        self._histories = histories_of(opened.stages)
+        self._layout = layout_of(schema, as_of=self._histories.groups)
         self._numbers = {file.path: number for number, file in enumerate(opened.files)}
-        histories = histories_of(opened.stages).groups[_GROUP]
+        histories = self._histories.groups[_GROUP]
         self.keys, self.events = len(histories.keys), len(histories.times)
         self._fields = histories.fields
         self.floats = frozenset(name for name, values in self._fields.items() if values.dtype.kind == "f")
@@ -95,7 +96,7 @@ class Requests:
         alive = requests.alive
         requests = requests.take(alive)
         length = requests.spans(self._layout.groups[_GROUP]).length[0]
-        return Windows(first_events(requests, self._layout)[_GROUP], length, time[alive])
+        return Windows(self._histories.first_events(requests, self._layout)[_GROUP], length, time[alive])
 
 
 @contextmanager

@@ -280,7 +280,7 @@ def test_nulls_and_defaults_of_what_rows_are_made_of(tmp_path: Path) -> None:
 
 def test_a_default_of_a_list_that_nothing_is_made_of(tmp_path: Path) -> None:
     histories = written(tmp_path, item=[[1, 2]], ts=[[1, 2]], genre=[[1, 2]])
-    with pytest.raises(SchemaError, match="defaults names genre, which nothing is made of; lists that are read: item"):
+    with pytest.raises(SchemaError, match="defaults names genre, which is not read; lists that are read: item"):
         load(histories.anchors(), PLACE)
 
 

@@ -127,7 +127,7 @@ def test_a_position_behind_the_history_is_an_error(tmp_path: Path) -> None:
     log = Log.drawn(8)
     log.write(tmp_path)
     write(tmp_path / "rows.parquet", {"row": [0], "uid": [0], "position": [10**6]})
-    with pytest.raises(DataError, match=r"row 0: the row stands behind 1000000 events, .* has \d+ of uid 0"):
+    with pytest.raises(DataError, match=r"row 0: position is 1000000, .* has \d+ events of uid 0"):
         read(tmp_path, as_of(tmp_path))
 
 

@@ -59,7 +59,7 @@ def test_several_threads_give_what_one_gives(
 
 def watched(monkeypatch: pytest.MonkeyPatch, before: Any, after: Any) -> None:
     """Call `before` and `after` with the number of every row group that is decoded."""
-    part = history_table._Reading._part
+    part = history_table._TableReader._decode
 
     def decoded(self: Any, group: Any) -> Any:
         before(group.index)
@@ -68,7 +68,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, before: Any, after: Any) -> None:
         finally:
             after(group.index)
 
-    monkeypatch.setattr(history_table._Reading, "_part", decoded)
+    monkeypatch.setattr(history_table._TableReader, "_decode", decoded)
 
 
 class Late:
