@@ -131,7 +131,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fsdata/remote/row_group.py",
-        before="            if opened.stamp != self._stamp:\n                self._parts.clear()\n",
+        before="            if opened.stamp != self._stamp:\n                self._contents.clear()\n",
         after="",
         tests=("tests/data/remote",),
         why="an object that is written again while it is read gives old bytes beside new ones",

@@ -1,17 +1,17 @@
-"""What batches are made with: views of themselves, events that samples share."""
+"""Composes what makes batches: their class, and events that samples share."""
 
 import numpy as np
 
 from fsdata.batch.batch import Batch
 from fsdata.batch.windows import Windows
-from fsdata.compose import is_there
+from fsdata.compose import installed
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 
 
 def batch_type() -> type[Batch]:
-    """What batches are made as: with other views of themselves, if they are there."""
-    if not is_there("views"):
+    """The class of batches. With the extension `views` it has further views of a batch."""
+    if not installed("views"):
         return Batch
     from fsdata.views import batch
 
@@ -19,7 +19,7 @@ def batch_type() -> type[Batch]:
 
 
 def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, Windows]]:
-    """Samples that see overlapping events share them; see `fsdata.histories.shared_events`."""
+    """Samples whose windows of events overlap share the events; see `fsdata.histories.shared_events`."""
     from fsdata.histories.shared_events import share
 
     return share(spans, layout)

@@ -1,4 +1,4 @@
-"""What rows are read with: files of all kinds, joined tables, decoders, read-ahead, and their kernels.
+"""Composes what reads rows: files of all kinds, joined tables, decoders, read-ahead, and their kernels.
 
 Extensions are imported inside functions, where an argument of the loader asks for them.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
-from fsdata.compose import is_there
+from fsdata.compose import installed
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode import ColumnDecoder
 from fsdata.decode.given_rows import GivenRows
@@ -42,24 +42,25 @@ def open_source(
 
     Args:
         index: the source's position in the loader, for messages.
-        threads: how many footers are read at a time.
-        retry: repeats reads of remote files; None: as `source.retry` says.
-        pool: where the values of all rows are copied to, for rows that stay long.
-        show: a progress bar, if reading footers takes long. hosts: that share this work.
-        notes: where the faults of files and rows are noted; None to raise the first. What is read then is of no use.
+        threads: number of footers that are read concurrently.
+        retry: repeats reads of remote files; None: as `source.retry` states.
+        pool: memory to which the values of all rows are copied, for rows that are retained long.
+        show: show a progress bar if reading footers takes long. hosts: share reading footers among hosts.
+        notes: list to which faults of files and rows are added; None raises the first. Rows read with it are not valid
+            samples.
 
     Raises:
         FileNotFoundError, PermissionError: a path that cannot be opened.
         CorruptFileError: a file that is not Parquet, under `on_error="raise"`.
-        SchemaError: everything in which the files differ from the schema, in one message.
+        SchemaError: all contradictions of the files to the schema, in one message.
         DataError: a joined table with duplicate keys.
     """
     label = f"source {index} ({source.label})"
     retry = retry or Retrying(source.retry)
     wanted = wanted_fields(source, schema, label)
-    also = {} if source.events is None else {source.join[0]: source.events.lists(source, wanted)}
+    extra = {} if source.events is None else {source.join[0]: source.events.lists(source, wanted)}
     options: dict[str, Any] = {"threads": threads, "retry": retry, "notes": notes}
-    tables = [partial(open_joined, join, schema, label, also.get(join, {}), **options) for join in source.join]
+    tables = [partial(open_joined, join, schema, label, extra.get(join, {}), **options) for join in source.join]
     if source.rows is not None:
         main = partial(GivenRows, source, wanted, index=index, label=label, notes=notes)
         files, *attached = _all_or_errors([main, *tables])
@@ -67,29 +68,39 @@ def open_source(
         main = partial(files_of, source, wanted, index=index, label=label, lists=True, pool=pool, **options)
         files, *attached = _all_or_errors([partial(main, show=show, hosts=hosts), *tables])
     else:
+        from fsdata.histories.event_rows import EventRows
+
         attached = _all_or_errors(tables)
-        files = _events_of(source, wanted, attached, index=index, label=label, notes=notes)
+        files = EventRows(source, wanted, attached, index=index, label=label, notes=notes)
     stages = _stages(attached, schema, index)
     return OpenSource(source, schema, files, attached, stages, index=index, label=label, retry=retry)
 
 
 def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool | None = None, **options: Any) -> Any:
-    """The files of a source, bound: a `SourceFiles`, which takes the same arguments but the decoders.
+    """The bound files of a source: a `SourceFiles`, which takes the same arguments except decoders and remote reads.
 
-    lists: rows may refer to lists that are not decoded yet.
+    lists: lists of the rows may stay encoded in their pages.
     """
-    return _kind_of_files(source)(
-        source,
-        *args,
-        pool=pool,
-        pages=page_decoder(source, pool) if lists else None,
-        together=small_groups(),
-        remote=remote_files if is_there("remote") else None,
-        **options,
-    )
+    pages: ColumnDecoder | None = None
+    together: Callable[[SourceFiles], SmallGroups] | None = None
+    remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None
+    # With decoder="pages" a missing extension is an error; without the option pyarrow takes its place.
+    if lists and source.uses_pages and (source.only_pages or installed("pages")):
+        from fsdata.pages.page_decoder import PageDecoder
+
+        pages = PageDecoder(pool or Pool())
+    if installed("pages"):
+        from fsdata.pages import small_groups
+
+        together = small_groups.SmallGroups
+    if installed("remote"):
+        from fsdata.remote.row_group import RemoteFiles
+
+        remote = RemoteFiles
+    return _class_of_files(source)(source, *args, pool=pool, pages=pages, together=together, remote=remote, **options)
 
 
-def _kind_of_files(source: ParquetSource) -> Any:
+def _class_of_files(source: ParquetSource) -> Any:
     if source.follow is not None:
         from fsdata.growing.growing_files import GrowingFiles
 
@@ -108,10 +119,10 @@ def _kind_of_files(source: ParquetSource) -> Any:
 def open_joined(
     join: Any, schema: Schema, rows: str, extra: Mapping[str, bool] = MappingProxyType({}), **options: Any
 ) -> Attached:
-    """The table of a join, read. Blocks.
+    """Open and read the table of a join. Blocks.
 
-    join: a `Joined`. rows: how messages call the rows. also: lists that the table has to have, see `EventSource.lists`.
-    options: see `files_of`.
+    join: a `Joined`. rows: name of the main table in messages. extra: lists that rows are made of, see
+    `EventSource.lists`. options: see `files_of`.
     """
     label = join.label(rows)
     open_files = partial(files_of, join.source, index=0, label=label, **options)
@@ -128,19 +139,18 @@ def open_joined(
     return load_side_table(join, schema, open_files)
 
 
-def _events_of(source: ParquetSource, *args: Any, **options: Any) -> Any:
-    """Events of a joined table as rows, in place of `SourceFiles`."""
-    from fsdata.histories.event_rows import EventRows
-
-    return EventRows(source, *args, **options)
-
-
 def _stages(attached: Sequence[Any], schema: Schema, source: int) -> list[Stage]:
-    """What the joined tables of a source do to its pieces. source: its position in the loader."""
-    sides = [table for table in attached if table.join.kind == "side table"]
+    """The stages that complete decoded rows by joined tables. source: its position in the loader."""
+    stages: list[Stage] = []
     histories = [table for table in attached if table.join.kind == "histories"]
     lookups = [table for table in attached if table.join.kind == "lookup table"]
-    stages = [side if side.source.follow is None else _late(side) for side in sides]
+    for table in attached:
+        if table.join.kind == "side table" and table.source.follow is not None:
+            from fsdata.growing.late_side import LateSide
+
+            stages.append(LateSide(table))
+        elif table.join.kind == "side table":
+            stages.append(table)
     if histories:
         from fsdata.histories.histories import Histories
 
@@ -150,13 +160,6 @@ def _stages(attached: Sequence[Any], schema: Schema, source: int) -> list[Stage]
 
         stages.append(Lookups(lookups))
     return stages
-
-
-def _late(side: Any) -> Stage:
-    """Of a side table whose rows come while it is read."""
-    from fsdata.growing.late_side import LateSide
-
-    return LateSide(side)
 
 
 def _all_or_errors(opens: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -179,44 +182,19 @@ def followed_data(opened: OpenSource, source: ParquetSource, schema: Schema, **o
     return FollowedData(opened, source, schema, **order)
 
 
-def page_decoder(source: ParquetSource, pool: Pool | None) -> ColumnDecoder | None:
-    """What decodes lists from pages, where the source wants that, or does not say and it is there."""
-    if not source.uses_pages or not (source.only_pages or is_there("pages")):
-        return None
-    from fsdata.pages.page_decoder import PageDecoder
-
-    return PageDecoder(pool or Pool())
-
-
-def small_groups() -> Callable[[SourceFiles], SmallGroups] | None:
-    """What decodes small row groups of a source together, if it is there."""
-    if not is_there("pages"):
-        return None
-    from fsdata.pages.small_groups import SmallGroups
-
-    return SmallGroups
-
-
-def remote_files(open_one: Callable[[Known], OpenParquet]) -> RemoteReads:
-    """What reads files that are not local."""
-    from fsdata.remote.row_group import RemoteFiles
-
-    return RemoteFiles(open_one)
-
-
 def read_ahead_of(most: int) -> Any:
-    """What reads row groups of such files ahead, up to `most` bytes."""
+    """Read-ahead of row groups of remote files, up to `most` bytes."""
     from fsdata.remote.read_ahead import ReadAhead
 
     return ReadAhead(most)
 
 
 def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
-    """Those that reading the sources may call. Other ranks would wait where one is compiled later, so rare ones count,
-    too."""
+    """The kernels that reading the sources may call. With several ranks also the rare ones: while one rank compiles a
+    kernel, the others would wait in an exchange."""
     kinds = {join.kind for source in sources for join in source.join}
     reading, rare = list(READING), list(RARE)
-    if is_there("pages"):
+    if installed("pages"):
         from fsdata.pages.kernels import called
 
         reading, rare = [*called.READING, *READING], [*called.RARE, *RARE]
@@ -225,28 +203,29 @@ def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
 
 
 def _kernels_of_joined(kinds: Collection[str], world_size: int) -> list[Any]:
-    """Those of tables of these kinds; see `Joined.kind`. Those of side tables are the same as of rows."""
+    """The kernels of joined tables, by `Joined.kind`. Side tables have no kernels of their own."""
     if not {"histories", "lookup table"} & set(kinds):
         return []
     from fsdata.histories.kernels import histories, lookups, resolve
 
-    found = [resolve.gather_fields, *([resolve.gather_samples] if world_size > 1 else [])]
-    found += histories.KERNELS if "histories" in kinds else ()
-    found += [lookups.fill_places] if "lookup table" in kinds else []
-    return found
+    kernels = [resolve.gather_fields, *([resolve.gather_samples] if world_size > 1 else [])]
+    kernels += histories.KERNELS if "histories" in kinds else ()
+    kernels += [lookups.fill_places] if "lookup table" in kinds else []
+    return kernels
 
 
 def all_kernels() -> list[Any]:
-    """Those of loaders, with those of the extensions that are there."""
-    found = [*READING]
-    if is_there("balance"):
+    """The kernels of any loader, with those of the installed extensions. Kernels that take long to compile come first,
+    see `fsdata.kernels.warm`."""
+    kernels = [*READING]
+    if installed("balance"):
         from fsdata.balance.kernels import called as of_balance
 
-        found += of_balance.BALANCING
-    if is_there("pages"):
+        kernels += of_balance.BALANCING
+    if installed("pages"):
         from fsdata.pages.kernels import called
 
-        found = [*called.READING, *found, *called.RARE]
-    if is_there("histories"):
-        found = [*_kernels_of_joined(("histories", "lookup table"), 2), *found]
-    return [*found, *RARE]
+        kernels = [*called.READING, *kernels, *called.RARE]
+    if installed("histories"):
+        kernels = [*_kernels_of_joined(("histories", "lookup table"), 2), *kernels]
+    return [*kernels, *RARE]

@@ -1,4 +1,4 @@
-"""What makes steps of the rows that a rank reads: local steps, balanced ones, and those of data that is followed."""
+"""Composes what makes steps of the rows that a rank reads: balanced steps, and those of a source that is followed."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from fsdata.kernels.warm import make_ready
 
 
 class Balancing(Protocol):
-    """What the loader knows of its argument `balance`, a `fsdata.Balance`."""
+    """The part of `fsdata.Balance`, the loader's argument `balance`, that the core uses."""
 
     @property
     def max_tokens(self) -> int | None: ...
@@ -17,7 +17,7 @@ class Balancing(Protocol):
 
 
 def check_balance(balance: object) -> None:
-    """TypeError where it is none. Compiles what planning needs; blocks."""
+    """Raise TypeError unless it is a `Balance` or None. Compiles the kernels of planning; blocks."""
     if balance is None:
         return
     from fsdata.balance.kernels.called import BALANCING
@@ -29,14 +29,14 @@ def check_balance(balance: object) -> None:
 
 
 def balanced_steps(steps: Any, balance: Any, timeout_s: float) -> Any:
-    """A `BalancedSteps` behind these `Steps`. Collective."""
+    """A `BalancedSteps` node after these `Steps`. Collective."""
     from fsdata.balance.balanced_steps import BalancedSteps
 
     return BalancedSteps(steps, balance, timeout_s=timeout_s)
 
 
 def followed_steps(steps: Any, timeout_s: float, alive: Callable[[], bool]) -> Any:
-    """A `Followed` behind them. Collective."""
+    """A `Followed` node after these steps. Collective."""
     from fsdata.growing.followed import Followed
 
     return Followed(steps, timeout_s=timeout_s, alive=alive)

@@ -1,4 +1,5 @@
-"""The files of a folder that grows: one of them says how all are bound, and they are opened when it is their turn."""
+"""The files of a folder that grows: one file gives the schema by which all are bound, and each file is opened in the
+segment that reads it."""
 
 import time
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ from fsdata.growing.follow import Follow
 
 
 class GrowingFiles(SourceFiles):
-    """Files of a source that is followed; at first none that is read."""
+    """Files of a source that is followed. At first it has one file, of which only the schema is used."""
 
     samples = 1
 
     def extend(self, names: Sequence[str], digests: Sequence[str]) -> None:
-        """Further files below the root; those that are there keep their numbers, and their row groups their places.
+        """Add files below the root. Earlier files keep their numbers, and their row groups their positions.
 
         Raises:
-            FileNotFoundError: one that is gone.
-            CorruptFileError: one that is not whole any more, or has another footer than `digests` says.
-            SchemaError: they cannot be read as the fields that are wanted, or not like the others.
+            FileNotFoundError: a file is missing.
+            CorruptFileError: a file is incomplete, or its footer does not have the digest in `digests`.
+            SchemaError: the files cannot be read as the wanted fields, or not in the same way as earlier ones.
         """
         catalog, faults = self.open_more(self.named(names))
         for _, error in faults:
@@ -47,22 +48,23 @@ class GrowingFiles(SourceFiles):
             if kind not in self.kinds:
                 self.kinds = [*self.kinds, kind]
             numbers.append(self.kinds.index(kind))
-        # Threads that decode read these one by one: what is there already stays where it is.
+        # Decoding threads read these attributes without a lock, one after another: entries of earlier files never move.
         self.kind_of = np.concatenate([self.kind_of, np.array(numbers, np.int32)[kind_of]])
         self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source) & readable])
         self.catalog = self.catalog.plus(catalog)
         self.groups = self._groups()
 
     def _opened(self) -> Catalog:
-        """One whole file, to read the schema of. Blocks until there is one."""
+        """The catalog of one complete file, for its schema. Blocks until there is one."""
         follow = self.source.follow
         assert isinstance(follow, Follow)
         begin, label = time.monotonic(), cast("str | None", self.label)
         while True:
-            names = self._names_there(label)
-            label = None if names else label  # of what is not read is warned once
+            names = self._listed_names(label)
+            if names:
+                label = None  # the warning about entries that are not read is logged once
             for name in names:
-                with suppress(FileNotFoundError):  # gone since it was listed
+                with suppress(FileNotFoundError):  # removed after it was listed
                     catalog, _ = self.open_more(self.named([name]))
                     if len(catalog):
                         return catalog
@@ -70,14 +72,13 @@ class GrowingFiles(SourceFiles):
                 raise FileNotFoundError(f"{self.label}: no whole file has come for {follow.idle}")
             time.sleep(min(follow.every_s, 1.0))
 
-    def _names_there(self, label: str | None) -> list[str]:
-        """See `discover`."""
-        _, root = self.root
+    def _listed_names(self, label: str | None) -> list[str]:
+        """Names of the files below the root; label: see `discover`."""
         try:
             files = discover(self.source.path_list, self.source.filesystem, label=label)
         except FileNotFoundError:
             return []
-        return list(files.below(root).names())
+        return list(files.below(self.root[1]).names())
 
     @cached_property
     def root(self) -> tuple[pafs.FileSystem, str]:
@@ -85,6 +86,6 @@ class GrowingFiles(SourceFiles):
         return root_of(self.source.path_list[0], self.source.filesystem)
 
     def named(self, names: Sequence[str]) -> FileList:
-        """Files below the root."""
+        """Files below the root, by name."""
         system, root = self.root
         return FileList.of(((system, root + name, UNKNOWN) for name in names), root)

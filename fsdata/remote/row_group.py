@@ -1,4 +1,4 @@
-"""Files that are not local, and their row groups: read by several threads, then decoded from memory."""
+"""Remote files and the bytes of their row groups: read by several threads, then decoded from memory."""
 
 import bisect
 import threading
@@ -11,29 +11,29 @@ from fsdata.catalog.footers import column_ranges, parquet_file
 from fsdata.decode.open_files import Known, OpenParquet, modified
 from fsdata.remote.byte_ranges import ByteRange, requests
 
-_KEPT = 64
+_MOST_OPEN = 64
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One file. The lock is held while it is opened, so that one thread opens and the others wait."""
+    """One file. The lock is held while the file is opened, so that one thread opens it and the others wait."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     opened: OpenParquet | None = None
 
 
 class RemoteFiles:
-    """Remote files, those used last kept open. Thread-safe.
+    """Remote files; those used last stay open. Thread-safe.
 
-    A file is compared with its identity when it is opened. `check` says whether what was read since then is all of that
-    file: a store may put another object in its place at any time.
+    A file is compared with its identity when it is opened. A store may replace an object at any time, so `check`
+    compares it again after reads: all bytes read in between are then of one object.
 
     Args:
         open: opens a file and compares it; see `OpenFiles.open`.
 
     Attributes:
-        bytes_read: all bytes of row groups, those of footers not counted.
-        unplanned_reads: how often a decoder asked for bytes that were not planned.
+        bytes_read: bytes of row groups, without footers.
+        unplanned_reads: number of reads by decoders that were not planned.
     """
 
     def __init__(self, open: Callable[[Known], OpenParquet]) -> None:
@@ -44,41 +44,38 @@ class RemoteFiles:
         self._lock = threading.Lock()
 
     def group(self, known: Known, index: int, leaves: Sequence[int]) -> "RowGroupBytes":
-        """What the leaf columns of a row group take; nothing is read."""
+        """The bytes of leaf columns of a row group; nothing is read yet."""
         return RowGroupBytes(self, known, index, leaves)
 
     def get(self, known: Known) -> OpenParquet:
-        """The open file. Blocks for some requests to the store if it is not open yet.
-
-        Raises what `open` raises.
-        """
+        """The open file. Blocks for some requests to the store if it is not open yet. Raises as `open`."""
         with self._lock:
             slot = self._slots.setdefault(known.file.path, _Slot())
             self._slots.move_to_end(known.file.path)
-            while len(self._slots) > _KEPT:
-                self._slots.popitem(last=False)  # not closed, as others may be reading from it
+            while len(self._slots) > _MOST_OPEN:
+                self._slots.popitem(last=False)  # not closed, as other threads may be reading from it
         with slot.lock:
             if slot.opened is None:
                 slot.opened = self._open(known)
             return slot.opened
 
     def forget(self, opened: OpenParquet) -> None:
-        """Open the file anew when it is asked for the next time."""
+        """Open the file again at the next `get`."""
         with self._lock:
             slot = self._slots.get(opened.file.path)
             if slot is not None and slot.opened is opened:
                 del self._slots[opened.file.path]
 
     def read(self, opened: OpenParquet, begin: int, end: int, *, planned: bool = True) -> bytes:
-        """Bytes [begin, end) of the file, all of them. Blocks; several threads read the same file at the same time.
+        """All of the bytes [begin, end) of the file. Blocks; several threads may read one file concurrently.
 
-        Raises as `RemoteFile` does.
+        Raises as `RemoteFile`.
         """
-        found: bytes = opened.source.read_at(end - begin, begin)
+        content: bytes = opened.source.read_at(end - begin, begin)
         with self._lock:
             self.bytes_read += end - begin
             self.unplanned_reads += not planned
-        return found
+        return content
 
     def check(self, opened: OpenParquet, known: Known) -> None:
         """Check that the file is still the one that was opened. Blocks for a request to the store.
@@ -94,13 +91,16 @@ class RemoteFiles:
 
 
 class RowGroupBytes:
-    """The bytes of one row group of which a decoder needs some columns.
+    """The bytes of some leaf columns of a row group.
 
-    Read-ahead calls `plan`, `read` for each range, from any threads, and then `finish`, or `fail` with what one of them
-    has raised. The decoder then calls `opened`, which reads what is missing. Without read-ahead this is everything.
+    Read-ahead calls `plan`, then `read` for every range, in any threads, and then `finish`, or `fail` after an error.
+    The decoder then calls `opened`, which reads missing bytes. Without read-ahead, `opened` reads all of them.
+
+    Errors of read-ahead are stored and raised by `opened`, where they belong to a row group that is decoded: there they
+    are retried, or treated as damage.
 
     Args:
-        known, group: its file, and its place there.
+        known, group: the file, and the index of the row group in it.
         leaves: the leaf columns that are decoded.
     """
 
@@ -112,13 +112,13 @@ class RowGroupBytes:
         self._opened: OpenParquet | None = None
         self._stamp = 0
         self._ranges: list[ByteRange] = []
-        self._parts: dict[ByteRange, bytes] = {}
-        self._checked = False
+        self._contents: dict[ByteRange, bytes] = {}
+        self._checked = False  # whether `_contents` is known to be of one object
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def plan(self) -> list[ByteRange]:
-        """What is still to be read. Opens the file, which blocks if it is not open.
+        """Ranges that have not been read yet. Opens the file, which blocks if it is not open.
 
         Raises:
             CorruptFileError: the file is not the one whose footer was read.
@@ -129,17 +129,17 @@ class RowGroupBytes:
             row_group = opened.parquet.metadata.row_group(self._group)
             self._ranges = requests(column_ranges(row_group, self._leaves))
             if opened.stamp != self._stamp:
-                self._parts.clear()
+                self._contents.clear()
             self._opened, self._stamp = opened, opened.stamp
-        return [part for part in self._ranges if part not in self._parts]
+        return [each for each in self._ranges if each not in self._contents]
 
-    def read(self, part: ByteRange) -> None:
+    def read(self, byte_range: ByteRange) -> None:
         """Read one range. Blocks; see `RemoteFile` for errors."""
         assert self._opened is not None
-        self._parts[part] = self._files.read(self._opened, *part)
+        self._contents[byte_range] = self._files.read(self._opened, *byte_range)
 
     def finish(self) -> None:
-        """Check that what was read is of one file. Blocks for a request to the store; `opened` raises what is wrong."""
+        """Check the bytes of read-ahead. Blocks for a request to the store; `opened` raises errors."""
         if self._error is None:
             try:
                 self._check()
@@ -147,40 +147,40 @@ class RowGroupBytes:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Let `opened` raise the error; the first one counts."""
+        """Let `opened` raise an error; the first one counts."""
         with self._lock:
             self._error = self._error or error
 
     @contextmanager
     def opened(self) -> Iterator[OpenParquet]:
-        """The file for the block, in which this row group is in memory. Blocks while bytes are missing.
+        """Context with the file, of which this row group is in memory. Blocks while bytes are missing.
 
         Raises:
-            ConnectionError: bytes are missing. What has arrived is kept, so that the next call need not read it again.
+            ConnectionError: bytes are missing. The bytes that were read stay, and the next call reads only the others.
             CorruptFileError, OSError: see `plan` and `RemoteFile`.
-            What the block raises; the next call then reads everything again.
+            Errors raised in the context; the next call then reads everything again.
         """
         opened = self._complete()
-        source = _InMemory(self._parts, self._known.size, self._unplanned)
+        source = _InMemory(self._contents, self._known.size, self._unplanned)
         try:
             # pre_buffer would read the gaps between columns, too
             parquet = parquet_file(source, metadata=opened.parquet.metadata, pre_buffer=False)
             yield replace(opened, parquet=parquet, source=source, whole=False)
-            if not self._checked:
+            if not self._checked:  # there were unplanned reads
                 self._check()
         except BaseException:
-            self._parts.clear()
+            self._contents.clear()  # they may be the cause
             self._reopen()
             raise
 
     def _complete(self) -> OpenParquet:
-        """Read what is missing."""
+        """Read and check missing bytes."""
         error, self._error = self._error, None
         try:
             if error is not None:
                 raise error
-            for part in self.plan():
-                self.read(part)
+            for byte_range in self.plan():
+                self.read(byte_range)
             if not self._checked:
                 self._check()
         except OSError:
@@ -195,7 +195,7 @@ class RowGroupBytes:
         self._checked = True
 
     def _reopen(self) -> None:
-        """The next `plan` opens the file again, and keeps what was read if the time of modification is the same."""
+        """Let the next `plan` open the file again. It keeps the bytes if the time of modification is the same."""
         opened, self._opened, self._checked = self._opened, None, False
         if opened is not None:
             self._files.forget(opened)
@@ -207,13 +207,14 @@ class RowGroupBytes:
 
 
 class _InMemory:
-    """What pyarrow takes for a file: bytes of `parts`, without a copy if one part has them all; others by `read`."""
+    """A file object for pyarrow over ranges of bytes in memory. Bytes inside one range are not copied; bytes that no
+    range has are read by `read`."""
 
     closed = False
 
-    def __init__(self, parts: Mapping[ByteRange, bytes], size: int, read: Callable[[int, int], bytes]) -> None:
-        self._ranges = sorted(parts)
-        self._bytes = [memoryview(parts[each]) for each in self._ranges]
+    def __init__(self, contents: Mapping[ByteRange, bytes], size: int, read: Callable[[int, int], bytes]) -> None:
+        self._ranges = sorted(contents)
+        self._bytes = [memoryview(contents[each]) for each in self._ranges]
         self._size = size
         self._read = read
         self._at = 0
@@ -228,16 +229,17 @@ class _InMemory:
     def read(self, count: int = -1) -> bytes | memoryview:
         begin = self._at
         self._at = end = self._size if count < 0 else min(begin + count, self._size)
+        # The last range that begins at `begin` or before; long column chunks continue in the ranges after it.
         first = max(bisect.bisect_right(self._ranges, (begin, self._size + 1)) - 1, 0)
-        found, at = [], begin
-        for (low, high), held in zip(self._ranges[first:], self._bytes[first:], strict=True):
+        slices, at = [], begin
+        for (low, high), content in zip(self._ranges[first:], self._bytes[first:], strict=True):
             if not low <= at < min(high, end):
                 break
-            found.append(held[at - low : end - low])
+            slices.append(content[at - low : end - low])
             at = min(high, end)
         if at < end:
             return self._read(begin, end)
-        return found[0] if len(found) == 1 else b"".join(found)
+        return slices[0] if len(slices) == 1 else b"".join(slices)
 
     def close(self) -> None:
-        """pyarrow closes what it has opened; there is nothing to close."""
+        """Called by pyarrow. There is nothing to close."""

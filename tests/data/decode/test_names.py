@@ -7,7 +7,7 @@ import pytest
 from data_kit import DECODERS, column, lists, read, write
 
 from fsdata import ParquetSource, Schema, Sequence
-from fsdata.compose import is_there
+from fsdata.compose import installed
 
 INNER = [{"b": 10}, {"b": 20}, {"b": 30}]
 COLUMNS = {
@@ -33,7 +33,7 @@ def source(request, tmp_path):
 
 
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
-@pytest.mark.parametrize("remote", [False, True] if is_there("remote") else [False])
+@pytest.mark.parametrize("remote", [False, True] if installed("remote") else [False])
 def test_a_column_beside_a_struct(source, columns, remote):
     schema = Schema(context=("a.b",))
     assert column(read(source(columns, remote=remote), schema), "a.b") == [1, 2, 3]

@@ -15,9 +15,9 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from fsdata import Batch, FreeScaleDataLoader, Jagged, ParquetSource, Schema, expand
 from fsdata.batch.jagged_features import JaggedFeatures
-from fsdata.compose import is_there
+from fsdata.compose import installed
 
-DECODERS = ("pages", "pyarrow") if is_there("pages") else ("pyarrow",)
+DECODERS = ("pages", "pyarrow") if installed("pages") else ("pyarrow",)
 """For tests of the core, which also run where the page decoder is deleted: see `tests/without.py`."""
 
 USERS = Schema(context=("user",))
