@@ -20,17 +20,17 @@ from fsdata.pages.forms import Form
 from fsdata.pages.kernels import headers, indices, levels, rows
 from fsdata.sources.source import Policy
 
-_own = threading.local()  # a decompressor serves one thread at a time
+_decompressors = threading.local()  # a decompressor must not be used by two threads at a time
 
 
 def _unzstd(data: memoryview, target: memoryview) -> int:
-    """The number of decompressed bytes; more than `target` has room for if there are more.
+    """Decompress into `target`. Returns the number of bytes, one more than `target` has if there are more.
 
     zstandard is a quarter faster than cramjam.
     """
-    if not hasattr(_own, "zstd"):
-        _own.zstd = zstandard.ZstdDecompressor()
-    with _own.zstd.stream_reader(data) as reader:
+    if not hasattr(_decompressors, "zstd"):
+        _decompressors.zstd = zstandard.ZstdDecompressor()
+    with _decompressors.zstd.stream_reader(data) as reader:
         count = reader.readinto(target)
         # One byte more: finds excess data, and reads the end of the frame, which has a checksum.
         return count + len(reader.read(1))
@@ -67,11 +67,11 @@ class Page(NamedTuple):
 
 
 def page_headers(chunk: np.ndarray, *, values: int, unpacked: int) -> np.ndarray:
-    """int64 [P, headers.COLUMNS], the pages of a column chunk; see `fsdata.pages.kernels.headers`.
+    """int64 [P, headers.COLUMNS], the page headers of a column chunk; see `fsdata.pages.kernels.headers`.
 
     Args:
-        chunk: uint8, its bytes.
-        values, unpacked: of the chunk, from the footer.
+        chunk: uint8, the bytes of the column chunk.
+        values, unpacked: number of values and of unpacked bytes, from the footer.
 
     Raises:
         Damaged, LeftToArrow.
@@ -87,27 +87,27 @@ def page_headers(chunk: np.ndarray, *, values: int, unpacked: int) -> np.ndarray
 def unpacked_pages(
     chunk: np.ndarray, owner: Any, table: np.ndarray, *, codec: str, pool: Pool, needed: np.ndarray | None = None
 ) -> Iterator[Page]:
-    """The pages in order, checked as far as their headers and checksums go.
+    """Unpack the pages in order, and compare them with their headers and checksums.
 
     Args:
         chunk: uint8, the bytes of the column chunk. owner: object that owns them.
-        table: see `page_headers`. needed: bool [P]; None: all.
+        table: see `page_headers`. needed: bool [P], pages to unpack; None: all.
 
     Raises:
         Damaged.
     """
-    for number, (header, line) in enumerate(zip(table, table.tolist(), strict=True)):
+    for number, (header, numbers) in enumerate(zip(table, table.tolist(), strict=True)):
         if needed is not None and not needed[number]:
             continue
-        begin, stored, size = line[headers.AT], line[headers.STORED], line[headers.UNPACKED]
+        begin, stored, size = numbers[headers.AT], numbers[headers.STORED], numbers[headers.UNPACKED]
         data = chunk[begin : begin + stored]
-        if line[headers.CHECKSUM] >= 0 and crc32(data.data) != line[headers.CHECKSUM]:
+        if numbers[headers.CHECKSUM] >= 0 and crc32(data.data) != numbers[headers.CHECKSUM]:
             raise Damaged(f"page {number}: its bytes do not match the checksum of its header")
-        levels = 0  # bytes of levels that are not compressed, in pages of version 2
-        if line[headers.KIND] == headers.DATA_V2:
-            levels = line[headers.REPETITION] + line[headers.DEFINITION]
-        # A page of levels only has nothing to decompress, whatever follows the levels.
-        if codec == "UNCOMPRESSED" or not line[headers.COMPRESSED] or size == levels:
+        levels = 0  # pages of version 2 begin with so many bytes of levels, which are never compressed
+        if numbers[headers.KIND] == headers.DATA_V2:
+            levels = numbers[headers.REPETITION] + numbers[headers.DEFINITION]
+        # A page of levels only has nothing to decompress, whatever bytes follow the levels.
+        if codec == "UNCOMPRESSED" or not numbers[headers.COMPRESSED] or size == levels:
             if stored != size and size != levels:
                 raise Damaged(f"page {number}: {stored} bytes, but its header states {size}")
             header[headers.ADDRESS] = data.ctypes.data
@@ -130,7 +130,7 @@ def _unpack(data: np.ndarray, levels: int, raw: np.ndarray, codec: str) -> None:
         raise ValueError(f"{size} bytes after decompression, but the header states {len(raw) - levels}")
 
 
-_SHORT = 32  # mean length of lists below which values are decoded at once: finding a run costs as much as some values
+_SHORT = 32  # mean length of lists below which values are decoded at once: searching a run costs as much as some values
 _CACHED = 1 << 18  # bytes of pages that are unpacked and then read together, while they are in the CPU's cache
 
 _FAULTS = {
@@ -156,31 +156,32 @@ def read_column(
     count: int,
     stop: int,
     pool: Pool,
-    some: int | None = None,
+    present: int | None = None,
     *,
     policy: Policy = "error",
     default: float = 0,
 ) -> Column:
-    """Reads the lengths of rows and the addresses of their values. Blocks for unpacking; checks values, but mostly does
+    """Read the lengths of rows and the addresses of their values. Blocks for unpacking; checks values, but mostly does
     not decode them.
 
     Elements that are null or not finite get the value `default`. Under the policy `drop` their lists become null.
 
     Args:
-        unpacked: the pages of the chunk. count: rows of the row group. stop: rows from there on are not needed; they
-            are read only in pages that also have earlier rows.
-        some: number of rows in `unpacked`, if it lacks pages of the chunk; headers have their row numbers. Other rows
-            are empty.
+        unpacked: the pages of the chunk. count: number of rows of the row group. stop: rows from there on are not
+            needed; they are read only in pages that also have earlier rows.
+        present: number of rows in `unpacked`, if it lacks pages of the chunk; headers then have the row numbers. Other
+            rows are empty.
 
     Raises:
         Damaged; LeftToArrow: unknown encodings, and elements that the policy forbids (pyarrow's path names the row).
     """
     reading = _Reading(form, count, pool, policy, default)
     state = reading.state
-    for some_pages in _fitting_cache(unpacked, one_by_one=stop < count):
-        table = np.array([page.header for page in some_pages])
-        # Runs keep addresses in both arrays, so they are new in each round and belong to the owners.
-        tails = np.empty((len(some_pages), indices.TAIL + 8), np.uint8)
+    # With `stop`, pages are read one by one: no page after the last needed one is unpacked.
+    for group in _fitting_cache(unpacked, one_by_one=stop < count):
+        table = np.array([page.header for page in group])
+        # Runs point into both arrays, so that every round needs new ones, which the column then owns.
+        tails = np.empty((len(group), indices.TAIL + 8), np.uint8)
         values = np.empty(rows.room_for(table, form.numbers), np.uint8)
         state[rows.MADE] = state[rows.PAGE] = 0
         while True:
@@ -189,39 +190,39 @@ def read_column(
             )
             if state[rows.FAULT] != rows.RARE:
                 break
-            rows.decode_page(table[state[rows.PAGE]], form.numbers, state, values)  # then it goes on behind this page
+            rows.decode_page(table[state[rows.PAGE]], form.numbers, state, values)  # `state` then has the next page
             if state[rows.FAULT]:
                 break
         if state[rows.FAULT]:
-            raise _fault(int(state[rows.FAULT]), some_pages[int(state[rows.PAGE])], form)
+            raise _fault(int(state[rows.FAULT]), group[int(state[rows.PAGE])], form)
         if policy == "error" and state[levels.ABSENT]:
             raise LeftToArrow("elements of lists that are null")
         if policy == "error" and state[rows.NOT_FINITE]:
             raise LeftToArrow("numbers that are not finite")
-        reading.keep(some_pages, tails, values)
+        reading.retain(group, tails, values)
         if reading.rows > stop:
             return reading.finish()
-    if some is None and reading.rows != count:
+    if present is None and reading.rows != count:
         raise Damaged(f"{reading.rows} rows, but the footer states {count}")
-    return reading.finish(some)
+    return reading.finish(present)
 
 
 def _fitting_cache(unpacked: Iterable[Page], *, one_by_one: bool) -> Iterator[list[Page]]:
-    """The pages, a few at a time: a call of the kernel reads them while the CPU's cache still has them."""
-    waiting: list[Page] = []
+    """Groups of pages: one call of the kernel reads a group while it is still in the CPU's cache."""
+    group: list[Page] = []
     size = 0
     for page in unpacked:
-        waiting.append(page)
+        group.append(page)
         size += int(page.header[headers.UNPACKED])
         if one_by_one or size > _CACHED:
-            yield waiting
-            waiting, size = [], 0
-    if waiting:
-        yield waiting
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 class _Reading:
-    """What the kernel has found in the pages read so far.
+    """The results of the kernel for the pages read so far.
 
     Attributes:
         length, absent, runs, state: see `fsdata.pages.kernels.rows`.
@@ -237,23 +238,24 @@ class _Reading:
         self.state[rows.SIZE] = -1
         self.runs = np.empty((4, runs.COLUMNS), np.int64)
         self._owners: list[Any] = []
-        self._kept = 0  # bytes of memory that the column keeps alive
+        self._retained = 0  # bytes
 
     @property
     def rows(self) -> int:
         """Number of rows that begin in the pages read so far."""
         return int(self.state[levels.ROWS])
 
-    def keep(self, pages: list[Page], tails: np.ndarray, values: np.ndarray) -> None:
-        """Keep the memory that runs point to: of the pages, and what the kernel made of them."""
-        # `values` also has the converted dictionary, so the page of the dictionary can go.
+    def retain(self, pages: list[Page], tails: np.ndarray, values: np.ndarray) -> None:
+        """Retain the memory that runs point to: pages, and arrays that the kernel wrote."""
+        # `values` has the converted dictionary, so that the page of the dictionary is not needed.
         self._owners += [tails, values]
         self._owners += [page.owner for page in pages if page.header[headers.KIND] != headers.DICTIONARY]
-        self._kept += tails.nbytes + values.nbytes + sum(int(page.header[headers.UNPACKED]) for page in pages)
+        self._retained += tails.nbytes + values.nbytes + sum(int(page.header[headers.UNPACKED]) for page in pages)
 
-    def finish(self, some: int | None = None) -> Column:
+    def finish(self, present: int | None = None) -> Column:
+        """The column of all pages read. present: see `read_column`."""
         values, form, state = int(self.state[levels.VALUES]), self._form, self.state
-        count = self.rows if some is None else some
+        count = self.rows if present is None else present
         table = self.runs[: int(state[rows.RUNS]) + 1]
         table[-1, runs.FIRST] = values
         dictionary = int(state[rows.DICTIONARY])
@@ -270,7 +272,7 @@ class _Reading:
                 dictionary=dictionary,
                 stored=form.stored,
                 owners=tuple(self._owners),
-                bytes=self._kept,
+                bytes=self._retained,
             )
         # Short lists, or elements to replace: copy all values now, in their final type, into memory of the pool.
         elements = values + len(absent)

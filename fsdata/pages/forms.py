@@ -1,4 +1,4 @@
-"""Decides which lists FreeScale's own decoder reads, and how their values are stored. Pure: schemas in, forms out."""
+"""Decides which lists FreeScale's own decoder reads, and how their values are stored (pure)."""
 
 import json
 from collections.abc import Sequence
@@ -18,17 +18,19 @@ _SMALL = {pa.int8(): (-128, 127), pa.int16(): (-32768, 32767), pa.uint8(): (0, 2
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")  # in the order of `fsdata.pages.kernels.rows`
 _CODECS = frozenset({"UNCOMPRESSED", "ZSTD", "SNAPPY", "GZIP", "LZ4"})  # LZ4: without Hadoop's frames
 _MOST_LEVELS = 7  # the kernels read levels of at most three bits
-_FEW = 1 << 20
-_RATIO = 1 << 12  # most values, or unpacked bytes, per stored byte, beyond the first _FEW
+# Memory is allocated by the numbers of footer and headers, so they must be in proportion to the stored bytes. Chunks
+# with higher numbers, damaged ones or long runs of one value, are left to pyarrow.
+_ALWAYS = 1 << 20  # values or unpacked bytes
+_RATIO = 1 << 12  # further values or unpacked bytes per stored byte
 
 
 def why_left(chunk: pq.ColumnChunkMetaData) -> str | None:
-    """The reason for which pyarrow decodes a column chunk of any form; None if there is none."""
+    """The reason for leaving a column chunk to pyarrow, whatever its form; None if there is none."""
     if chunk.compression not in _CODECS:
         return f"compressed by {chunk.compression}"
     if chunk.file_path:
         return "in another file"
-    if max(chunk.num_values, chunk.total_uncompressed_size) > _RATIO * chunk.total_compressed_size + _FEW:
+    if max(chunk.num_values, chunk.total_uncompressed_size) > _RATIO * chunk.total_compressed_size + _ALWAYS:
         return "few bytes that stand for many values"
     return None
 
@@ -38,11 +40,12 @@ class Form:
     """The stored and the final type of a column's values.
 
     Attributes:
-        physical: Parquet's type of a value.
-        top: level of definition of a value; present: of a list without elements.
+        physical: Parquet's physical type.
+        top: definition level of a value. present: definition level of a list without elements.
         stored: a stored type of `fsdata.kernels.columns`.
         dtype: final type.
-        within: smallest and largest value of small integers. pyarrow truncates larger ones, which no writer produces.
+        within: smallest and largest value of small integers, which are stored in 32 bits. pyarrow truncates others,
+            which no writer produces; such chunks are left to it.
     """
 
     physical: str
@@ -62,10 +65,10 @@ class Form:
 
 
 def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], number: Number) -> Form | str:
-    """The form of a field's leaf column, or the reason for which pyarrow decodes it.
+    """The form of a field's leaf column, or the reason for leaving it to pyarrow.
 
     Args:
-        schema: of the file. names: path to the column, see `fsdata.catalog.binding.column_paths.names_at`.
+        schema: schema of the file. names: path to the column, see `fsdata.catalog.binding.column_paths.names_at`.
     """
     nesting = _nesting(schema, names)
     if isinstance(nesting, str):
@@ -89,11 +92,11 @@ def form_of(column: pq.ColumnSchema, schema: pa.Schema, names: Sequence[str], nu
 
 
 def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, pa.DataType] | str:
-    """(level of definition of a value, that of a list without elements, type of a value), or the reason for which
-    pyarrow decodes the column."""
+    """(definition level of a value, definition level of a list without elements, type of a value), or the reason for
+    leaving the column to pyarrow."""
     first, *rest = names
     field = schema.field(first)
-    level, empty = 0, -1  # outside of the list
+    level, empty = 0, -1  # `empty` is -1 until the list is reached
     while True:
         level += int(field.nullable)
         kind = plain(field.type)
@@ -112,7 +115,7 @@ def _nesting(schema: pa.Schema, names: Sequence[str]) -> tuple[int, int, pa.Data
 
 
 def _stored(column: pq.ColumnSchema, item: pa.DataType, number: Number) -> int | str:
-    """The stored type of `fsdata.kernels.columns`, or the reason for which pyarrow decodes the column."""
+    """The stored type of `fsdata.kernels.columns`, or the reason for leaving the column to pyarrow."""
     kind, physical = pa.types, column.physical_type
     to_float = number == "value"
     if kind.is_boolean(item):

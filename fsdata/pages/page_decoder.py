@@ -1,4 +1,4 @@
-"""Decodes the lists of a row group from their pages, and counts those that are left to pyarrow."""
+"""Decodes the lists of a row group from their pages, and counts the chunks that are left to pyarrow."""
 
 import threading
 from collections import Counter
@@ -21,14 +21,15 @@ from fsdata.pages.page_rows import first_rows_by_headers, first_rows_by_index, w
 from fsdata.schema import Field
 
 _LONGEST_PAUSE = 64  # chunks
-_LOCATION_BYTES = 64  # at most, of a page in an offset index
+_LOCATION_BYTES = 64  # upper bound of the bytes of a page in an offset index
 
 
 class PageDecoder:
     """Decodes column chunks of lists, and counts those that are left to pyarrow. Thread-safe.
 
-    Some chunks turn out to be undecodable only after they were read, and the following chunks of the field probably are
-    the same. They are left to pyarrow unread: one chunk at first, and twice as many each time that this repeats.
+    Some chunks turn out to be undecodable only after they were read, and pyarrow has to read them again. The following
+    chunks of the field probably are the same: they are left to pyarrow unread, one chunk at first, and twice as many
+    each time that this repeats.
 
     Attributes:
         chunks: number of decoded chunks. left: (field, reason) -> number of chunks left to pyarrow.
@@ -58,9 +59,9 @@ class PageDecoder:
         return chosen
 
     def column(self, file: OpenParquet, group: int, binding: Binding, needed: range | np.ndarray) -> Column | None:
-        """The column of a row group; None if it is left to pyarrow. Blocks for reading and unpacking.
+        """Decode the column of a row group; None if it is left to pyarrow. Blocks for reading and unpacking.
 
-        needed: rows of the row group that will be used, ascending; others may be empty.
+        needed: row numbers that will be used, ascending; other rows may be empty.
 
         Raises:
             OSError: the chunk is damaged; the message has the column and page.
@@ -93,16 +94,15 @@ class PageDecoder:
                 pages = with_rows(first, needed)
                 table[:, headers.FIRST_ROW], table[:, headers.END_ROW] = first[:-1], first[1:]
                 try:
-                    some = int(np.diff(first)[pages].sum())
-                    column = read(unpack(needed=pages), stop=rows, some=some)
+                    column = read(unpack(needed=pages), stop=rows, present=int(np.diff(first)[pages].sum()))
                     skipped = int((~pages).sum())
                 except Damaged:
-                    # The row numbers may be wrong, not the pages: read all pages without them.
+                    # The row numbers may be wrong, and not the pages: read all pages without row numbers.
                     table[:, [headers.FIRST_ROW, headers.END_ROW]] = 0
             if column is None:
                 column = read(unpack(), stop=int(needed[-1]) + 1)
         except LeftToArrow as left:
-            stored.pause(str(left))  # the chunk was read in vain
+            stored.pause(str(left))
             self._leave(binding, str(left))
             return None
         except Damaged as error:
@@ -117,7 +117,7 @@ class PageDecoder:
             self.left[binding.field.name, reason] += 1
 
     def _column(self, file: OpenParquet, binding: Binding) -> "_StoredColumn":
-        """How the field is stored in files of this schema, which share the object."""
+        """How the field is stored in files of this schema. Files of one schema share the schema object."""
         key = id(file.schema), binding.field
         column = self._columns.get(key)
         if column is None:
@@ -127,7 +127,7 @@ class PageDecoder:
     def _first_rows(
         self, file: OpenParquet, group: int, leaf: int, raw: np.ndarray, table: np.ndarray, rows: int, begin: int
     ) -> np.ndarray | None:
-        """int64 [P + 1], see `fsdata.pages.page_rows`; None if they are unknown or a row is divided between pages."""
+        """int64 [P + 1], see `fsdata.pages.page_rows`; None if rows are unknown or a row is divided between pages."""
         if not locations.begin_with_rows(raw, table):
             return None
         first = first_rows_by_headers(table, rows)
@@ -135,14 +135,14 @@ class PageDecoder:
         if first is not None or indexes is None:
             return first
         at, size = indexes[leaf].tolist()
-        data = int((table[:, headers.KIND] != headers.DICTIONARY).sum())
-        if not 0 < size <= _LOCATION_BYTES * (data + 1):  # a damaged size must not make it read the whole file
+        data_pages = int((table[:, headers.KIND] != headers.DICTIONARY).sum())
+        if not 0 < size <= _LOCATION_BYTES * (data_pages + 1):  # with a damaged size it could read the whole file
             return None
-        entries = locations.read_locations(self._bytes(file.source, at, at + size)[0], data)
+        entries = locations.read_locations(self._bytes(file.source, at, at + size)[0], data_pages)
         return first_rows_by_index(table, rows, entries, begin)
 
     def _bytes(self, source: Any, begin: int, end: int) -> tuple[np.ndarray, Any]:
-        """uint8, bytes of the file, and the object that owns them."""
+        """(uint8, bytes [begin, end) of the file; the object that owns them)."""
         source.seek(begin)
         if not hasattr(source, "readinto"):
             owner = source.read(end - begin)
@@ -158,22 +158,22 @@ class PageDecoder:
 
 
 class _StoredColumn:
-    """A field in files of one schema: how it is stored, and chunks that are left to pyarrow unread.
+    """A field in files of one schema: how it is stored, and the number of next chunks that are left to pyarrow unread.
 
-    Without a lock: a wrong count by a race costs little.
+    Without a lock: after a race, some chunks more or fewer are left to pyarrow.
 
     Attributes:
-        form: of its values, or the reason for which pyarrow decodes it. leaf: the leaf column.
+        form: form of its values, or the reason for leaving it to pyarrow. leaf: the leaf column.
     """
 
     def __init__(self, file: OpenParquet, binding: Binding) -> None:
         self.form, self.leaf = _form(file.parquet, binding)
-        self._schema = file.schema  # kept, as its id stands for it
-        self._left = self._length = 0
+        self._schema = file.schema  # alive, as long as the id of the object is a key
+        self._left = self._length = 0  # chunks of the pause that remain; length of the pause
         self._reason = ""
 
     def reason_to_leave(self) -> str | None:
-        """Of the next chunk, which counts as left; None if there is none."""
+        """The reason for leaving the next chunk to pyarrow; None to decode it. Ends a pause chunk by chunk."""
         if isinstance(self.form, str):
             return self.form
         if self._left > 0:
@@ -188,7 +188,7 @@ class _StoredColumn:
 
 
 def _form(file: pq.ParquetFile, binding: Binding) -> tuple[Form | str, int]:
-    """The form of a field's column, or the reason for pyarrow; and the number of the leaf column."""
+    """(form of a field's column, or the reason for leaving it to pyarrow; number of the leaf column)."""
     arrow = file.schema_arrow
     names = names_at(arrow, str(binding.column))
     if binding.is_text:

@@ -1,7 +1,7 @@
-"""Finds the rows of the pages of a column chunk, and the pages that are needed. Pure: tables of pages in, rows out.
+"""Finds the row numbers of the pages of a column chunk, and the pages that are needed (pure).
 
-The row numbers of headers and offset index are compared with each other here, and with the levels of every decoded page
-in `fsdata.pages.chunk`. Where they do not match, all pages are read.
+The row numbers of headers and offset index are compared with each other here, and with the levels of every unpacked
+page in `fsdata.pages.chunk`. Where they do not match, all pages are read.
 
 Letters: P pages, the dictionary included.
 """
@@ -16,7 +16,7 @@ def first_rows_by_headers(table: np.ndarray, rows: int) -> np.ndarray | None:
 
     Args:
         table: int64 [P, headers.COLUMNS], see `fsdata.pages.kernels.headers`.
-        rows: of the row group.
+        rows: number of rows of the row group.
     """
     data = table[:, headers.KIND] != headers.DICTIONARY
     # Pages of version 1 have -1, so 0 here, which `_checked` rejects. The upper bound keeps the sum from overflowing.
@@ -28,7 +28,7 @@ def first_rows_by_index(table: np.ndarray, rows: int, entries: np.ndarray, begin
     """As `first_rows_by_headers`; None if the offset index contradicts headers or itself.
 
     Args:
-        entries: int64, one line for each data page, see `fsdata.pages.kernels.locations`.
+        entries: int64, the offset index, one line per data page, see `fsdata.pages.kernels.locations`.
         begin: first byte of the chunk in the file.
     """
     data = table[:, headers.KIND] != headers.DICTIONARY
@@ -40,7 +40,7 @@ def first_rows_by_index(table: np.ndarray, rows: int, entries: np.ndarray, begin
 
 
 def _checked(first: np.ndarray, rows: int, table: np.ndarray, data: np.ndarray) -> np.ndarray | None:
-    """`first` of the data pages, completed by the dictionary (the first page, without rows); None if it is invalid."""
+    """`first` of the data pages, preceded by that of the dictionary page, if there is one; None if it is invalid."""
     values = table[data, headers.VALUES]
     if not len(values) or first[0] != 0 or first[-1] != rows or first.min() < 0:
         return None

@@ -1,10 +1,10 @@
-"""Decodes several small row groups as one record batch. For short row groups, pyarrow spends most of its time on
-opening column chunks, and the kernels and the block have a fixed cost per row group, too.
+"""Decodes several small row groups as one record batch. In short row groups, pyarrow spends most of its time on opening
+column chunks, and the kernels and the block have a fixed cost per row group, too.
 
 pyarrow reads a column across row groups and only compares the number of all rows. If damage gave one row group a row
-too many in a column, the rows of all later row groups would move against the other columns, and the last row would
-remain unread. Read separately, no other row group would be affected. The footer's numbers of the chunks are therefore
-compared with the headers of all pages and with the values that were read, and no row may remain unread.
+too many in one column, that column would be shifted against the others in all later row groups, and its last row would
+remain unread. Decoded one by one, no other row group would be affected. Therefore the footer's numbers of the chunks
+are compared with the headers of all pages and with the values that were read, and no row may remain unread.
 """
 
 import threading
@@ -30,35 +30,35 @@ from fsdata.kernels import footer
 from fsdata.pages import kernels as pages
 from fsdata.pages.kernels import headers
 
-_MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of small row groups that are decoded together
+_MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of row groups that are decoded together
 
 
 class SmallGroups:
-    """Those of one source; see the protocol in `fsdata.decode.row_reader`. Thread-safe."""
+    """Decodes the small row groups of one source; see the protocol in `fsdata.decode.row_reader`. Thread-safe."""
 
     def __init__(self, files: SourceFiles) -> None:
         self._files = files
-        self._chunks = Counter[str]()  # of lists
+        self._chunks = Counter[str]()  # field of lists -> number of chunks
         self._lock = threading.Lock()
 
     def shares(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
         """See the protocol.
 
-        Decoded bytes are known where rows are flat. Of lists the bytes of the file stand for them: long lists are
-        decoded faster from pages, and by several threads.
+        The size of decoded rows is known if all columns are numbers. With lists it is estimated by the bytes in the
+        file: long lists are decoded faster from their pages, by several threads, and must not count as small.
         """
         groups, catalog, kind_of = self._files.groups, self._files.catalog, self._files.kind_of
         rows, files = groups.row_counts, groups.files
-        together = np.array([self._readable(*each) for each in zip(self._files.kinds, plans, strict=True)])
+        allowed = np.array([self._readable(*each) for each in zip(self._files.kinds, plans, strict=True)])
         width = np.array([8 * len(plan.read) if plan.flat else 0 for plan in plans])
         kind, stored = kind_of[files], catalog.size / np.maximum(np.diff(catalog.first), 1)
         size = np.where(width[kind] > 0, rows * width[kind], stored[files])
         share = np.maximum(rows / _MOST_ROWS, size / _MOST_BYTES)
-        small = groups.whole & (share <= 0.5) & together[kind]
+        small = groups.whole & (share <= 0.5) & allowed[kind]
         return np.where(small, files, -1), np.where(small, share, 0.0)
 
     def _readable(self, kind: FileKind, plan: DecodePlan) -> bool:
-        """Whether row groups of such files may be decoded together."""
+        """Whether row groups of this kind of file may be decoded together."""
         if plan.map is not None or (self._files.source.only_pages and plan.stored):
             return False
         return all(readable(kind.schema.field(name).type) for name in plan.read)
@@ -68,8 +68,9 @@ class SmallGroups:
         number, rows = groups[0].file, sum(group.rows for group in groups)
         plan = plans[self._files.kind_of[number]]
         with self._files.open_files.using(self._files.known_file(number)) as file:
-            places = [group.index for group in groups]
-            batch = read(file.parquet, file.source, file.chunks, places, plan.leaves, rows)
+            indices = [group.index for group in groups]
+            batch = read(file.parquet, file.source, file.chunks, indices, plan.leaves, rows)
+        # Faults are raised here, and noted when the row groups are then decoded one by one: only then the row is known.
         decoded = decode_batch(batch, 0, plan, replace(self._files.faults, notes=None))
         if self._files.pages is not None and plan.stored:
             with self._lock:
@@ -82,8 +83,8 @@ class SmallGroups:
 
 
 def readable(kind: pa.DataType) -> bool:
-    """Whether the number of values in the pages of a column of this type follows from its array: numbers, texts, and
-    lists of them."""
+    """Whether the number of values in the pages of a column follows from its array: for numbers, texts, and lists of
+    them."""
     item = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
     return bool(pa.types.is_primitive(item)) or is_text(item)
 
@@ -95,23 +96,23 @@ def read(
 
     Args:
         source: the object from which `file` reads.
-        chunks: int64 [row groups, leaf columns, footer.CHUNK_COLUMNS], of the file.
-        leaves: the leaf columns that are read, one per column.
+        chunks: int64 [row groups, leaf columns, footer.CHUNK_COLUMNS], those of the file.
+        leaves: the leaf columns to read, one per column.
 
     Raises:
         pa.ArrowException, OSError: a row group is damaged. The caller reads them one by one to find it.
     """
-    some = chunks[np.ix_(groups, leaves)]
-    for begin, stored, values, unpacked in some[:, :, _OF_CHUNK].reshape(-1, len(_OF_CHUNK)).tolist():
+    selected = chunks[np.ix_(groups, leaves)]
+    for begin, stored, values, unpacked in selected[:, :, _OF_CHUNK].reshape(-1, len(_OF_CHUNK)).tolist():
         source.seek(begin)
         _, code, page = headers.read_headers(np.frombuffer(source.read(stored), np.uint8), values, unpacked)
         if code != pages.OK:
             raise pa.ArrowInvalid(f"page {page} does not have the values that the footer states")
-    # All in one batch: a row too many would otherwise be in a second one, which must not go unnoticed.
+    # With the size of a batch above the number of rows, a row too many is in the same batch and is counted.
     batches = list(file.reader.iter_batches(_MORE_THAN_ALL, groups, leaves, use_threads=False))
     if len(batches) != 1 or batches[0].num_rows != rows:
         raise pa.ArrowInvalid(f"batches of {[batch.num_rows for batch in batches]} rows where one of {rows} should be")
-    for column, values in zip(batches[0].columns, some[:, :, footer.VALUES].sum(axis=0).tolist(), strict=True):
+    for column, values in zip(batches[0].columns, selected[:, :, footer.VALUES].sum(axis=0).tolist(), strict=True):
         if _values(column) != values:
             raise pa.ArrowInvalid(f"{_values(column)} values, but the footer states {values}")
     return batches[0]
