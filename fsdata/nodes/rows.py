@@ -195,7 +195,7 @@ class Rows(Node[WindowRows]):
             return WindowRows(rows, passed, end)
         passed_by = np.asarray(passed)[alive]
         if len(alive):
-            # Dropped rows at the end of a unit are passed together with its last other row. By unit, not by window: so a
+            # Dropped rows at the end of a unit are passed with its last other row: by unit, not by window, so a
             # state does not depend on which small units were decoded together.
             ends = np.array([window.rows])
             if self._order is None and len(window.pieces) == 1:
