@@ -24,7 +24,7 @@ from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_reader import RowReader
-from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of, may_drop
+from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema
 from fsdata.sources.source import ParquetSource
@@ -82,7 +82,7 @@ class OpenSource:
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self._count()
-        self.may_drop = may_drop(source, schema) or any(each.may_drop for each in self.attached)
+        self.may_drop = _may_drop(source, schema) or any(each.may_drop for each in self.attached)
         self.fingerprint = fingerprint(
             source, self._files.catalog, [each.fingerprint for each in self.attached], self._files.version
         )
@@ -300,3 +300,8 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
             yield name, source, f"{name} is a hash, and {what}: {todo}"
     for name, number, what in mixed([source.counted for source in sources]):
         yield name, sources[number], what
+
+
+def _may_drop(source: ParquetSource, schema: Schema) -> bool:
+    drops = any(source.policy(name) == "drop" for name in schema.field_names)
+    return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
