@@ -7,7 +7,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Generic, Self
 
 import torch
@@ -16,16 +15,15 @@ from typing_extensions import TypeVar
 
 from fsdata.batch.batch import Batch
 from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
-from fsdata.batch.prefetch import STATE_LOADED, IteratorGuard, Prefetcher
+from fsdata.batch.prefetch import STATE_LOADED, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
-from fsdata.errors import PeerError
 from fsdata.nodes.batches import Adapted, Batches, BatchWithProgress
 from fsdata.nodes.guards import check_group
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_adapt
 from fsdata.nodes.local_steps import DROPS, TOKENS, LocalSteps
 from fsdata.nodes.node import Node
+from fsdata.nodes.prefetching_loader import PrefetchingLoader
 from fsdata.nodes.rows import Rows
-from fsdata.nodes.status_exchange import CLOSED, RESTARTED
 from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
@@ -33,18 +31,15 @@ from fsdata.order.mix import Mix
 from fsdata.order.progress import Progress, from_state, to_state
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
-from fsranks.errors import describe
-from fsranks.machine.at_exit import before_pools_end, why_over
 from fsranks.machine.cores import cores_of_this_rank
 
 BatchT = TypeVar("BatchT", default=Batch)
 
 _LOG = logging.getLogger("fsdata")
-_GRACE_S = 5.0
 _CLOSED = "this loader was closed; make a new one"
 
 
-class FreeScaleDataLoader(Generic[BatchT]):
+class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
     """Iterates over batches of Parquet rows, each rank its share, every row once per epoch.
 
     Each `iter()` is the next epoch, and ends the iterator before it. At every step all ranks deliver `batch_size`
@@ -143,7 +138,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
             drop_last=drop_last,
             timeout_s=timeout_s,
         )
-        self._guard = IteratorGuard()
         units = Units(
             sources,
             schema,
@@ -159,25 +153,21 @@ class FreeScaleDataLoader(Generic[BatchT]):
             what="FreeScaleDataLoader",
             also=partial(self._also, balance, adapt),
         )
-        self._context, self._data, self._job = units.context, units.data, units.job
-        if self._needs_peers(units, balance):
-            self._guard.settle()
+        self._context, self._data = units.context, units.data
         self._memory: HostMemory = PageLocked() if self._options.pin else Reused(units.pool)
         self._rows = Rows(units, num_threads=self._options.num_threads, read_ahead=read_ahead, memory=memory)
         try:
             self._root = self._nodes(balance, adapt)
         except BaseException:
-            self._job.close()
+            units.job.close()
             raise
         self._pin = self._options.pin and adapt is not None  # other batches are page-locked as they are made
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
-        self._prefetcher: Prefetcher[BatchWithProgress[BatchT]] | None = None
-        self._closed = False
         self._warned = False  # of an epoch without a batch
         self._batches = 0
-        before_pools_end(self._end_at_exit)
+        super().__init__(units.job, units.data.timing, connected=self._needs_peers(units, balance))
 
     def _also(self, balance: Balancing | None, adapt: object, units: Units) -> dict[str, str]:
         """What else ranks have to have alike; raises what is wrong with it."""
@@ -256,16 +246,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
             raise TypeError("a source that is followed has no length: it is not known what will come")
         size, rows = self._context.world_size * self._options.batch_size, self._data.rows_in(self._next_epoch)
         return rows // size if self._options.drop_last else -(-rows // size)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, PeerError) and not self._guard.forked:
-            self._job.abort(f"lost the others: {error}")  # the others take no next step, in which this rank could leave
-        self._close(CLOSED if error is None else f"raised {describe(error)}")
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one. The place within that epoch that a loaded state gave is kept.
@@ -382,50 +362,29 @@ class FreeScaleDataLoader(Generic[BatchT]):
         """Reads repeated on this rank after transient errors of a remote filesystem."""
         return sum(source.retries for source in self._data.sources)
 
-    def close(self) -> None:
-        """End threads and process groups. Twice is fine; the loader is of no use afterwards.
-
-        A loader that is not closed is closed when Python ends.
-        """
-        self._close(CLOSED)
-
-    def _end_at_exit(self) -> None:
-        self._close(why_over())
-
-    def _close(self, why: str) -> None:
-        """why: what this rank did, for the others."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._guard.forked:
-            return  # threads, files and connections are those of the other process
+    def _before_close(self) -> None:
         for source in self._data.sources:
             source.end_retries()
-        self._end_epoch(why, _GRACE_S)
-        self._job.close(why)
 
     def _epoch(self, progress: Progress, turn: object, *, resumed: bool) -> Iterator[BatchT]:
         """The rest of an epoch; where a state was saved at an epoch's end, the next one."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        yielded = False
         self._guard.check(turn)
         self._guard.settle()
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
         self._job.begin(progress)
-        self._prefetcher = prefetcher = Prefetcher(
-            partial(next_of, self._root), depth=self._options.prefetch, pin=self._pin
-        )
-        while (made := self._next(prefetcher)) is not None:
-            self._progress = made.progress
+        next_batch = partial(next_of, self._root)
+        self._prefetcher = prefetcher = Prefetcher(next_batch, depth=self._options.prefetch, pin=self._pin)
+        yielded = False
+        for item in self._items(prefetcher, turn):
+            self._progress = item.progress
+            self._batches += 1
             yielded = True
-            yield made.batch
-            self._guard.check(turn)  # else batches made ahead would follow, and move the place
-        self._guard.check(turn)
-        if self._prefetcher is not prefetcher:
-            return  # closed
-        self._end_epoch()
+            yield item.batch
+        if self._closed:
+            return
         if self._data.followed:
             return
         windows = self.windows
@@ -458,26 +417,6 @@ class FreeScaleDataLoader(Generic[BatchT]):
         return (
             f"of {rows} rows in the files, all of this rank dropped out as they were read: `filter`, `nulls`, `missing`"
         )
-
-    def _next(self, prefetcher: Prefetcher[BatchWithProgress[BatchT]]) -> BatchWithProgress[BatchT] | None:
-        with self._data.timing.of("wait"):
-            made = prefetcher.take()
-        self._batches += made is not None
-        return made
-
-    def _end_epoch(self, why: str = RESTARTED, grace_s: float | None = None) -> None:
-        """End the threads of the epoch under way, if there is one, and tell the other ranks why.
-
-        Waits for ranks that are still busy with a step, but after `grace_s` breaks the exchange: good for closing only.
-        """
-        self._guard.check_process()
-        prefetcher, self._prefetcher = self._prefetcher, None
-        if prefetcher is None:
-            return
-        self._job.stop()  # so that the step in hand waits for no further data
-        prefetcher.end(grace_s, lambda: self._job.abort(why))
-        self._job.end()  # the thread that makes steps is through
-        self._job.leave(why, grace_s)  # and no other thread uses the exchange
 
 
 def next_of(root: Node[Any]) -> BatchWithProgress[Any] | None:

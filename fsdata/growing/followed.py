@@ -31,7 +31,8 @@ class Followed(Node[Step]):
     def __init__(
         self, source: Node[Step], *, timeout_s: float = 300.0, alive: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(source, begins_segments=True)
+        source.job.begin_by_segments()  # before this node joins: it begins the segments itself
+        super().__init__(source)
         self._steps: Steps = source.source
         self._data = self.units.data
         context = self.units.context
