@@ -380,7 +380,7 @@ def test_loaders_that_cannot_follow(folder):
         loader_on([ParquetSource(folder, follow=of, columns=IDS) for of in (Follow(**FAST), None)], SCHEMA)
     with pytest.raises(ValueError, match=r"shuffle_window=0.1 is a share of the epoch"):
         loader_of(folder, shuffle=True, shuffle_window=0.1)
-    with pytest.raises(ValueError, match="a source that is followed makes the ranks talk"):
+    with pytest.raises(ValueError, match="a followed source makes the ranks communicate"):
         loader_of(folder, rank=0, world_size=2)
 
 
