@@ -118,7 +118,7 @@ class BalancedSteps(BalancedNode[Step]):
             return True
         ends = not result.global_samples or (result.ended and steps.too_short(result.global_samples))
         if ends:
-            steps.drop(result.statuses[steps.rank].rows)
+            self.job.dropped += result.statuses[steps.rank].rows
         return ends
 
     def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> Step:

@@ -30,6 +30,7 @@ _LOG = logging.getLogger("fsdata")
 _SHARE_OF_LISTING = 20  # a listing that takes one second is repeated after 20 s
 _LISTING_PATIENCE_S = 300.0
 _FORGET_S = 3600.0  # a taken file is forgotten after it was absent for so long; a folder may be unmounted for a moment
+_WARNED_AFTER_NS = 600 * 10**9  # since the last modification of a file that is still not whole
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NS_PER_DAY = 86_400 * 10**9
 
@@ -258,8 +259,8 @@ class Watcher:
         return opened
 
     def _warn(self, file: Arrived, reason: CorruptFileError | None) -> None:
-        """Warn once about a file that is not whole, and was not modified for ten minutes."""
-        if time.time_ns() - file.modified > 600 * 10**9 and file.name not in self._warned:
+        """Warn once about a file that is not whole, if its writer seems to have stopped."""
+        if time.time_ns() - file.modified > _WARNED_AFTER_NS and file.name not in self._warned:
             self._warned.add(file.name)
             _LOG.warning("%s: still not whole, files after it may wait for it: %s", self._files.label, reason)
 

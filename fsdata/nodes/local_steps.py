@@ -58,7 +58,7 @@ class LocalSteps(StepNode[Step]):
         counts = steps.counts()
         own, of_all = int(counts[steps.rank]), sum(counts.tolist())
         if not of_all or steps.too_short(of_all):
-            steps.drop(own)
+            self.job.dropped += own
             raise StopIteration
         spans = steps.take(own).spans()
         step = Step(spans, steps.own_origin(spans.num_rows), self._stats(spans, of_all))
@@ -86,7 +86,7 @@ class LocalSteps(StepNode[Step]):
         nothing |= last and steps.drop_last  # a rank that has ended has less than a whole batch
         dropped = int(steps.left[steps.rank]) - steps.position if last and drops else 0
         dropped += spans.num_rows if nothing else 0
-        steps.drop(dropped)
+        self.job.dropped += dropped
         if last and drops and dropped and not (all(ended) and all(samples)):
             _LOG.warning(_ROWS_DROPPED, steps.rank, steps.began.epoch, dropped)
         if nothing:

@@ -96,10 +96,6 @@ class Steps(Node[Part]):
     def place(self) -> Progress:
         return self._progress or self.units.place_after(self.position)
 
-    def drop(self, rows: int) -> None:
-        """Count rows of this rank as dropped."""
-        self.job.dropped += rows
-
     def on_begin(self, progress: Progress) -> None:
         self.left = self.units.left
         self.passed = np.zeros(self.world_size, np.int64)

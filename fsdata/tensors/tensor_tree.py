@@ -297,7 +297,6 @@ class _Builder:
     """Copies samples into tensors and puts them into the structure."""
 
     def __init__(self, template: Template, rows: RowRefs, constants: Mapping[str, Any]) -> None:
-        self._template = template
         self._constants = constants
         self._samples = rows.num_rows
         spans = rows.spans()
