@@ -161,7 +161,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         try:
             self._root = self._nodes(balance, adapt)
         except BaseException:
-            units.job.close()
+            units.job.close()  # decoding threads and process groups: nothing else would end them
             raise
         self._pin = options.pin and adapt is not None  # other batches are page-locked as they are made
         self._progress = Progress.start(0, self._context.world_size)
@@ -169,6 +169,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         self._loaded: Progress | None = None
         self._warned = False  # that an epoch had no batch
         self._batches = 0
+        # Last: from here on the loader is closed when Python ends, which needs all of the above.
         super().__init__(units.job, units.data.timing, connected=self._needs_peers(units, balance))
 
     def _also(self, balance: Balancing | None, adapt: object, units: Units) -> dict[str, str]:
@@ -211,7 +212,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise RuntimeError(_CLOSED)
-        turn = self._guard.take()
+        turn = self._guard.take()  # first: the iterator before this one must take no batch of the new epoch
         self._end_epoch()
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
@@ -223,7 +224,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         self._progress = progress
         return self._epoch(progress, turn, resumed=loaded is not None)
 
-    @wraps(__init__)  # type: ignore[misc]
+    @wraps(__init__)  # type: ignore[misc]  # tools that show a signature take that of `__new__`
     def __new__(cls, *args: Any, **options: Any) -> Self:
         if "num_workers" in options:
             raise TypeError("FreeScaleDataLoader uses threads instead of worker processes: give num_threads=")
@@ -263,7 +264,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         if self._data.followed or (self._loaded is not None and self._loaded.epoch == epoch):
             return
         self._loaded, self._next_epoch = None, epoch
-        if self._prefetcher is None:
+        if self._prefetcher is None:  # inside a loop, a state is still of its epoch
             self._progress = Progress.start(epoch, self._context.world_size, self._progress.tuning)
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,6 +284,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             StateError: the state is of another version, other sources, schema, seed or order; the message lists the
                 differences, and the loader keeps its position.
         """
+        # Checked before anything changes: after a StateError the loop can continue.
         loaded = from_state(state, self._data.fingerprint, self._data.segment_of).on(self._context.world_size)
         self._end_epoch()
         self._guard.revoke(STATE_LOADED)
@@ -389,16 +391,14 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             self._batches += 1
             yielded = True
             yield item.batch
-        if self._closed:
-            return
-        if self._data.followed:
+        if self._closed or self._data.followed:
             return
         windows = self.windows
         may_be_empty = windows is not None and progress.epoch < windows and self._data.rows  # a window without rows
         # A state saved from here on begins the next epoch.
         self._progress = Progress.start(self._next_epoch, self._context.world_size, self._progress.tuning)
         if resumed and not yielded:
-            yield from iter(self)
+            yield from iter(self)  # all ranks: they have the same state, and see its end in the same step
         elif not yielded and not self._warned and not may_be_empty:
             self._warned = True
             why = self._why_no_batch()

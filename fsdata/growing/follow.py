@@ -21,14 +21,14 @@ class Follow(Growing):
     with the next extension, and a warning is logged.
 
     Args:
-        by: `"path"`: in the order of paths, as long as all files before them are complete; for ascending names such as
+        by: `"path"`: in the order of paths, as long as all files before them are whole; for ascending names such as
             `day=2026-11-23/part-0001.parquet`. `"time"`: in the order of their largest `Schema.time`, by the statistics
             in their footers.
         lag: how long files may arrive later than their position in the order. By path: a file is read once it has not
             been modified for this time. By time: once another file has times that are later by this time; a number
             without unit is in the unit of the time column. "90s", "10m", "1.5h", "2d".
         idle: end the epoch when no new file has come for this time; None never ends it. Files deferred by their times
-            are read before the end, and one that is still incomplete is an error that names it.
+            are read before the end, and one that is still not whole is an error that names it.
         every: interval between two looks for new files.
         at_most: the most files of one extension; more files become several extensions.
 

@@ -78,6 +78,7 @@ class LateTable:
         except FileNotFoundError:
             return False
         now = time.time_ns()
+        # A match may be older than its row by as much as it may be newer.
         oldest, settled = since - self._wait_ns, now - self._lag_ns
         stamps = stamps_of(listing)
         self._first_seen = {version: self._first_seen.get(version, now) for version in stamps.items()}

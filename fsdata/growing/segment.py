@@ -88,6 +88,7 @@ class Segment:
         """The stream of every rank."""
         unit_rows = np.array([rows for rows_of_groups in self.rows for rows in rows_of_groups if rows], np.int64)
         count, left = len(unit_rows), len(self.rest)
+        # 3: no other permutation with this seed has this key, see `fsdata.order.deal`.
         order = permutation(count, seed, 0, 3, self.number) if shuffle else np.arange(count)
         # The spans that are dealt: the windows of `rest`, then the units of the extension, in shuffled order.
         rows = np.concatenate([self.rest.last - self.rest.first, unit_rows[order]])
@@ -103,6 +104,7 @@ class Segment:
 
     def state(self) -> dict[str, Any]:
         """JSON-able; see `from_state`."""
+        # The units of the extension are not listed: `files` and `rows` give them, in order.
         return {
             "version": VERSION,
             "number": self.number,

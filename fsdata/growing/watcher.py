@@ -62,7 +62,7 @@ class Watcher:
         clock: measures the pauses between two looks. Times of files and rows are compared with the time of day.
 
     Raises (poll): errors of listing and opening, ConnectionError if these fail for minutes; CorruptFileError: a file
-    that is still incomplete after `idle`; SchemaError: a footer without the times of its rows.
+    that is still not whole after `idle`; SchemaError: a footer without the times of its rows.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Watcher:
         pause = max(self._follow.every_s, _SHARE_OF_LISTING * (now - begin))
         if idle_s is not None:
             pause = min(pause, max(self._changed + idle_s - now, 0.0))
-        self._next_look = now + pause
+        self._next_look = now + pause  # a slow listing is repeated less often, but the end is not missed by it
         if news is None and idle_s is not None and self._clock.now() - self._changed >= idle_s:
             news = self._take_files(idle=True)
             if news is None:
@@ -195,6 +195,7 @@ class Watcher:
         names = files_to_open(list(self._waiting.values()), by=follow.by, before=before)
         self._waiting |= {file.name: file for file in self._opened([self._waiting[name] for name in names])}
         self._wait_for_matches()
+        # By time, files up to `lag` before the newest time seen may still come.
         latest = None
         if follow.by == "time" and not idle:
             times = [file.time for file in self._waiting.values() if file.whole]

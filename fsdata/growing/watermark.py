@@ -124,5 +124,5 @@ def files_to_read(
         if file.whole and file.matched and settled:
             readable.append(file)
         elif file.key > taken.upto:
-            break
+            break  # files behind it would be read before it, and make it late
     return readable

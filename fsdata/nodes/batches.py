@@ -67,7 +67,7 @@ class Batches(Node[Batch]):
         step = self.source.next()
         spans, origin = step.spans, step.origin
         data = self.units.data
-        if data.layout.exploded is not None:
+        if data.layout.exploded is not None:  # last, so that each row was read, planned and moved once
             spans, row = explode(spans, data.layout)
             origin = origin[row]
         with data.timing.of("assemble"):
@@ -192,6 +192,7 @@ def _split(
 ) -> dict[str, SplitSequence]:
     split = {}
     for name, options in layout.split:
+        # A copy: the batch keeps it, and a view would keep the lengths of all fields in memory.
         events = windows[name].length if name in windows else length[layout.groups[name]].copy()
         split[name] = SplitSequence.of(memory.tensor_of(events), options)
     return split

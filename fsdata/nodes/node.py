@@ -122,7 +122,7 @@ class Job:
         self.over = self.steps_ended = False
         if self.planner is not None:
             self.planner.load_state_dict(progress.tuning)
-        for node in nodes:
+        for node in nodes:  # in order: a node may use what the nodes before it have begun
             BaseNode.reset(node, None)  # torchdata takes items only from nodes that were reset
             node.on_begin(progress)
 
@@ -179,6 +179,7 @@ class Job:
         """End threads and groups. A second call does nothing. why: the reason that other ranks read."""
         for node in reversed(self._all()):
             node.on_close()
+        # Take part in the next step of the others first, so that they get the reason and not only a broken connection.
         self.leave(why, GRACE_S)
         if self.exchange is not None:
             self.exchange.close(why)

@@ -122,7 +122,7 @@ class Steps(Node[Part]):
         with failures_reported_to_peers(self.job.exchange, self.status()):  # decoding and user code may fail here
             rows = self.take(wanted)
             ended = not self.counts(counts).any() if self.sizes_known else rows.num_rows < wanted
-            if self.max_tokens is not None:
+            if self.max_tokens is not None:  # the lengths are known only now, after the rows were taken
                 fit = self._fitting(rows, self.max_tokens)
                 if fit < rows.num_rows:
                     self.put_back(rows.take(slice(fit, None)))
@@ -184,7 +184,7 @@ class Steps(Node[Part]):
         """
         rows: list[RowRefs] = []
         self._before, self._after = self.position, []
-        self.source.go_on()
+        self.source.go_on()  # the batch before may have freed memory that decoding waits for
         while count > 0 and self._has_window():
             window = self._windows[0]
             start, stop = self._taken, min(self._taken + count, window.rows.num_rows)
@@ -194,7 +194,7 @@ class Steps(Node[Part]):
             self.position = int(window.passed[stop - 1])
             self._taken = stop
             if stop == window.rows.num_rows:
-                self.source.note_held()
+                self.source.note_held()  # memory use is highest before a window is released
                 self._windows.popleft()
                 self._taken = 0
         return concat(rows) if rows else no_rows(len(self.data.layout.names))

@@ -84,6 +84,7 @@ class Units(First[Window]):
         self.pool = Pool()
         # Rows in order are consumed soon after they are decoded, so they can stay in Arrow's memory until then.
         pool = self.pool if shuffle else None
+        # All that may fail is inside the meeting: an error on one rank is raised on all, so none waits for another.
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
             check_sources(sources, schema)
             make_ready(kernels_of(sources, self.context.world_size))
@@ -108,6 +109,7 @@ class Units(First[Window]):
             equal = {**self.data.fingerprint, **({} if also is None else also(self))}
             meeting.agree(equal, parts=parts)
         if self.context.world_size > 1 and self.context.reach() is None:
+            # Ranks without a process group cannot compare, but a person can compare the digests in their logs.
             digest = blake2b(repr(sorted(equal.items())).encode(), digest_size=8).hexdigest()
             _LOG.warning(_NOT_COMPARED, self.context.rank, self.context.world_size, digest)
         self.next_epoch = 0

@@ -33,7 +33,7 @@ def is_list(value: Any) -> bool:
 def to_bytes(value: Any) -> tuple[torch.Tensor, np.ndarray]:
     """(uint8 [T], the bytes of all entries; int64 [B], how many each has)."""
     encoded = [_encode(entry) for entry in value]
-    data = np.frombuffer(b"".join(encoded), np.uint8).copy()
+    data = np.frombuffer(b"".join(encoded), np.uint8).copy()  # torch warns about memory that is read-only
     return torch.from_numpy(data), np.array([len(entry) for entry in encoded], np.int64)
 
 
@@ -47,7 +47,7 @@ def from_bytes(data: torch.Tensor, length: np.ndarray, make: type) -> Any:
     bounds = zip((stop - length).tolist(), stop.tolist(), strict=True)
     try:
         entries = [_decode(text[first:last]) for first, last in bounds]
-    except (ValueError, KeyError, struct.error) as error:
+    except (ValueError, KeyError, struct.error) as error:  # bytes of a peer are not trusted
         raise DataError(f"another rank sent an entry that cannot be read: {error!r}") from error
     if make is not np.ndarray:
         return make(entries)

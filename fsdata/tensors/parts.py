@@ -104,6 +104,7 @@ class TensorParts(First[Part]):
         timeout_s: float,
     ) -> None:
         super().__init__()
+        # A worker process with data of its own may use this, as long as it needs no other rank.
         check_worker("rebalance(...)", context, own_share=True)
         with Meeting(context, what="rebalance", timeout_s=timeout_s) as meeting:
             if isinstance(replicate, str):
@@ -149,6 +150,7 @@ class TensorParts(First[Part]):
         return {"epoch": progress.epoch, "step": progress.step, "source": source}
 
     def on_begin(self, progress: Progress) -> None:
+        # A node is resumed by `reset`; any other source by the state, before it is iterated.
         if isinstance(self._source, BaseNode):
             self._source.reset(self._initial_state)
         elif self._initial_state is not None:
@@ -202,6 +204,7 @@ class TensorParts(First[Part]):
 
     def advance(self, stats: StepStats, origin: torch.Tensor, tuning: dict[str, Any] | None) -> None:
         """Proceed to the next step. stats, origin: of the batch that is passed on. tuning: see `Progress`."""
+        # Positions count no rows: the source has its own state, and only the number of the step matters.
         self.last = Last(stats=stats, origin=origin)
         self._place = self._place.moved([0] * self.context.world_size, 1, tuning)
 
@@ -231,6 +234,7 @@ class TensorParts(First[Part]):
             apart = not_the_end("lengths", partial(take_apart, batch, self._replicate, self._measure, self.template))
             self._check_replicated(apart)
         if hasattr(self._source, "state_dict"):
+            # Now, in the thread that iterates: the source is further on when this batch is yielded.
             self.state = (copy_of_state(self._source.state_dict()),)
         if apart is None:
             self.batch = None
@@ -299,7 +303,7 @@ def _as_text(template: Template) -> dict[str, str]:
 
 def _check_same_structure(first: Template, other: Template) -> None:
     was, now = first.describe(), other.describe()
-    for path in {**was, **now}:
+    for path in {**was, **now}:  # a dict, not a set: the same first difference in every process
         if was.get(path) != now.get(path):
             raise DataError(
                 f"all batches must have the same structure: {path!r} was {was.get(path, 'absent')} and is "

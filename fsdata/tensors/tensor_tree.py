@@ -225,6 +225,7 @@ class _Walk:
 
     def finish(self, root: TreeNode, lengths: Mapping[str, np.ndarray]) -> TakenApart:
         for name, values in lengths.items():
+            # No bytes per element, so that only the lengths themselves are exchanged.
             field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
             self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
         template = template_of(root, tuple(self.fields), tuple(self.constants))
@@ -246,7 +247,7 @@ class _Walk:
         lengths = _dense(value.offsets, path).diff().numpy()
         self._count(len(lengths), path)
         field = TensorField(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
-        start = int(value.offsets[0])
+        start = int(value.offsets[0])  # not 0 in a slice of a larger batch
         return TreeNode(kind="jagged", fields=(self._add(field, values[start:], lengths),), path=path)
 
     def _kjt(self, value: Any, path: str) -> TreeNode:
@@ -280,6 +281,7 @@ class _Walk:
         table = run(values.data_ptr(), len(values) if lengths is None else int(lengths.sum()))
         start = None if lengths is None else np.cumsum(lengths) - lengths
         self.fields.append(field)
+        # `owners` keeps the tensor in memory: the column has only the address of its values.
         self._columns.append(Column(table, start, lengths, owners=(values,)))
         return len(self.fields) - 1
 
@@ -306,6 +308,7 @@ class _Builder:
         for fields in _buffers(template.root):
             first = template.fields[fields[0]]
             total = int(counts[list(fields)].sum())
+            # Allocated as bytes: torch.empty warns for some dtypes, such as complex32.
             flat = torch.empty(total * first.itemsize, dtype=torch.uint8).view(first.dtype).view(total, *first.shape)
             self._flat[fields[0]] = flat
             before = np.cumsum(counts[list(fields)]) - counts[list(fields)]
@@ -416,6 +419,7 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise DataError(f"{_at(path)} is not a dense tensor ({tensor.layout}): its samples have no bytes of their own")
+    # A conjugate view has the bytes of the original: the conjugation has to be done before bytes are copied.
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
