@@ -19,9 +19,8 @@ from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
 from fsdata.batch.prefetch import STATE_LOADED, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.nodes.batches import Adapted, Batches, BatchWithProgress
-from fsdata.nodes.guards import check_group
 from fsdata.nodes.loader_options import LoaderOptions, Uneven, can_pin, check_adapt
-from fsdata.nodes.local_steps import DROPS, TOKENS, LocalSteps
+from fsdata.nodes.local_steps import LocalSteps
 from fsdata.nodes.node import Node
 from fsdata.nodes.prefetching_loader import PrefetchingLoader
 from fsdata.nodes.rows import Rows
@@ -172,17 +171,13 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         # Last: from here on the loader is closed when Python ends, which needs all of the above.
         super().__init__(units.job, units.data.timing, connected=self._needs_peers(units, balance))
 
-    def _also(self, balance: Balancing | None, adapt: object, units: Units) -> dict[str, str]:
+    def _also(self, balance: Balancing | None, adapt: object) -> dict[str, str]:
         """Further arguments that must be equal on all ranks. Raises if one is invalid: inside the meeting of the ranks,
         so that the others get the error, too."""
         check_balance(balance)
         check_adapt(adapt)
         if balance is not None and self._options.max_tokens is not None:
             raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
-        if self._needs_peers(units, balance):
-            tokens = None if self._options.max_tokens is None else TOKENS
-            why = "balance" if balance else units.data.meets or tokens or DROPS
-            check_group(units.context, why)
         return {**self._options.shared(), "balance": repr(balance)}
 
     def _needs_peers(self, units: Units, balance: Balancing | None) -> bool:

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable
 
-from fsdata.growing.segment import FOLLOWS, FileAt
+from fsdata.growing.segment import FileAt
 from fsdata.growing.watcher import News, Watcher
 from fsdata.nodes.node import Node
 from fsdata.nodes.status_exchange import StatusExchange, failures_reported_to_peers
@@ -41,13 +41,14 @@ class Followed(Node[Step]):
         self._data = self.units.data
         context = self.units.context
         self._world_size = context.world_size
-        if self._world_size > 1:
-            self.job.connect(context, FOLLOWS, timeout_s, StatusExchange)
         self._alive = alive
         self._stopped = threading.Event()
         self._watcher: Watcher | None = None
         self._progress = Progress.start(0, self._world_size)
         self._begun = self._ended = False
+        # Last: if it fails, the job is closed, and this node with it.
+        if self._world_size > 1:
+            self.job.connect(context, "a followed source", timeout_s, StatusExchange)
 
     def place(self) -> Progress:
         return self._progress

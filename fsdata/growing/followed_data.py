@@ -17,7 +17,7 @@ from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable
 from fsdata.growing.late_side import LateSide
-from fsdata.growing.segment import FOLLOWS, FileAt, Segment, UnitAt, rest_of
+from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
 from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
 from fsdata.order.mix import RowRange, Unit
@@ -33,7 +33,6 @@ class FollowedData(Dataset):
     """A `Dataset` of one followed source. Call `enter` with a position before rows behind it are read."""
 
     followed = True
-    meets = FOLLOWS
     segment_of = staticmethod(Segment.from_state)
 
     def __init__(self, source: OpenSource, given: ParquetSource, schema: Schema, **order: Any) -> None:

@@ -17,7 +17,6 @@ from fsdata.order.deal import deal, permutation
 from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
 
 VERSION = 2
-FOLLOWS = "a followed source"  # why ranks exchange words in every step, for messages
 
 SideFile = tuple[int, str, str]
 """A file of a late side table: number of the join, name, digest of the footer."""

@@ -92,13 +92,11 @@ class Dataset:
             groups these are.
         bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
         followed: there is no end to it, see `fsdata.growing`.
-        meets: why ranks have to meet in every step; None where they need not.
         segment_of: reads the segment of a saved state, of data that is followed.
         window_units: units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
-    meets: str | None = None
     segment_of: Callable[[dict[str, Any]], SegmentState] | None = None
 
     def __init__(

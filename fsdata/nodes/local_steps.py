@@ -24,8 +24,6 @@ _ROWS_DROPPED = (
     "out by filter, nulls or damage, or max_tokens makes batches of fewer. Give balance=Balance() to deal them out, or "
     "uneven='empty' to read all of them"
 )
-DROPS = "a source whose rows can drop out"
-TOKENS = "max_tokens"
 
 
 class LocalSteps(StepNode[Step]):
@@ -44,7 +42,7 @@ class LocalSteps(StepNode[Step]):
         self._uneven = uneven
         self._exchange: StatusExchange | None = None
         if source.world_size > 1 and not source.sizes_known:
-            why = DROPS if source.max_tokens is None else TOKENS
+            why = "a source whose rows can drop out" if source.max_tokens is None else "max_tokens"
             self._exchange = self.job.connect(source.context, why, timeout_s, StatusExchange)
             self.job.meets_in_steps = True
 

@@ -51,11 +51,11 @@ class StatusExchange:
 
     def agree(self, status: StatusWord) -> tuple[StatusWord, ...]:
         """The statuses of all ranks. For loaders that move no samples but must end at the same step."""
-        return self._words(status, 0)[0]
+        return self._words(status)[0]
 
     def gather(self, data: bytes, status: StatusWord) -> list[bytes]:
         """The `data` of every rank, any number of bytes each; the statuses are checked, but not returned."""
-        return self._words(status, 0, data)[1]
+        return self._words(status, text=data)[1]
 
     def gather_number(self, number: int) -> list[int]:
         """The `number` of every rank."""
@@ -64,7 +64,7 @@ class StatusExchange:
     def fail(self, error: BaseException, status: StatusWord) -> None:
         """Take part in a step only to report `error` to the other ranks. Returns; the caller raises its error."""
         try:
-            self._words(replace(status, failed=True), 0, cut_short(describe(error)))
+            self._words(replace(status, failed=True), text=cut_short(describe(error)))
         except PeerError as peer:
             error.add_note(f"while reporting this error to the other ranks: {peer}")
 
@@ -85,7 +85,7 @@ class StatusExchange:
             self.abort(why)
             return
         try:
-            self._words(StatusWord(epoch=0, step=0, left=True), 0, cut_short(why))
+            self._words(StatusWord(epoch=0, step=0, left=True), text=cut_short(why))
         except PeerError:
             # This rank leaves in any case, so errors of the other ranks do not matter to it.
             self._between_epochs = True
@@ -105,7 +105,9 @@ class StatusExchange:
         """End the group; ranks that wait for this one raise. No other call may be running. May be called twice."""
         self._group.close(why)
 
-    def _words(self, status: StatusWord, digest: int, text: bytes = b"") -> tuple[tuple[StatusWord, ...], list[bytes]]:
+    def _words(
+        self, status: StatusWord, digest: int = 0, text: bytes = b""
+    ) -> tuple[tuple[StatusWord, ...], list[bytes]]:
         """The status and the text of every rank; raises if a rank failed, left, or is at another step."""
         with self._report_lock:
             (compute_ns, compute_step), self._report = self._report, (0, -1)  # each report is sent once

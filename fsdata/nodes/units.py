@@ -36,7 +36,7 @@ _NOT_COMPARED = (
     "%s. torch.distributed.init_process_group before making the loader compares them"
 )
 
-Also = Callable[["Units"], Mapping[str, str]]
+Also = Callable[[], Mapping[str, str]]
 """Returns further items that must be equal on all ranks; may raise: the other ranks get the error, too."""
 
 
@@ -106,7 +106,7 @@ class Units(First[Window]):
             # What `fingerprint` has only a digest of: errors name the files that differ.
             items = ("files", "footers")
             parts = {f"source {n} {item}": source.parts for n, source in enumerate(opened) for item in items}
-            equal = {**self.data.fingerprint, **({} if also is None else also(self))}
+            equal = {**self.data.fingerprint, **({} if also is None else also())}
             meeting.agree(equal, parts=parts)
         if self.context.world_size > 1 and self.context.reach() is None:
             # Ranks without a process group cannot compare, but a person can compare the digests in their logs.

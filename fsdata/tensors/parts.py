@@ -279,7 +279,7 @@ class TensorParts(First[Part]):
         if not why:
             template = from_text(structures[first]["template"])
             if template.constants:
-                why = f"it holds replicated values {list(template.constants)}, of which this rank has none"
+                why = f"it holds replicated values {template.constants}, of which this rank has none"
         if why:
             raise DataError(
                 f"rank {self.context.rank} has no batch of its own and cannot make one like those of rank {first}: "

@@ -84,12 +84,16 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """The structure of a batch, without its samples. constants: paths of the replicated values."""
+    """The structure of a batch, without its samples."""
 
     root: TreeNode
     fields: tuple[TensorField, ...]
     spec: RecordSpec
-    constants: tuple[str, ...]
+
+    @property
+    def constants(self) -> list[str]:
+        """Paths of the replicated values."""
+        return [node.path for node in _nodes(self.root) if node.kind == "constant"]
 
     def describe(self) -> dict[str, str]:
         """path -> type; equal for all batches of all ranks."""
@@ -109,7 +113,7 @@ class TakenApart:
     constants: dict[str, Any]
 
 
-def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
+def template_of(root: TreeNode, fields: tuple[TensorField, ...]) -> Template:
     """The template of a structure."""
     # Groups of entries come last: `RecordSpec.uncounted` counts from the end, and their bytes are no work.
     jagged = (field for field in sorted(fields, key=lambda field: field.of_entries) if field.group is not None)
@@ -124,7 +128,7 @@ def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tupl
         group_field=np.array(first, np.int64),
         uncounted=sum(field.of_entries for field in fields),
     )
-    return Template(root=root, fields=fields, spec=spec, constants=constants)
+    return Template(root=root, fields=fields, spec=spec)
 
 
 Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -207,7 +211,7 @@ class _Walk:
         nodes = tuple(
             self.node(child, f"{path}.{name}".lstrip(".")) for name, child in zip(names, children, strict=True)
         )
-        below = {kind for node in nodes for kind in _kinds(node)}
+        below = {node.kind for child in nodes for node in _nodes(child)}
         if kind == "sequence" and "entries" in below and not below & {"tensor", "jagged", "kjt"}:
             raise DataError(
                 f"{_at(path)} is a {type(value).__name__} of lists, which may belong to samples or hold one entry for "
@@ -228,7 +232,7 @@ class _Walk:
             # No bytes per element, so that only the lengths themselves are exchanged.
             field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
             self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
-        template = template_of(root, tuple(self.fields), tuple(self.constants))
+        template = template_of(root, tuple(self.fields))
         rows = RowRefs.of(Block.of(self._columns, self.samples or 0))
         return TakenApart(template=template, rows=rows, constants=self.constants)
 
@@ -337,24 +341,23 @@ class _Builder:
         return keyed_jagged_tensor(node.names, self._flat[node.fields[0]], lengths, self._samples, weights=weights)
 
 
-def _buffers(node: TreeNode) -> Iterator[tuple[int, ...]]:
+def _buffers(root: TreeNode) -> Iterator[tuple[int, ...]]:
     """For every tensor of the structure the fields that it holds, one after another."""
-    if node.kind == "kjt":
-        keys = len(node.names)
-        yield node.fields[:keys]
-        if len(node.fields) > keys:
-            yield node.fields[keys:]
-    elif node.fields:
-        yield node.fields
-    for child in node.children:
-        yield from _buffers(child)
+    for node in _nodes(root):
+        if node.kind == "kjt":
+            keys = len(node.names)
+            yield node.fields[:keys]
+            if len(node.fields) > keys:
+                yield node.fields[keys:]
+        elif node.fields:
+            yield node.fields
 
 
-def _kinds(node: TreeNode) -> Iterator[str]:
-    """The kinds of a node and of all nodes below it."""
-    yield node.kind
+def _nodes(node: TreeNode) -> Iterator[TreeNode]:
+    """A node and all nodes below it."""
+    yield node
     for child in node.children:
-        yield from _kinds(child)
+        yield from _nodes(child)
 
 
 def _unpack(value: Any) -> tuple[str, tuple[str, ...], list[Any]] | None:
@@ -455,7 +458,7 @@ def to_text(template: Template) -> str:
         {"path": field.path, "dtype": _name_of(field.dtype), "shape": field.shape, "group": field.group}
         for field in template.fields
     ]
-    return json.dumps({"root": _node_as_json(template.root), "fields": fields, "constants": template.constants})
+    return json.dumps({"root": _node_as_json(template.root), "fields": fields})
 
 
 def from_text(text: str) -> Template:
@@ -472,7 +475,7 @@ def from_text(text: str) -> Template:
             )
             for field in document["fields"]
         )
-        return template_of(_node_from_json(document["root"]), fields, tuple(document["constants"]))
+        return template_of(_node_from_json(document["root"]), fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
