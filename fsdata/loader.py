@@ -169,7 +169,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         self._warned = False  # that an epoch had no batch
         self._batches = 0
         # Last: from here on the loader is closed when Python ends, which needs all of the above.
-        super().__init__(units.job, units.data.timing, connected=self._needs_peers(units, balance))
+        super().__init__(units.job, units.data.timing)
 
     def _also(self, balance: Balancing | None, adapt: object) -> dict[str, str]:
         """Further arguments that must be equal on all ranks. Raises if one is invalid: inside the meeting of the ranks,
@@ -179,12 +179,6 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         if balance is not None and self._options.max_tokens is not None:
             raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
         return {**self._options.shared(), "balance": repr(balance)}
-
-    def _needs_peers(self, units: Units, balance: Balancing | None) -> bool:
-        """Whether ranks exchange anything in steps."""
-        exchanges = balance is not None or units.data.may_drop or units.data.followed
-        exchanges |= self._options.max_tokens is not None
-        return units.context.world_size > 1 and exchanges
 
     def _nodes(self, balance: Balancing | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
         """The nodes behind `Rows`: see `fsdata.nodes`."""

@@ -25,16 +25,16 @@ class PrefetchingLoader:
     job, sets `_prefetcher`, and yields the items of `_items`.
 
     Args:
+        job: with all of its nodes.
         timing: counts how long the training loop waits for items, as `wait`.
-        connected: the ranks are connected, so that a process forked from this one cannot use the loader.
     """
 
-    def __init__(self, job: Job, timing: Timing, *, connected: bool) -> None:
+    def __init__(self, job: Job, timing: Timing) -> None:
         self._job = job
         self._timing = timing
         self._guard = IteratorGuard()
-        if connected:
-            self._guard.settle()
+        if job.exchange is not None and job.exchange.context.world_size > 1:
+            self._guard.settle()  # a process forked from this one cannot use the connections to other ranks
         self._prefetcher: Prefetcher[Any] | None = None
         self._closed = False
         before_pools_end(self._end_at_exit)

@@ -85,7 +85,7 @@ class Rebalanced(PrefetchingLoader, Generic[BatchT]):
         if context.world_size > 1:
             self._balanced = BalancedTensors(self._parts, balance, timeout_s=timeout_s)
         self._yielded: tuple[Last, tuple[Any, ...], Progress] | None = None  # see `_next_of`, of the last yielded batch
-        super().__init__(self._parts.job, self._parts.timing, connected=self._balanced is not None)
+        super().__init__(self._parts.job, self._parts.timing)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
