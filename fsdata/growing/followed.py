@@ -65,7 +65,7 @@ class Followed(Node[Step]):
         """Raises StopIteration at the end of the epoch, and if `on_stop` was called."""
         try:
             if not self._begun and self._progress.segment is not None:  # resumed inside a segment
-                self._enter(News((), {}), hold=True)
+                self._enter(News((), {}))
             while not self.job.over:
                 step = self._step() if self._begun else None
                 if step is not None:
@@ -88,9 +88,6 @@ class Followed(Node[Step]):
             self._watcher.close()
             self._watcher = None
 
-    def on_close(self) -> None:
-        self.on_end()
-
     def _step(self) -> Step | None:
         try:
             step: Step = self.source.next()
@@ -105,14 +102,13 @@ class Followed(Node[Step]):
             news = self._tick()
             if news is None:
                 continue
-            # At the end there is no next segment that could begin with the rows left: their short steps are yielded.
             self._ended = not news.files
-            self._enter(news, hold=not self._ended)
+            self._enter(news)
             return True
         return False
 
-    def _enter(self, news: News, *, hold: bool) -> None:
-        """Begin the segment of these files, after all ranks have opened them. hold: defer a last short step."""
+    def _enter(self, news: News) -> None:
+        """Begin the segment of these files, after all ranks have opened them; at the end that of the rows left."""
         exchange = self.job.exchange
         with failures_reported_to_peers(exchange, self._status()):
             if news.files:
@@ -126,10 +122,11 @@ class Followed(Node[Step]):
         if not self._alive():
             # The user dropped the loader while this thread waited: nothing would use, or end, the work begun here.
             raise RuntimeError("the loader no longer exists")
-        self._steps.defer_short_step = hold
+        # At the end there is no further segment that could begin with the rows of a short step: it is yielded.
+        self._steps.defer_short_step = not self._ended
         self.job.begin_segment(self._progress)
         self._begun = True
-        if self._watcher is not None and hold:
+        if self._watcher is not None and not self._ended:
             self._watcher.prefetch()
 
     def _tick(self) -> News | None:

@@ -177,6 +177,7 @@ class Job:
 
     def close(self, why: str = CLOSED) -> None:
         """End threads and groups. A second call does nothing. why: the reason that other ranks read."""
+        self.end()
         for node in reversed(self._all()):
             node.on_close()
         # Take part in the next step of the others first, so that they get the reason and not only a broken connection.
@@ -241,7 +242,7 @@ class Node(BaseNode[T]):
         """Start no further work until the next `on_begin`. Running work may complete."""
 
     def on_close(self) -> None:
-        """End threads, close files. A second call does nothing."""
+        """End threads, close files; `on_end` was called before. A second call does nothing."""
 
 
 class First(Node[T]):
