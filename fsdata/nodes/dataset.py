@@ -37,13 +37,11 @@ class Dataset:
         bucket: function rows -> int64 [n]; shuffled rows of a window are ordered by it. None without such a table, see
             `Stage.bucket`.
         followed: whether the data grows without end, see `fsdata.growing`.
-        meets: reason for which ranks must exchange status words in every step; None if they need not.
         segment_of: parses the segment of a saved state, for followed data.
         window_units: number of units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
-    meets: str | None = None
     segment_of: Callable[[dict[str, Any]], SegmentState] | None = None
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The arguments of a loader, checked."""
+"""Checks the arguments of a loader."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ UNEVEN = get_args(Uneven)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Arguments that stand on their own, checked."""
+    """The arguments that can be checked without the others. See `FreeScaleDataLoader`."""
 
     batch_size: int
     max_tokens: int | None
@@ -45,12 +45,12 @@ class LoaderOptions:
             object.__setattr__(self, name, value)
 
     def shared(self) -> dict[str, str]:
-        """What all ranks must have been given alike."""
+        """The arguments that must be equal on all ranks."""
         return {name: repr(getattr(self, name)) for name in ("batch_size", "max_tokens", "uneven", "drop_last")}
 
 
 def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any]:
-    """The options that decide the order of rows, by name."""
+    """The checked options that decide the order of rows, by name."""
     window = plain(shuffle_window)
     if not isinstance(window, float):
         window = integer("shuffle_window", window, 1)
@@ -60,7 +60,7 @@ def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any
 
 
 def can_pin(wanted: bool) -> bool:
-    """Whether to pin; warns where it is wanted and there is no device."""
+    """Whether to pin memory; warns if it is wanted and there is no CUDA device."""
     if boolean("pin_memory", wanted) and not torch.cuda.is_available():
         warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
         return False
