@@ -224,9 +224,8 @@ class Steps(Node[Part]):
                 rest = slice(self._taken, window.rows.num_rows)
                 self._windows[0] = WindowRows(window.rows.take(rest), window.passed[rest.start : rest.stop], window.end)
                 self._taken = 0
-            self._windows.appendleft(
-                WindowRows(rows, positions[first:], self.position)
-            )  # before the rest of their window
+            # Before the rest of their window.
+            self._windows.appendleft(WindowRows(rows, positions[first:], self.position))
         self._after = [positions[1:first]]
         self.position = int(positions[first - 1])
 
