@@ -321,7 +321,7 @@ class Field:
     keep_last: bool = False
 
     @classmethod
-    def of(cls, name: str, kind: FieldKind, sequence: Sequence) -> "Field":
+    def from_sequence(cls, name: str, kind: FieldKind, sequence: Sequence) -> "Field":
         return cls(name, kind, sequence.name, max_length=sequence.max_length, keep_last=sequence.keep == "last")
 
     @property
@@ -370,11 +370,11 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
     """Every field of the schema once, without `time`."""
     found = [Field(name, "context") for name in schema.context]
     for group in schema.groups:
-        found += [Field.of(name, "ids", group) for name in group.fields]
-        found += [Field.of(name, "nested", group) for name in group.nested]
-        found += [Field.of(name, "floats", group) for name in group.floats]
-        found += [Field.of(name, "id_label", group) for name in group.id_labels]
-        found += [Field.of(name, "event_label", group) for name in group.labels]
+        found += [Field.from_sequence(name, "ids", group) for name in group.fields]
+        found += [Field.from_sequence(name, "nested", group) for name in group.nested]
+        found += [Field.from_sequence(name, "floats", group) for name in group.floats]
+        found += [Field.from_sequence(name, "id_label", group) for name in group.id_labels]
+        found += [Field.from_sequence(name, "event_label", group) for name in group.labels]
     found += [Field(name, "dense") for name in schema.dense]
     found += [
         Field(name, "label", None if schema.candidates is None else schema.candidates.name) for name in schema.labels

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
-from fsdata.catalog.footers import Counter, Footer, checked, digest, parsed, raw_footer
-from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
+from fsdata.catalog.footers import CheckedFooter, Counter, check_footer, digest, parse_footer, raw_footer
+from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
@@ -84,30 +84,8 @@ class Catalog:
         return self.schemas[self.schema_of[file]]
 
 
-def catalog_of(footers: Sequence[Footer]) -> Catalog:
-    """The catalog of files whose footers are already parsed."""
-    schemas: list[pa.Schema] = []
-    for footer in footers:
-        if not any(footer.schema is each for each in schemas):
-            schemas.append(footer.schema)
-    number = {id(schema): n for n, schema in enumerate(schemas)}
-    first = footers[0].file
-    groups = [footer.row_groups for footer in footers]
-    return Catalog(
-        FileList.of(
-            [(each.file.filesystem, each.file.path, UNKNOWN) for each in footers], first.path[: -len(first.name)]
-        ),
-        np.array([footer.size for footer in footers]),
-        np.frombuffer(bytes.fromhex("".join(footer.digest for footer in footers)), np.uint8).reshape(-1, 16),
-        np.array([number[id(footer.schema)] for footer in footers], np.int32),
-        tuple(schemas),
-        np.cumsum([0, *map(len, groups)]),
-        np.array([rows for of_file in groups for rows in of_file], np.int64),
-    )
-
-
 EMPTY = Catalog(
-    FileList.of([]),
+    FileList.from_entries([]),
     np.empty(0, np.int64),
     np.empty((0, 16), np.uint8),
     np.empty(0, np.int32),
@@ -382,15 +360,15 @@ class _Entry:
 def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
     """The entry of one file. Our own kernel reads its numbers; pyarrow parses it only if its schema is new."""
     raw, size = raw_footer(file)
-    numbers = checked(raw, size, file)
+    footer = check_footer(raw, size, file)
 
     def parse() -> tuple[pa.Schema, int, dict[str, BoundsReader]]:
-        metadata, schema, _ = parsed(raw, size, file, {})
+        metadata, schema, _ = parse_footer(footer, file, {})
         return schema, metadata.num_columns, readers(metadata, schema, schemas.bounds_of)
 
-    kind = schemas.kind(numbers.described, b"".join([numbers.by_key, *map(b"%d ".__mod__, numbers.encrypted)]), parse)
-    bounds = {name: reader.read(raw, numbers.chunks, kind.leaves) for name, reader in kind.readers.items()}
-    return _Entry(size, digest(raw), kind.number, numbers.rows, bounds)
+    kind = schemas.kind(footer, parse)
+    bounds = {name: reader.read(raw, footer.chunks, kind.leaves) for name, reader in kind.readers.items()}
+    return _Entry(size, digest(raw), kind.number, footer.rows, bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +389,10 @@ class _Schemas:
     _kinds: dict[str, _Kind] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def kind(
-        self, described: bytes, by_key: bytes, parse: Callable[[], tuple[pa.Schema, int, dict[str, BoundsReader]]]
-    ) -> _Kind:
-        key = digest(len(described).to_bytes(8, "little") + described + by_key)
+    def kind(self, footer: CheckedFooter, parse: Callable[[], tuple[pa.Schema, int, dict[str, BoundsReader]]]) -> _Kind:
+        length = len(footer.schema_bytes).to_bytes(8, "little")
+        encrypted = map(b"%d ".__mod__, footer.encrypted)
+        key = digest(b"".join([length, footer.schema_bytes, footer.key_value_bytes, *encrypted]))
         kind = self._kinds.get(key)
         if kind is None:
             # Outside the lock: two threads may parse equal schemas, and `add` then gives both the same number.

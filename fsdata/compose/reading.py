@@ -14,7 +14,7 @@ from fsdata.compose import is_there
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode_piece import Pages
 from fsdata.decode.given_rows import GivenRows
-from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
+from fsdata.decode.open_files import ExpectedFile, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource, wanted_fields
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.source_files import SourceFiles, Together
@@ -195,7 +195,7 @@ def small_groups() -> Together | None:
     return small_groups
 
 
-def remote_files(open_one: Callable[[Known], OpenParquet]) -> RemoteReads:
+def remote_files(open_one: Callable[[ExpectedFile], OpenParquet]) -> RemoteReads:
     """What reads files that are not local."""
     from fsdata.remote.row_group import RemoteFiles
 

@@ -23,7 +23,7 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.arrow.record_batches import GroupRows, MapFailed, Paths
 from fsdata.decode.decode_piece import Pages, decode, decode_batch
-from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
+from fsdata.decode.open_files import ExpectedFile, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
 from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.piece_plan import PiecePlan
 from fsdata.decode.reused_buffers import Pool
@@ -100,13 +100,13 @@ class SourceFiles(RowReader):
         hosts: Hosts | None = None,
         pages: Pages | None = None,
         together: Together | None = None,
-        remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None,
+        remote: Callable[[Callable[[ExpectedFile], OpenParquet]], RemoteReads] | None = None,
         notes: list[Fault] | None = None,
     ) -> None:
         super().__init__(source, label, notes)
         self.retry = retry
         self._leaves: dict[int, Callable[[Paths], tuple[int, ...]]] = {}
-        self._last_known: tuple[int, Known] | None = None
+        self._last_known: tuple[int, ExpectedFile] | None = None
         self._coalesced = Counter[str]()  # column chunks of lists
         self._show = show
         self._hosts = hosts
@@ -263,18 +263,18 @@ class SourceFiles(RowReader):
             raise ModuleNotFoundError(f"{known.file.path}: files that are not local are read by fsdata.remote")
         return self._remote.group(known, group.index, leaves)
 
-    def _known(self, number: int) -> Known:
+    def _known(self, number: int) -> ExpectedFile:
         """What is compared when a file is opened."""
         last = self._last_known  # the next row group mostly is of the same file
         if last is not None and last[0] == number:
             return last[1]
-        known = self._what_is_known(number)
+        known = self._expected_file(number)
         self._last_known = number, known
         return known
 
-    def _what_is_known(self, number: int) -> Known:
+    def _expected_file(self, number: int) -> ExpectedFile:
         catalog = self.catalog
-        return Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+        return ExpectedFile(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
 
     def decode(
         self,
@@ -309,7 +309,9 @@ class SourceFiles(RowReader):
             return None
         raise failed
 
-    def _read(self, plan: PiecePlan, wanted: GroupRows, known: Known, remote: RemoteGroup | None) -> DecodedPiece:
+    def _read(
+        self, plan: PiecePlan, wanted: GroupRows, known: ExpectedFile, remote: RemoteGroup | None
+    ) -> DecodedPiece:
         """One try."""
         with self._open_files.using(known) if remote is None else remote.opened() as file:
             return decode(file, wanted, plan, self._pool, self._pages)
@@ -398,7 +400,7 @@ class SourceFiles(RowReader):
             for binding in kind.bindings:
                 if binding.unit is not None and binding.field not in found:
                     file = self.catalog.files.name(int(np.argmax(self._kind_of == number)))
-                    found[binding.field] = Counted.of(binding, f"{self.label}, {file}")
+                    found[binding.field] = Counted.from_binding(binding, f"{self.label}, {file}")
         return found
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import open_file
-from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef, folder_of
+from fsdata.catalog.listing.file_list import FileList, FileRef, folder_of
 from fsdata.catalog.listing.find_files import resolve
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.errors import SchemaError
@@ -97,7 +97,7 @@ def read_catalog_file(path: str | Path, filesystem: Any = None, retry: Retrying 
         SchemaError: not a catalog, a damaged one, or one of another version or filesystem.
     """
     again = "Make it again with `freescale catalog`"
-    (file,) = FileList.of([(*resolve(str(path), None), UNKNOWN)])
+    file = FileRef.from_path(*resolve(str(path), None))
     try:
         table = (retry or Retrying()).call(lambda: _read(file), file)
         head = json.loads((table.schema.metadata or {})[_KEY])

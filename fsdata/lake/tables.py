@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from fsdata.catalog.footers import open_file
-from fsdata.catalog.listing.file_list import UNKNOWN, FileList, Partitions
+from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef, Partitions
 from fsdata.catalog.listing.find_files import local_version, resolve
 from fsdata.errors import SchemaError
 
@@ -206,7 +206,7 @@ def _metadata_file(table: str, path: str) -> str:
     names = [each.base_name for each in system.get_file_info(pafs.FileSelector(folder))]
     numbered = {name: int(match[1]) for name in names if (match := _METADATA.fullmatch(name))}
     if "version-hint.text" in names:
-        with open_file(FileList.of([(system, f"{folder}/version-hint.text", UNKNOWN)])[0]) as file:
+        with open_file(FileRef.from_path(system, f"{folder}/version-hint.text")) as file:
             newest = int(json.loads(file.read()))
     else:
         newest = max(numbered.values(), default=-1)
@@ -232,7 +232,7 @@ def _listed(table: str, version: str, paths: Sequence[str], partitions: Sequence
             local = isinstance(system, pafs.LocalFileSystem)
             yield system, path, _version_of(table, version, path) if local else UNKNOWN
 
-    return FileList.of(found(), partitions=[partitions[number] for number in order])
+    return FileList.from_entries(found(), partitions=[partitions[number] for number in order])
 
 
 def _version_of(table: str, version: str, path: str) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaves_of, objection, plain
 from fsdata.catalog.binding.column_paths import array_at, paths_in
-from fsdata.catalog.footers import footer_bytes, open_file, parquet_file, parsed
+from fsdata.catalog.footers import check_footer, footer_bytes, open_file, parquet_file, parse_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying, unreachable
@@ -214,7 +214,8 @@ def _first_rows(file: FileRef, most: int) -> pa.Table:
     """Without metadata by key; encrypted columns are null."""
     with open_file(file) as handle:
         size = handle.size()
-        metadata, schema, _ = parsed(footer_bytes(handle, size, file), size, file, {})
+        footer = check_footer(footer_bytes(handle, size, file), size, file)
+        metadata, schema, _ = parse_footer(footer, file, {})
         try:
             parquet = parquet_file(handle, metadata=metadata)
             encrypted = encrypted_columns(schema)

@@ -39,6 +39,11 @@ class FileRef:
     partitions: Partitions = field(default_factory=dict)
     modified: int = field(default=0, compare=False)
 
+    @classmethod
+    def from_path(cls, filesystem: pafs.FileSystem, path: str) -> "FileRef":
+        """A file that is not one of a source, such as a catalog."""
+        return cls(path, path, filesystem, isinstance(filesystem, pafs.LocalFileSystem))
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -77,7 +82,7 @@ class FileList(Sequence[FileRef]):
         self.base = base
 
     @classmethod
-    def of(
+    def from_entries(
         cls,
         entries: Iterable[tuple[pafs.FileSystem, str, Version]],
         base: str | None = None,

@@ -121,7 +121,7 @@ def discover(paths: Sequence[str], filesystem: Any, *, label: str | None = None)
         SchemaError: a file that is found twice, a folder inside itself, an unknown kind of filesystem.
     """
     left_out: list[tuple[str, str]] = []
-    files = FileList.of(_found(paths, filesystem, left_out))
+    files = FileList.from_entries(_found(paths, filesystem, left_out))
     _check_repeats(files)
     if label is not None and left_out:
         text = "%s: %d left out: %s. To read such files, give their paths or a glob"

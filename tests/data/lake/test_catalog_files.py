@@ -227,6 +227,6 @@ def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None
     with pytest.raises(SchemaError, match="files on subtree: give ParquetSource"):
         samples(ParquetSource(catalog=path))
     store = pafs.S3FileSystem(anonymous=True, region="eu")
-    files = FileList.of([(store, f"{bucket}/a.parquet", (1, 1, 0)) for bucket in ("one", "two")])
+    files = FileList.from_entries([(store, f"{bucket}/a.parquet", (1, 1, 0)) for bucket in ("one", "two")])
     with pytest.raises(SchemaError, match="of one bucket"):
         write_catalog(replace(catalog, files=files), path)
