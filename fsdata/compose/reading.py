@@ -93,11 +93,11 @@ def _kind_of_files(source: ParquetSource) -> Any:
 
         return GrowingFiles
     if source.table is not None:
-        from fsdata.lake.table_files import TableFiles
+        from fsdata.lake.tables import TableFiles
 
         return TableFiles
     if source.catalog is not None:
-        from fsdata.lake.catalog_files import CatalogFiles
+        from fsdata.lake.catalog_file import CatalogFiles
 
         return CatalogFiles
     return SourceFiles
