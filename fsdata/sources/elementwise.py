@@ -347,13 +347,11 @@ def _constant(value: Any, *, alone: bool) -> Any:
     if kind == "Series" or (kind == "Scalar" and isinstance(inner, dict) and set(inner) & {"List", "Array"}):
         values = _decoded(inner if kind == "Series" else next(iter(inner.values())))
         if kind == "Series" and alone and len(values) != 1:
-            raise SchemaError(
-                f"a Series of {len(values)} values is no constant: polars would pair its values with the rows"
-            )
+            raise SchemaError(f"a Series of {len(values)} values is no constant: polars would pair them with the rows")
         return ["constant", "list", _type_name(values.type), [_plain(_python(value)) for value in values]]
     if kind not in ("Dyn", "Scalar") or (isinstance(inner, dict) and None in inner.values()):
         raise SchemaError(
-            "a constant is a finite number, a text, a time or a list of them; for NaN and infinity use is_nan, is_infinite"
+            "a constant is a finite number, a text, a time or a list of them; to test others, use is_nan, is_infinite"
         )
     return ["constant", inner]
 
