@@ -109,10 +109,8 @@ class Sequence:
     def __repr__(self) -> str:
         """Saved states contain it, so options of later releases appear only if they are used."""
         unused = {option for option in _LATER if not getattr(self, option)}
-        shown = [
-            f"{option.name}={getattr(self, option.name)!r}" for option in fields(self) if option.name not in unused
-        ]
-        return f"Sequence({', '.join(shown)})"
+        shown = [option.name for option in fields(self) if option.name not in unused]
+        return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
