@@ -116,18 +116,18 @@ def seconds(text: object, option: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def bytes_of(given: int | str, name: str) -> int:
+def bytes_of(value: int | str, name: str) -> int:
     """The bytes of a size: an integer, or a text like "256MB" or "1.5 GiB". name: the argument, for messages.
 
     Raises:
         ValueError: not a size, or less than 0.
     """
-    if is_integer(given, 0):
-        return int(given)
-    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if is_integer(value, 0):
+        return int(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].upper() not in _BYTES:
         raise ValueError(
             f'{name} must be a number of bytes of at least 0, or a text like "256MB" with a unit of B, kB, MB, GB, TB, '
-            f"KiB, MiB, GiB, TiB, got {given!r}"
+            f"KiB, MiB, GiB, TiB, got {value!r}"
         )
     return round(float(match[1]) * _BYTES[match[2].upper()])

@@ -251,8 +251,8 @@ def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list
     """First byte and end of the column chunks of `leaves`, dictionaries included, in the order of `leaves`."""
     chunks = [row_group.column(leaf) for leaf in leaves]
     # Some writers set 0 as the position of a dictionary that is not there: `filter` drops it, and None.
-    begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
-    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
+    begins = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
+    return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, chunks, strict=True)]
 
 
 def open_file(file: FileRef) -> Any:

@@ -71,7 +71,7 @@ class RemoteReads(Protocol):
     bytes_read: int
     unplanned_reads: int
 
-    def group(self, known: ExpectedFile, index: int, leaves: Sequence[int]) -> RemoteGroup:
+    def group(self, expected: ExpectedFile, index: int, leaves: Sequence[int]) -> RemoteGroup:
         """The leaf columns of a row group; nothing is read yet."""
 
 

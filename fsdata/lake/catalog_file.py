@@ -59,9 +59,9 @@ def write_catalog(catalog: Catalog, path: Path) -> None:
     files = catalog.files
     filesystem = files.folders[0].filesystem
     if any(not folder.filesystem.equals(filesystem) for folder in files.folders):
-        raise SchemaError("a catalog holds files of one filesystem: make one for each")
+        raise SchemaError("a catalog has files of one filesystem: make one for each")
     if filesystem.type_name in _SCHEMES and not files.base:
-        raise SchemaError("a catalog holds files of one bucket: make one for each")
+        raise SchemaError("a catalog has files of one bucket: make one for each")
     folders = pa.array([folder.path[len(files.base) :] for folder in files.folders], pa.string())
     names = pa.array([file.path.rpartition("/")[2] for file in files], pa.string())
     columns = [
@@ -144,8 +144,8 @@ class CatalogFiles(SourceFiles):
 
     def _check_pruned(self, catalog: Catalog, kept: np.ndarray, read: np.ndarray, before: np.ndarray) -> None:
         if self._counted:
-            some = left_out(catalog, read, before, self.source.skip, self.source.limit)
-            self._replaced(catalog, some[~kept[some]])
+            files = left_out(catalog, read, before, self.source.skip, self.source.limit)
+            self._replaced(catalog, files[~kept[files]])
 
     def _expected_file(self, number: int) -> ExpectedFile:
         """With the row groups and the schema of the catalog, which are compared with the footer."""
@@ -158,20 +158,20 @@ class CatalogFiles(SourceFiles):
         opened."""
         catalog = self.catalog
         assert self._before is not None
-        some = left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
-        for number in self._replaced(catalog, some):
+        files = left_out(catalog, self._keep, self._before, self.source.skip, self.source.limit)
+        for number in self._replaced(catalog, files):
             self._keep[catalog.first[number] : catalog.first[number + 1]] = False
 
-    def _replaced(self, catalog: Catalog, some: np.ndarray) -> list[int]:
-        """The numbers of those of the files `some` whose size or time has changed; they are recorded as skipped under
+    def _replaced(self, catalog: Catalog, numbers: np.ndarray) -> list[int]:
+        """Those of the files `numbers` whose size or time has changed; they are recorded as skipped under
         `on_error="skip"`.
 
         Raises: FileNotFoundError; CorruptFileError under `on_error="raise"`.
         """
         replaced = []
-        files = catalog.files.without(np.delete(np.arange(len(catalog)), some).tolist())
+        files = catalog.files.without(np.delete(np.arange(len(catalog)), numbers).tolist())
         now = found_now(files, threads=self._at_once(files), retry=self.retry)
-        for number, listed, version in zip(some.tolist(), files.versions[:, :2].tolist(), now, strict=True):
+        for number, listed, version in zip(numbers.tolist(), files.versions[:, :2].tolist(), now, strict=True):
             path = catalog.files.path(number)
             if version is None:
                 raise FileNotFoundError(f"{self.label}: {path}: no such file. {self.advice}")

@@ -191,18 +191,18 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        given = self.events or self.rows
-        if given is not None:
-            return given.label
+        replacement = self.events or self.rows
+        if replacement is not None:
+            return replacement.label
         paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
     @property
     def table_parts(self) -> tuple[str, str, int | None]:
         """Kind, path and version of `table`."""
-        found = _TABLE.fullmatch(self.table or "")
-        assert found is not None
-        return found[1], found[2], None if found[3] is None else int(found[3])
+        match = _TABLE.fullmatch(self.table or "")
+        assert match is not None
+        return match[1], match[2], None if match[3] is None else int(match[3])
 
     @property
     def computed(self) -> dict[str, expressions.Expression]:

@@ -129,7 +129,9 @@ def bind(
         if key not in seen:
             seen[key] = len(kinds)
             bindings, misfits = _bind_kind(source, wanted, schema, partitions, twice)
-            typed = tuple(each.name for each, own in zip(schema, catalog.schemas[number], strict=True) if each != own)
+            typed = tuple(
+                column.name for column, own in zip(schema, catalog.schemas[number], strict=True) if column != own
+            )
             kinds.append(FileKind(schema, partitions, tuple(bindings), typed))
             faults.append(misfits)
         kind_of_pair[pair] = seen[key]
@@ -363,7 +365,7 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
             reference = first.setdefault(binding.field, binding)
             reason = difference(binding, reference)
             if reason is not None:
-                one, other = ("a default" if each.type is None else each.type for each in (binding, reference))
+                one, other = ("a default" if item.type is None else item.type for item in (binding, reference))
                 what = f"is {one} in some files and {other} in the first: {reason}"
                 what += (
                     ""
@@ -391,7 +393,7 @@ def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[
     misfits = []
     for number, kind in enumerate(kinds):
         types = hashed_types(source, partial(column_type, kind))
-        misfits += [(number, each) for each in hash_differences(types, first)]
+        misfits += [(number, misfit) for misfit in hash_differences(types, first)]
         first = {**types, **first}
     return misfits
 
