@@ -182,6 +182,7 @@ class Schema:
                     f"known by name: give the {what} field another name and map it with "
                     "ParquetSource(columns={new: column})"
                 )
+        # `global_mean(over=name)` finds a count by name: of samples, a sequence, a nested field or a label along one.
         along = {name: group.name for group in self.groups for name in group.id_labels + group.labels}
         for name, group_name in along.items():
             if name in group_names and name != group_name:

@@ -44,6 +44,7 @@ class BoundsReader:
         positions = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
         bounds = np.empty((2, len(positions)), np.int64)
         for group, (least, greatest) in enumerate(positions.tolist()):
+            # One end alone is not used: unknown bounds have one mark for both ends.
             low = self._value(raw, least) if least >= 0 <= greatest else None
             high = self._value(raw, greatest) if low is not None else None
             # Rounded outwards: bounds may be too wide, but must not exclude a value.

@@ -77,11 +77,6 @@ class Catalog:
         """The files of this one, under their numbers, then the others."""
         return _chosen([self, others], self.files.plus(others.files), np.arange(len(self) + len(others)))
 
-    @property
-    def schema_of_group(self) -> np.ndarray:
-        """int32 [G]."""
-        return np.repeat(self.schema_of, np.diff(self.first))
-
     def schema(self, file: int) -> pa.Schema:
         return self.schemas[self.schema_of[file]]
 
@@ -169,7 +164,7 @@ def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying, bou
 
     Raises: as `open_catalog`.
     """
-    if set(bounds_of) - set(old.bounds):
+    if set(bounds_of) - set(old.bounds):  # the footers of all files have to be read for these columns
         old = EMPTY
     old_number = {old.files.path(number): number for number in range(len(old))}
     # Index of each file among the entries of `old`, followed by those that are read now.
@@ -208,6 +203,7 @@ def _chosen(parts: Sequence[Catalog], files: FileList, entry: np.ndarray) -> Cat
         if id(schema) not in by_object:
             by_object[id(schema)] = _number_of(schema, schemas)
         numbers[number] = by_object[id(schema)]
+    # The row groups of each entry are consecutive: their numbers are those of the result, shifted entry by entry.
     groups = np.concatenate([np.diff(part.first) for part in parts])
     begins = (np.cumsum(groups) - groups)[entry]
     groups = groups[entry]

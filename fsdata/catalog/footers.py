@@ -140,11 +140,12 @@ def check_footer(raw: bytes, size: int, file: FileRef) -> CheckedFooter:
         CorruptFileError: the footer contradicts itself, or the size of the file.
     """
     report = np.zeros(5, np.int64)
-    room = size - len(raw)
+    room = size - len(raw)  # data of a chunk must end before the footer
     chunks, positions, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
     if report[0] != kernel.OK:
         raise _contradiction(file, report.tolist())
     begin, end, unordered, first, last = positions.tolist()
+    # The kernel only notices chunks out of order: few files have them, and only these are sorted here.
     if unordered and _overlap(chunks):
         raise CorruptFileError(
             f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
@@ -272,14 +273,14 @@ def digest(raw: bytes) -> str:
 
 def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
     """The footer with its length and magic, from the end of the file."""
-    if size < 12:
+    if size < 12:  # magic at both ends, and the length
         raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
     guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
     tail = handle.read_at(guess, size - guess)
     if tail[-4:] != MAGIC:
         raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + 4 > size:  # 4: the magic at the beginning
+    if length + 4 > size:  # before any allocation of that length; 4: the magic at the beginning
         raise CorruptFileError(
             f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
         )

@@ -53,7 +53,7 @@ def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
     keep = np.ones(len(catalog.rows), bool)
     if source.condition is None or not set(source.condition.columns) & set(catalog.bounds):
         return keep
-    schema_of = catalog.schema_of_group
+    schema_of = np.repeat(catalog.schema_of, np.diff(catalog.first))  # [G]
     for condition in expressions.conjuncts(source.condition):
         bound = None if condition.polars is None else _bound(condition.polars)
         if bound is not None:

@@ -194,8 +194,9 @@ class OpenFiles:
             CorruptFileError: the file is not the expected one, or pyarrow cannot parse the footer.
         """
         file = expected.file
-        stamp = modified(file) if file.local else 0
+        stamp = modified(file) if file.local else 0  # for a remote file a request, which only `open` makes
         with self._lock:
+            # The one used last: other open ones of this file then stay idle longest, and `give` closes them.
             position = next((n for n in reversed(range(len(self._idle))) if self._idle[n].file.path == file.path), None)
             if position is not None:
                 idle = self._idle.pop(position)
@@ -229,6 +230,7 @@ class OpenFiles:
             self._idle.append(file)
             kept = 0 if self._closed else self._keep
             if kept:
+                # Idle files keep their parsed footers in memory, even those that the cache has dropped.
                 totals = accumulate(idle.footer_bytes for idle in reversed(self._idle))
                 kept = max(kept, min(sum(total <= FOOTER_BYTES for total in totals), kept + self._more))
             surplus = self._idle[: max(len(self._idle) - kept, 0)]

@@ -88,6 +88,7 @@ def write_catalog(catalog: Catalog, path: Path) -> None:
         "schemas": [base64.b64encode(schema.serialize()).decode() for schema in catalog.schemas],
     }
     table = pa.Table.from_arrays(columns, schema=_columns(head).with_metadata({_KEY: json.dumps(head).encode()}))
+    # A running job may be reading the old catalog: replacing the file leaves that one whole.
     half = path.with_name(f".{path.name}.half")
     try:
         pq.write_table(table, half, compression="zstd", write_page_checksum=True)
@@ -175,7 +176,7 @@ class CatalogFiles(SourceFiles):
             path = catalog.files.path(number)
             if version is None:
                 raise FileNotFoundError(f"{self.label}: {path}: no such file. {self.advice}")
-            if listed[0] != version[0] or 0 < listed[1] != version[1] > 0:
+            if listed[0] != version[0] or 0 < listed[1] != version[1] > 0:  # a time of 0 is unknown
                 reason = f"{path}: replaced after it was listed: its size or time is another. {self.advice}"
                 if self.source.on_error == "raise":
                     raise CorruptFileError(f"{self.label}: {reason}")
@@ -191,11 +192,13 @@ def _read(file: FileRef) -> pa.Table:
 
 def _catalog(path: str | Path, head: dict[str, Any], table: pa.Table, filesystem: Any) -> Catalog:
     """Raises ValueError and other errors if `write_catalog` did not write it so."""
+    # The cast rejects other columns. Parquet has a dictionary of folders per row group, a `FileList` has one list.
     table = table.cast(_columns(head)).unify_dictionaries()
     schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in head["schemas"])
     columns = {name: _whole(table[name]) for name in table.column_names}
     system, root = _opened(path, head, filesystem)
     folder, rows = columns["folder"], columns["rows"]
+    row_counts = rows.values.to_numpy()
     size, modified, schema_of = (columns[name].to_numpy() for name in ("size", "modified", "schema"))
     text, ends = _text(columns["name"])
     folders = folder.dictionary.to_pylist()
@@ -205,7 +208,9 @@ def _catalog(path: str | Path, head: dict[str, Any], table: pa.Table, filesystem
         "a name with a zero byte": "\0" not in "".join([root, *folders]) and b"\0" not in text,
         "a negative size": size.min(initial=0) >= 0,
         "a schema number out of range": schema_of.min(initial=0) >= 0 and schema_of.max(initial=-1) < len(schemas),
-        "numbers of rows out of range": _are_rows(rows.values.to_numpy()),
+        # As float64: damaged numbers may overflow the sum.
+        "numbers of rows out of range": row_counts.min(initial=0) >= 0
+        and row_counts.astype(np.float64).sum() < _MOST_ROWS,
         "bounds of other row groups": all(
             column.offsets.equals(rows.offsets) for columns_of_name in bounds.values() for column in columns_of_name
         ),
@@ -227,14 +232,9 @@ def _catalog(path: str | Path, head: dict[str, Any], table: pa.Table, filesystem
         schema_of=schema_of,
         schemas=schemas,
         first=rows.offsets.to_numpy().astype(np.int64),
-        rows=rows.values.to_numpy(),
+        rows=row_counts,
         bounds={name: np.stack([end.values.to_numpy() for end in columns]) for name, columns in bounds.items()},
     )
-
-
-def _are_rows(rows: np.ndarray) -> bool:
-    """Whether no number is negative, and the sum of all is far from overflow."""
-    return bool(rows.min(initial=0) >= 0 and rows.astype(np.float64).sum() < _MOST_ROWS)
 
 
 def _columns(head: dict[str, Any]) -> pa.Schema:

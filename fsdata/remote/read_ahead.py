@@ -125,6 +125,7 @@ class Fetches(Generic[ItemT]):
                 self._cancel()
 
     def _open_next(self) -> bool:
+        # A bound on the files that are opened before their requests can be issued.
         if not self._planned or len(self._opening) >= self._pool.threads:
             return False
         fetch = self._planned.popleft()
@@ -134,12 +135,13 @@ class Fetches(Generic[ItemT]):
         return True
 
     def _request_next(self) -> bool:
+        # Requests are issued strictly in order: a later row group must not take the bytes that an earlier one needs.
         if not self._opening or not self._opening[0].opened:
             return False
         fetch = self._opening[0]
         if not fetch.requests:
             self._opening.popleft()
-            if not fetch.bytes:
+            if not fetch.bytes:  # local, failed to open, or nothing to read: no answer will set `ready`
                 fetch.ready.set()
             return True
         row_group, byte_range = fetch.requests[0]
@@ -156,7 +158,7 @@ class Fetches(Generic[ItemT]):
     def _run(self, job: Callable[..., None], *arguments: object) -> None:
         """Run one job, in an I/O thread."""
         with self._changed:
-            if self._closed:
+            if self._closed:  # queued before `close`, which does not wait for it
                 return
             self._running += 1
         try:

@@ -140,7 +140,10 @@ def _with_nulls(node: Any) -> Any:
     function = node.get("Function")
     if not isinstance(function, dict) or _name(function["function"])[0] != "Hash":
         return node
-    first, *rest = [_call("Boolean", "IsNotNull", value) for value in _hashed_values(function["input"][0])]
+    first, *rest = [
+        {"Function": {"input": [value], "function": {"Boolean": "IsNotNull"}}}
+        for value in _hashed_values(function["input"][0])
+    ]
     predicate = first
     for not_null in rest:
         predicate = {"BinaryExpr": {"left": predicate, "op": "And", "right": not_null}}
@@ -155,10 +158,6 @@ def _hashed_values(node: Any) -> list[Any]:
     if function is None or function["function"] != "AsStruct":
         return [node]
     return [value for item in function["input"] for value in _hashed_values(item)]
-
-
-def _call(space: str, name: str, node: Any) -> Any:
-    return {"Function": {"input": [node], "function": {space: name}}}
 
 
 def _too_deep() -> SchemaError:
@@ -262,7 +261,8 @@ class _Walk:
             raise SchemaError("it guesses the format of a time from the first rows of each batch: give format=")
         if name == "Unique" and options is not True:
             raise SchemaError("unique() gives an order that differs from run to run: give maintain_order=True")
-        if name == "ListExpr.Slice" and not all("Literal" in node for node in inputs[1:]) and _polars_is_1():
+        columns = any("Literal" not in node for node in inputs[1:])
+        if name == "ListExpr.Slice" and columns and version("polars").startswith("1."):
             raise _refused("list.slice with numbers from columns (of polars 1, where these are null)")
         if name == "Hash" and isinstance(options, list) and len(set(options)) == 1:
             options = options[0]  # polars 1 serializes a single seed four times
@@ -305,10 +305,6 @@ def _name(function: Any) -> tuple[str, Any]:
             return name, options
         name += "."
     raise _refused(str(function))
-
-
-def _polars_is_1() -> bool:
-    return version("polars").startswith("1.")
 
 
 def _named(kind: str, value: Any) -> str:

@@ -305,7 +305,7 @@ def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
     import polars as pl
 
     if expression.listed:
-        values = _run(replace(expression, listed=False), frame)
+        values = _run(replace(expression, listed=False), frame)  # lists of one: offsets 0, 1, 2, ...
         return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values)
     if expression.split is not None:
         return _both(expression, frame)
@@ -340,6 +340,7 @@ def _crossed(cross: Cross, frame: "pl.DataFrame") -> pa.Array:
 def _text_keys(array: pa.Array, buckets: int, name: str) -> pa.Array:
     """int64, see `text_key`; for lists, the keys of their elements."""
     if _is_list(array.type):
+        # `values` ignores a slice of the array, so the lists keep their offsets and validity, and `offset` the slice.
         keys = _text_keys(array.values, buckets, name)
         own = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
         kind = list_of(array.type, keys.type)
@@ -358,6 +359,7 @@ def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:
     inside = pa.array(condition.split.holds(column))
     if condition.polars is None:
         return inside
+    # Kleene: null and false is false, as in a filter of polars. Another type is an error of binding, which names it.
     rest = _run(replace(condition, split=None), frame)
     return pc.and_kleene(rest, inside) if pa.types.is_boolean(rest.type) else rest
 

@@ -336,11 +336,6 @@ def _check_type(field: Field, arrow_type: pa.DataType, what: str, default: float
         raise SchemaError(f"{what} {reason}")
 
 
-def partition_column(value: pa.Scalar, rows: int) -> pa.Array:
-    """A partition value as a column."""
-    return pa.repeat(value, rows)
-
-
 def expression_type(
     expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, pa.Scalar]
 ) -> pa.DataType:

@@ -91,7 +91,7 @@ class FileList(Sequence[FileRef]):
         """entries: filesystem, path and version of each file; base: the folder of all files, None to find it;
         partitions: of each file, None to take them from its path."""
         # An iterator and growing arrays: a million tuples in a list would take far more memory.
-        numbers: dict[tuple, int] = {}
+        numbers: dict[tuple, int] = {}  # of folders; by the identity of the filesystem, as comparing two is slow
         folders: list[Folder] = []
         folder, sizes = np.empty(1024, np.int32), np.empty(1024, np.int64)
         versions = np.empty((1024, 3), np.int64)
@@ -190,6 +190,7 @@ class FileList(Sequence[FileRef]):
         result = blake2b(digest_size=16)
         for folder in self.folders:
             result.update(f"{folder.filesystem.type_name} {folder.path}".encode() + b"\0")
+        # With the ends of names: equal texts may be divided into other names.
         for array in (self.folder, self._ends, self.versions):
             result.update(np.ascontiguousarray(array).data)
         result.update(self._text)
