@@ -124,16 +124,21 @@ def options_named(page: Path) -> set[tuple[str, str]]:
 
 def test_options_that_are_named_exist():
     """The docstrings are the reference of all options; pages name some of them."""
-    public = vars(fscomm) | vars(fsdata)
+    package = {exported: package for package in (fscomm, fsdata) for exported in package.__all__}
     named = {
         (name(page), function, option)
         for page in PAGES
         if page.name != "CHANGELOG.md"  # which names options of older releases
         for function, option in options_named(page)
-        if function in public
+        if function in package
     }
     assert len(named) > 40
-    assert {each for each in named if each[2] not in inspect.signature(public[each[1]]).parameters} == set()
+    unknown = [
+        (page, function, option)
+        for page, function, option in named
+        if option not in inspect.signature(getattr(package[function], function)).parameters
+    ]
+    assert unknown == []
 
 
 def test_the_pages_are_built_without_a_warning(tmp_path):
