@@ -13,7 +13,7 @@ from fsdata.catalog.binding.bind import column_type
 from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
-from fsdata.catalog.fingerprint import fingerprint, parts
+from fsdata.catalog.fingerprint import file_descriptions, fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
@@ -94,7 +94,7 @@ class OpenSource:
 
     def parts(self) -> dict[str, str]:
         """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
-        return parts(self._files.catalog)
+        return file_descriptions(self._files.catalog)
 
     def _count(self) -> None:
         """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""

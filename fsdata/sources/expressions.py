@@ -203,7 +203,7 @@ def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
     return checked(pl.col(column).list.eval(one) if is_list else one, f"hash of {column!r}")
 
 
-def of_column(name: str) -> Expression:
+def from_column(name: str) -> Expression:
     """The values of a column, after the cast to its declared type."""
     import polars as pl
 

@@ -217,7 +217,7 @@ class ParquetSource:
         """The expression of a field: the given one, or the cast of its column to the declared type."""
         column = self.columns.get(name, name)
         return (
-            replace(expressions.of_column(column), types=self.declared)
+            replace(expressions.from_column(column), types=self.declared)
             if isinstance(column, str)
             else self.computed[name]
         )
