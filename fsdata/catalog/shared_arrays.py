@@ -56,7 +56,7 @@ class SharedArrays:
     """Read-only arrays by name, for as long as this object lives.
 
     Args:
-        name: what the arrays are; the same name must mean the same contents. Letters and digits.
+        name: identifies the arrays: equal names must mean equal contents. Letters and digits.
         make: makes them, in one process of the host while the others wait. Its argument is an empty folder for arrays
             that do not fit in memory, with `on_disk`, else None.
         what: for messages.

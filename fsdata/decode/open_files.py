@@ -38,7 +38,7 @@ _PARSED = 12  # bytes of memory per byte of a parsed footer: 8 to 12, measured o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpectedFile:
-    """A file, and what it has to be when it is opened: the file that was planned.
+    """A file with the properties that planning has read, which are compared when it is opened.
 
     Attributes:
         size, identity: bytes, and the digest of the footer.
@@ -270,6 +270,6 @@ def _compare(metadata: pq.FileMetaData, schema: pa.Schema, expected: ExpectedFil
     row_counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if row_counts != rows.tolist() or not schema.equals(expected.schema, check_metadata=True):
         raise CorruptFileError(
-            f"{expected.file.path}: its catalog says other rows or columns of it than its footer. Make the catalog "
+            f"{expected.file.path}: its catalog and its footer have different rows or columns. Make the catalog "
             "again with `freescale catalog`"
         )

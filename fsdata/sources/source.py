@@ -356,7 +356,7 @@ class Joined:
         """Raise SchemaError if it contradicts the schema or other tables of its source."""
 
     def stores(self, group: Any) -> bool:
-        """Whether the table has the events of a `Sequence` once per key, of which rows see windows."""
+        """Whether the table has the events of a `Sequence` once per key, so that rows refer to windows of them."""
         return False
 
     @property

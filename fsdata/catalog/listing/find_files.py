@@ -29,7 +29,7 @@ _FOLDER = "a folder"
 
 
 class Entry(NamedTuple):
-    """An entry of a folder: a file if `what` is empty, otherwise `what` describes what it is."""
+    """An entry of a folder: a file if `what` is empty, otherwise `what` is its description."""
 
     path: str
     version: Version
@@ -335,7 +335,7 @@ def _expand(system: pafs.FileSystem, path: str, location: str, left_out: list[tu
         return _files_of_folder(_below(system, info.path, recursive=True), info.path, location, left_out)
     if info.type == pafs.FileType.Unknown:
         raise SchemaError(
-            f"{location}: {_what_it_is(path)}, where a file or folder is needed: copy what it gives to a file"
+            f"{location}: {_what_it_is(path)}, where a file or folder is needed: copy its contents to a file"
         )
     base, rest = _fixed_part(path)
     if not rest:

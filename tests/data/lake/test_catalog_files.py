@@ -214,7 +214,9 @@ def test_what_a_catalog_says_is_compared_with_the_footer(
     at = table.schema.get_field_index(column)
     rows = value if column == "schema" else [[part for each in value for part in each], [3, 2]]
     pq.write_table(table.set_column(at, column, pa.array(rows, table.schema.field(column).type)), path)
-    with pytest.raises(CorruptFileError, match=r"a\.parquet: its catalog says other rows or columns of it"):
+    with pytest.raises(
+        CorruptFileError, match=r"a\.parquet: its catalog and its footer have different rows or columns"
+    ):
         samples(ParquetSource(catalog=path, filesystem=system, decoder=decoder))
 
 
