@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.errors import FreeScaleError
@@ -42,44 +42,83 @@ class Retrying:
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def call(self, read: Callable[[], Result], file: FileRef) -> Result:
-        """`read()`. Local files are read once: a local error does not go away.
-
-        Raises:
-            ConnectionError: the last error, naming the file, if the file could not be reached.
-            FileNotFoundError: the file was deleted after it was listed.
-            OSError: any other last error, unchanged.
-        """
-        tries = 1 if file.local else self.policy.tries
-        waited = 0.0
-        for number in range(1, tries + 1):
-            try:
+        """`read()`, as often as `attempts` allows, whose errors it raises."""
+        for attempt in self.attempts(file):
+            with attempt:
                 return read()
-            except OSError as error:
-                if isinstance(error, FileNotFoundError):
-                    gone = "no such file any more; it was there when files were listed"
-                    raise FileNotFoundError(errno.ENOENT, gone, file.path) from error
-                if isinstance(error, _FINAL):
-                    raise
-                # Jitter: many ranks fail at the same moment, and should not come back at the same moment.
-                wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self.jitter()) / 2
-                damage = not unreachable(error) and number >= _TRIES_OF_DAMAGE
-                last = number == tries or waited + wait > self.policy.max_s or self._ended.is_set()
-                if last or damage:
-                    if unreachable(error):
-                        raise ConnectionError(
-                            f"{file.path}: cannot be read after {number} tries: {type(error).__name__}: {error}"
-                        ) from error
-                    raise
-                _LOG.info("%s: %s: %s: trying again in %.1f s", file.path, type(error).__name__, error, wait)
-            with self._lock:
-                self.count += 1
-            waited += wait
-            (self.sleep or self._ended.wait)(wait)
-        raise AssertionError("unreachable: the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def attempts(self, file: FileRef) -> "Attempts":
+        """To be used as `for attempt in retrying.attempts(file): with attempt: return ...`.
+
+        A local file has one attempt: a local error does not go away.
+        """
+        return Attempts(self, file)
+
+    def wait(self, seconds: float) -> None:
+        """Before a further try, which counts."""
+        with self._lock:
+            self.count += 1
+        (self.sleep or self._ended.wait)(seconds)
+
+    @property
+    def ended(self) -> bool:
+        """Whether reads that fail now fail at once."""
+        return self._ended.is_set()
 
     def end(self) -> None:
         """Stop waiting in all threads; reads that fail from now on are not repeated."""
         self._ended.set()
+
+
+class Attempts:
+    """Tries to read a file. Each is a context: an OSError inside of it ends this try, after a wait, or all of them.
+
+    Raises:
+        ConnectionError: the last error, naming the file, if the file could not be reached.
+        FileNotFoundError: the file was deleted after it was listed.
+        OSError: any other last error, unchanged.
+    """
+
+    def __init__(self, retrying: Retrying, file: FileRef) -> None:
+        self._retrying = retrying
+        self._file = file
+        self._number = 0
+        self._waited = 0.0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Self:
+        self._number += 1
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        file, policy, number = self._file, self._retrying.policy, self._number
+        if isinstance(error, FileNotFoundError):
+            gone = "no such file any more; it was there when files were listed"
+            raise FileNotFoundError(errno.ENOENT, gone, file.path) from error
+        if isinstance(error, _FINAL):
+            return False
+        # Jitter: many ranks fail at the same moment, and should not come back at the same moment.
+        wait = _FIRST_WAIT_S * _GROWTH ** (number - 1) * (1 + self._retrying.jitter()) / 2
+        damage = not unreachable(error) and number >= _TRIES_OF_DAMAGE
+        last = number >= (1 if file.local else policy.tries) or self._waited + wait > policy.max_s
+        if not (last or damage or self._retrying.ended):
+            _LOG.info("%s: %s: %s: trying again in %.1f s", file.path, type(error).__name__, error, wait)
+            self._waited += wait
+            self._retrying.wait(wait)
+            return True
+        if unreachable(error):
+            raise ConnectionError(
+                f"{file.path}: cannot be read after {number} tries: {type(error).__name__}: {error}"
+            ) from error
+        return False
 
 
 def unreachable(error: BaseException) -> bool:

@@ -12,12 +12,14 @@ from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.compose import is_there
 from fsdata.decode.attached import Attached, Stage
-from fsdata.decode.decode_piece import Pages
+from fsdata.decode.decode import ColumnDecoder
 from fsdata.decode.given_rows import GivenRows
 from fsdata.decode.open_files import ExpectedFile, OpenParquet, RemoteReads
-from fsdata.decode.opened_source import OpenSource, wanted_fields
+from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.source_files import SourceFiles, Together
+from fsdata.decode.row_reader import SmallGroups
+from fsdata.decode.source_checks import wanted_fields
+from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.kernels.warm import RARE, READING
 from fsdata.schema import Schema
@@ -177,7 +179,7 @@ def followed_data(opened: OpenSource, source: ParquetSource, schema: Schema, **o
     return FollowedData(opened, source, schema, **order)
 
 
-def page_decoder(source: ParquetSource, pool: Pool | None) -> Pages | None:
+def page_decoder(source: ParquetSource, pool: Pool | None) -> ColumnDecoder | None:
     """What decodes lists from pages, where the source wants that, or does not say and it is there."""
     if not source.uses_pages or not (source.only_pages or is_there("pages")):
         return None
@@ -186,13 +188,13 @@ def page_decoder(source: ParquetSource, pool: Pool | None) -> Pages | None:
     return PageDecoder(pool or Pool())
 
 
-def small_groups() -> Together | None:
-    """What reads small row groups at once, if it is there."""
+def small_groups() -> Callable[[SourceFiles], SmallGroups] | None:
+    """What decodes small row groups of a source together, if it is there."""
     if not is_there("pages"):
         return None
-    from fsdata.pages import small_groups
+    from fsdata.pages.small_groups import SmallGroups
 
-    return small_groups
+    return SmallGroups
 
 
 def remote_files(open_one: Callable[[ExpectedFile], OpenParquet]) -> RemoteReads:

@@ -1,7 +1,8 @@
 """From row groups to rows by reference.
 
-An `opened_source` reads `source_files`, by `row_groups` of `open_files`, or rows that an extension finds. `piece_plan`
-plans a kind of file; `decode_piece` makes a `piece` of what `fsdata.pages` decodes, and `arrow` of the rest; joined
-tables (`attached`, their keys checked by `join_keys`) bring more fields. A piece decides what becomes of nulls, aligns
-lists, and ends as a `block`, its fields in the order of `row_layout`. `reused_buffers` keeps memory.
+An `opened_source` reads its rows by a `row_reader`: `source_files` (their `row_groups`, by `open_files`), `given_rows`
+of another format, or one of an extension. `plan` says how a kind of file is decoded; `decode` fills `decoded_rows`,
+lists by `fsdata.pages` and the rest by `arrow`. Then stages complete them: joined tables (`attached`, their keys
+checked by `join_keys`), `align` of lists. `nulls` has the null policies. The rows end as a `block`, their fields in the
+order of `row_layout`. `source_checks` compares a source with its schema; `reused_buffers` keeps memory.
 """

@@ -1,4 +1,4 @@
-"""What a table that is joined to a source has to be: opened, checked, and a stage that pieces pass."""
+"""The interface of joined tables: `Attached` is the opened table, a `Stage` completes decoded rows by such tables."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -10,77 +10,78 @@ from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.block import Column, RowRefs
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.row_layout import Layout
 from fsdata.schema import Field
 from fsdata.sources.source import Joined, ParquetSource
 
 
 class Stage:
-    """What joined tables of one kind do to the pieces of a source. Thread-safe.
+    """Completes the decoded rows of a source by joined tables of one kind. Thread-safe.
 
     Attributes:
-        turn: stages with a lower one come first: rows that a stage drops are no fault in later ones.
-        references: sequences whose events stay in the table, so that rows only say where they are.
+        turn: stages run in ascending order; rows that one drops are not faults in later ones.
+        references: sequences whose events stay in the table: rows refer to them, also when they move to other ranks.
     """
 
     __slots__ = ()
     turn = 0
     references: Collection[str] = ()
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
-        """Add fields to the rows of a piece, in place, before its lists are aligned. file: that the rows are of.
+    def attach(self, decoded: DecodedRows, file: int) -> None:
+        """Add fields to decoded rows, in place, before their lists are aligned. file: number of their file.
 
-        Raises: DataError, as the policies of the fields say.
+        Raises:
+            DataError: under the policy `error` of a field.
         """
 
-    def finish(self, piece: DecodedPiece) -> None:
-        """Add what depends on lists as they are in the end."""
+    def finish(self, decoded: DecodedRows) -> None:
+        """Add fields that depend on aligned lists."""
 
     def bucket(self, sources: Sequence[Sequence["Stage"]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-        """Rows -> int64 [n], which stretch of a table on disk each needs; None where no table is on disk.
+        """A function: rows -> int64 [n], the bucket of a table on disk that each needs. None without a table on disk.
 
-        sources: the stages of every source.
+        Rows of one shuffle window are ordered by bucket, so that each is read once. sources: stages of every source.
         """
         return None
 
     def first_events(self, rows: RowRefs, layout: Layout) -> dict[str, np.ndarray]:
-        """Sequence that samples share -> int64 [N], the number of the first event that each sees, in all tables of the
-        kind; on all ranks in the order of the schema."""
+        """Shared sequence -> int64 [N], number of the first event of each row, unique over all tables of this kind.
+        On all ranks in the order of the schema."""
         return {}
 
     def received(
         self, columns: list[Column], rows: int, layout: Layout, sources: Sequence[Sequence["Stage"]]
     ) -> RowRefs:
-        """Rows that came from other ranks with references, see `references`, in place of events.
+        """References to rows received from other ranks, whose sequences in `references` are resolved from the table.
 
-        columns: by slot. sources: the stages of every source.
+        columns: by slot. sources: stages of every source.
         """
         raise NotImplementedError
 
 
 class Attached(Protocol):
-    """A joined table whose files are open or read."""
+    """A joined table that was opened and read."""
 
     @property
     def join(self) -> Joined:
-        """What the user said."""
+        """The user's arguments."""
 
     @property
     def source(self) -> ParquetSource:
-        """Of the table."""
+        """The source of the table."""
 
     @property
     def catalog(self) -> Catalog:
-        """Its files."""
+        """Catalog of its files."""
 
     @property
     def kinds(self) -> Sequence[FileKind]:
-        """Of its files, where labels of the candidates may come from them."""
+        """Kinds of its files, if labels of candidates may be bound to them."""
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Files and row groups that were left out."""
+        """Files and row groups left out."""
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -88,22 +89,22 @@ class Attached(Protocol):
 
     @property
     def counted(self) -> Mapping[str, Counted]:
-        """What the integers of its key and fields count, by name."""
+        """Name of its key and fields -> unit of their integers."""
 
     @property
     def defaults(self) -> Mapping[str, float | str]:
-        """Of its fields, in rows that have none."""
+        """Field -> default in rows without a match."""
 
     @property
     def masks(self) -> frozenset[str]:
-        """Fields of which a batch says whether there was a match."""
+        """Fields for which a batch has a mask of matches."""
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows may be left out because of what it has or lacks."""
+        """Whether it may drop rows."""
 
     def check(self, own: Mapping[Field, Counted], ids: Mapping[str, Counted]) -> None:
-        """Raise SchemaError if keys or times that are compared count something else.
+        """Raise SchemaError if compared keys or times have different units.
 
-        own: what the fields of the rows count. ids: the same by name, with those of all joined tables.
+        own: field of the rows -> unit. ids: the same by name, all joined tables included.
         """

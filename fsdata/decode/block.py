@@ -1,8 +1,9 @@
-"""Rows by reference: a *block* is what one thread decoded, and a row is the number of a block and of a row in it.
+"""Rows by reference: a *block* has the rows that one thread decoded, a *reference* is the number of a block and of a
+row in it.
 
-The loader never copies a sample until its batch is known. Decoding leaves values where they are, often in pages that
-are not decoded yet. Shuffling, batching and balancing move rows, of 8 bytes each. One kernel then copies each value to
-its final place (`fsdata.kernels.columns`).
+The loader does not copy a sample before its batch is known. Decoding leaves values where they are, often in pages that
+are still encoded. Shuffling, batching and balancing move references, of 8 bytes each. One kernel then copies each value
+to its final address (`fsdata.kernels.columns`).
 
 Letters: B blocks, F fields, N rows.
 """
@@ -18,36 +19,37 @@ from fsdata.kernels import columns, runs, scalars
 
 
 class Resolver(ABC):
-    """Finds the values of a column that are not copied as they lie. One batch has resolvers of one class at most, and
-    any of them gathers for all.
+    """Gathers columns whose values depend on the row beyond start and length, such as merged histories and look-ups.
+
+    The resolvers of one batch are of one class, and any of them gathers for all.
 
     Attributes:
-        table: int64, what kernels find the values by, see `RESOLVED` in `fsdata.kernels.columns`.
+        table: int64, input of the kernels, see `RESOLVED` in `fsdata.kernels.columns`.
     """
 
     table: np.ndarray
 
     @abstractmethod
     def gather(self, spans: "Spans", itemsize: np.ndarray, target: np.ndarray) -> None:
-        """`Spans.gather` of the fields that some block resolves."""
+        """`Spans.gather` for the fields that have a resolver in some block."""
 
     @abstractmethod
     def gather_each(self, spans: "Spans", itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
-        """`Spans.gather_each` of the columns that are resolved."""
+        """`Spans.gather_each` for the columns that have a resolver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one field in N rows, where they lie.
+    """The values of one field in N rows, at the addresses where they were decoded or stored.
 
     Attributes:
         runs: int64 [R + 1, runs.COLUMNS], see `fsdata.kernels.runs`.
-        start: int64 [N], the first value of each row; None: that of row n is n * step.
-        length: int64 [N], how many values each row has, -1 where it is null; None: `width` each.
+        start: int64 [N], index of the first value of each row; None: n * step for row n.
+        length: int64 [N], number of values of each row, -1 for null; None: `width` each.
         dictionary, stored: see `fsdata.kernels.columns`.
-        values: [V], the values as they are needed, where one piece of memory has all of them.
-        resolver: finds what is needed by the values; None: they are what is needed.
-        owners: keep what `runs` and `dictionary` point to. bytes: of them, those that nothing else keeps.
+        values: [V], the values in their final type, if they are in one piece of memory.
+        resolver: maps the values to those of the field; None if they are the field's.
+        owners: objects that own the memory of `runs` and `dictionary`. bytes: memory that only this column retains.
     """
 
     runs: np.ndarray
@@ -72,55 +74,55 @@ class Column:
         length: np.ndarray | None = None,
         owners: tuple[Any, ...] = (),
     ) -> "Column":
-        """Of values in memory, [V] in C order. Without `start` rows lie one after another, each of `width` values."""
+        """A column over values in memory, [V] in C order. Without `start` each row has the next `width` values."""
         table = run(values.ctypes.data, len(values))
         return cls(table, start, length, width, width, values=values, owners=(values, *owners), bytes=values.nbytes)
 
     @classmethod
     def constant(cls, values: np.ndarray) -> "Column":
-        """Every row has all of `values`."""
+        """A column in which every row has all of `values`."""
         return replace(cls.of(values, width=len(values)), step=0)
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """start and length of rows that have both."""
+        """(start, length) of a column that has both."""
         assert self.start is not None
         assert self.length is not None
         return self.start, self.length
 
     @property
     def size(self) -> int:
-        """V, how many values there are."""
+        """V, the number of values."""
         return int(self.runs[-1, runs.FIRST])
 
     @property
     def flat(self) -> int:
-        """Address of the first value, where every row has `width` values in memory as they are needed; else 0."""
+        """Address of the first value, if every row has `width` values of the final type, in order; else 0."""
         elsewhere = self.start is not None or self.length is not None or self.resolver is not None
         if elsewhere or len(self.runs) != 2 or self.runs[0, runs.FORM] != runs.FINAL:
             return 0
         return int(self.runs[0, runs.AT])
 
     def take(self, rows: np.ndarray | slice) -> "Column":
-        """The rows at `rows`, numbers, or a stretch where rows have starts."""
+        """The rows at `rows`: numbers, or a slice if the column has starts."""
         start = self.start[rows] if self.start is not None else self.step * np.asarray(rows)
         return replace(self, start=start, length=None if self.length is None else self.length[rows])
 
     def plus(self, values: np.ndarray) -> "Column":
-        """With `values`, as they are needed, at the end."""
+        """The column with further values at the end, in their final type. `start` does not refer to them yet."""
         table = np.vstack([self.runs, [[self.size + len(values), 0, 0]]])
         table[-2, runs.FORM], table[-2, runs.AT] = runs.FINAL, values.ctypes.data
         owners, size = (*self.owners, values), self.bytes + values.nbytes
         return replace(self, runs=table, values=None, owners=owners, bytes=size)
 
     def lengths(self, rows: int) -> np.ndarray:
-        """int64 [N], none negative."""
+        """int64 [N], 0 for null lists."""
         return np.full(rows, self.width) if self.length is None else np.maximum(self.length, 0)
 
     def gathered(self, dtype: np.dtype[Any] | type, some: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The values of the rows `some`, int64 [n], one row after another; none of lists that are null.
+        """Copy the values of the rows `some`, int64 [n], one row after another. Null lists have none.
 
-        out: where they are written.
+        out: array to write to.
         """
         column = self if self.length is None else replace(self, length=np.maximum(self.length, 0))
         block = Block.of([column], int(some.max(initial=-1)) + 1)
@@ -137,7 +139,7 @@ def run(address: int, count: int, form: int = runs.FINAL) -> np.ndarray:
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """The rows of columns with starts and lengths, all of values as they are needed, one after another."""
+    """Concatenate the rows of columns that have starts and lengths, and values of the final type."""
     if len(parts) == 1:
         return parts[0]
     first = np.cumsum([0, *(part.size for part in parts)])
@@ -160,13 +162,13 @@ def joined(parts: Sequence[Column]) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalars:
-    """Fields with one value in each of N rows, where they lie, as they are needed.
+    """S fields with one value in each of N rows, in their final type.
 
     Attributes:
-        slots: int64 [S], of the layout. at: int64 [S], addresses of the values of row 0.
-        step: int64 [S], of how many values are those of the next row away: 1 where a field's lie one after another.
+        slots: int64 [S], slots of the layout. at: int64 [S], addresses of the values of row 0.
+        step: int64 [S], distance between two rows in values: 1 for a contiguous field, more where rows are contiguous.
         rows: N.
-        owners: keep the values. bytes: of the values.
+        owners: objects that own the memory. bytes: its size.
     """
 
     slots: np.ndarray
@@ -177,7 +179,7 @@ class Scalars:
     bytes: int
 
     def column(self, slot: int) -> Column:
-        """The field at a slot. KeyError if it is none of these."""
+        """The field at a slot. Raises KeyError for a slot of other fields."""
         found = np.flatnonzero(self.slots == slot)
         if not len(found):
             raise KeyError(slot)
@@ -185,7 +187,7 @@ class Scalars:
         return Column(run(at, step * self.rows), step=step, owners=self.owners)
 
     def enter(self, numbers: np.ndarray) -> np.ndarray:
-        """Their numbers, see `Block`, which refer to the array that is returned."""
+        """Write the fields to the table `Block.columns`. It points to the returned array, which must be kept."""
         table = np.zeros((len(self.slots), 2, runs.COLUMNS), np.int64)
         table[:, 0, runs.FORM], table[:, 0, runs.AT], table[:, 1, runs.FIRST] = (
             runs.FINAL,
@@ -201,11 +203,11 @@ class Scalars:
 
 
 class Block:
-    """N rows of F fields, decoded by one thread. Nothing of it changes.
+    """N rows of F fields, decoded by one thread. Immutable.
 
     Attributes:
-        rows: N. source: the number of the source that they are from. bytes: that it keeps.
-        columns: int64 [F, NUMBERS], see `fsdata.kernels.columns`. resolver: of some of them, if there is one.
+        rows: N. source: number of their source. bytes: memory that the block retains.
+        columns: int64 [F, NUMBERS], see `fsdata.kernels.columns`. resolver: that of some columns, if any has one.
     """
 
     def __init__(
@@ -220,12 +222,12 @@ class Block:
 
     @classmethod
     def of(cls, fields: Sequence[Column | None], rows: int, source: int = 0, scalars: Scalars | None = None) -> "Block":
-        """Fields that share an array of starts or lengths, as those of one sequence do, share it here, too.
+        """Arrays of starts or lengths that fields share, as those of one sequence do, are stored once.
 
         fields: by slot; None for those of `scalars`.
         """
-        held: dict[int, np.ndarray] = {}
-        tables: dict[int, np.ndarray] = {}  # small, or shared by blocks
+        held: dict[int, np.ndarray] = {}  # by address; counted in `bytes`
+        tables: dict[int, np.ndarray] = {}  # small, or shared by blocks: not counted
         numbers = np.zeros((len(fields), columns.NUMBERS), np.int64)
         owners: list[Any] = [held, tables]
         resolver: Resolver | None = None
@@ -255,7 +257,7 @@ class Block:
 
 
 def _address(numbers: np.ndarray | None, held: dict[int, np.ndarray]) -> int:
-    """Of int64 in C order, which `held` keeps by it; 0 of None."""
+    """Address of the array, as int64 in C order, which is kept in `held`; 0 for None."""
     if numbers is None:
         return 0
     numbers = np.ascontiguousarray(numbers, np.int64)
@@ -265,8 +267,12 @@ def _address(numbers: np.ndarray | None, held: dict[int, np.ndarray]) -> int:
 
 
 class Blocks:
-    """Some blocks by number, and the tables of all of them for kernels: columns [B, F, NUMBERS], and flat, uint8 [F],
-    the fields that lie flat in all blocks (`fsdata.kernels.scalars`). resolver: of some columns, if there is one."""
+    """B blocks, and their tables for kernels.
+
+    Attributes:
+        of: the blocks. columns: [B, F, NUMBERS]. flat: uint8 [F], whether a field is flat in all blocks, see
+            `Column.flat` and `fsdata.kernels.scalars`. resolver: that of some columns, if any has one.
+    """
 
     def __init__(self, blocks: Sequence[Block], fields: int) -> None:
         self.of = tuple(blocks)
@@ -281,7 +287,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class RowRefs:
-    """N rows of some blocks. block, row: int32 [N]."""
+    """References to N rows of some blocks.
+
+    Decoding returns a reference for every planned row, in order, so that its position says which row it is. Rows that
+    the filter or a policy dropped have row -1. Methods that read values need `take(alive)` first.
+
+    Attributes:
+        block, row: int32 [N], number of the block, and of the row in it; -1 for a dropped row.
+    """
 
     blocks: Blocks
     block: np.ndarray
@@ -289,7 +302,7 @@ class RowRefs:
 
     @classmethod
     def of(cls, block: Block) -> "RowRefs":
-        """All rows of a block."""
+        """References to all rows of a block."""
         blocks = Blocks([block], len(block.columns))
         return cls(blocks, np.zeros(block.rows, np.int32), np.arange(block.rows, dtype=np.int32))
 
@@ -298,16 +311,21 @@ class RowRefs:
         return len(self.row)
 
     @property
+    def alive(self) -> np.ndarray:
+        """int64 [n], increasing: positions of the rows that are not dropped."""
+        return np.flatnonzero(self.row >= 0)
+
+    @property
     def bytes(self) -> int:
-        """That their blocks keep."""
+        """Memory that their blocks retain."""
         return sum(block.bytes for block in self.blocks.of)
 
     def take(self, index: np.ndarray | slice) -> "RowRefs":
-        """The rows at `index`, numbers or a stretch, in that order."""
+        """The rows at `index`, positions or a slice, in that order."""
         return RowRefs(self.blocks, self.block[index], self.row[index])
 
     def spans(self, slot: int | None = None) -> "Spans":
-        """Where the values of every field lie, or of the one at `slot`."""
+        """Start and length of every row in every field, or in the one at `slot`."""
         table, flat = self.blocks.columns, self.blocks.flat
         if slot is not None:
             table, flat = np.ascontiguousarray(table[:, slot : slot + 1]), flat[slot : slot + 1]
@@ -317,26 +335,26 @@ class RowRefs:
         return Spans(self.blocks, table, flat, self.block, self.row, start, length, count)
 
     def numbers(self, slot: int, width: int) -> np.ndarray:
-        """int64 [N, width]: the values of a field of so many in every row."""
+        """int64 [N, width]: the values of an integer field that has `width` values in every row."""
         found = np.empty((len(self.row), width), np.int64)
         self.spans(slot).gather(np.array([8]), np.array([found.ctypes.data]))
         return found
 
     def sources(self) -> np.ndarray:
-        """int64 [N]: the number of the source of every row."""
+        """int64 [N]: number of the source of every row."""
         return np.array([block.source for block in self.blocks.of], np.int64)[self.block]
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which values of which columns N rows have.
+    """Positions and lengths of the values of N rows in F fields.
 
     Attributes:
-        blocks: keep the values.
-        columns: int64 [B, F, NUMBERS]; flat: uint8 [F], see `Blocks`; block, row: int32 [N], of each row.
-        start, length: int64 [F, N], the first value of each row in its column, and how many. Fields that lie flat have
-            no `start`.
-        counts: int64 [F]: values of every field in all rows.
+        blocks: own the values.
+        columns: int64 [B, F, NUMBERS]; flat: uint8 [F], see `Blocks`; block, row: int32 [N], see `RowRefs`.
+        start, length: int64 [F, N], index of the first value in its column, and number of values. `start` is undefined
+            for flat fields.
+        counts: int64 [F]: number of values of every field in all rows.
     """
 
     blocks: Blocks
@@ -357,12 +375,12 @@ class Spans:
         return replace(self, block=self.block[index], row=self.row[index], start=start).with_length(length)
 
     def with_length(self, length: np.ndarray) -> "Spans":
-        """With other lengths of fields that do not lie flat."""
+        """The spans with other lengths; those of flat fields must not change."""
         return replace(self, length=length, counts=np.add.reduce(length, axis=1))
 
     def gather(self, itemsize: np.ndarray, target: np.ndarray) -> None:
-        """Copy the rows of every field one after another. itemsize: int64 [F]; target: int64 [F], addresses, or 0."""
-        # Kernels are called where they have work: what is never called is never compiled.
+        """Copy the values of every field, row after row. itemsize, target: int64 [F]; addresses, 0 to skip."""
+        # Only kernels that have work are called, so that others need not be compiled.
         if self.flat.any():
             scalars.gather_flat(self.columns, self.flat, self.block, self.row, itemsize, target)
         resolver = self._resolver
@@ -371,7 +389,7 @@ class Spans:
         columns.gather_fields(self.columns, self.flat, self.block, self.start, self.length, itemsize, target)
 
     def gather_each(self, itemsize: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
-        """Copy every field of the rows `order`, int64 [M], to places of their own. target: int64 [F, M], or 0."""
+        """Copy every field of the rows `order`, int64 [M], each to its own address. target: int64 [F, M], 0 to skip."""
         columns.gather_samples(
             self.columns, self.flat, self.block, self.row, self.start, self.length, itemsize, order, target
         )
@@ -381,25 +399,12 @@ class Spans:
 
     @property
     def _resolver(self) -> Resolver | None:
-        """That of its columns; None if they have none, whatever other columns of the blocks have."""
+        """The resolver of these columns, which may be some of those of the blocks."""
         return self.blocks.resolver if self.columns[:, :, columns.RESOLVED].any() else None
 
 
-@dataclass(frozen=True, slots=True)
-class SurvivingRows:
-    """Rows that filters and null policies left of a piece.
-
-    Attributes:
-        rows: n of them.
-        kept: int64 [n], increasing: their positions in the piece; None if all rows survived.
-    """
-
-    rows: RowRefs
-    kept: np.ndarray | None
-
-
 def concat(parts: Sequence[RowRefs]) -> RowRefs:
-    """All rows, in order; they have the same fields. Blocks without a row are left out."""
+    """Concatenate references to rows of the same fields. Blocks without a reference are dropped."""
     blocks = parts[0].blocks
     if len(parts) == 1:
         return parts[0]
@@ -409,16 +414,20 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
     number: dict[Block, int] = {}
     block = []
     for part in parts:
-        used = np.bincount(part.block, minlength=len(part.blocks.of)) > 0
-        of = [
-            number.setdefault(each, len(number)) if some else -1
+        used = np.bincount(part.block[part.row >= 0], minlength=len(part.blocks.of)) > 0
+        new = [
+            number.setdefault(each, len(number)) if some else 0
             for each, some in zip(part.blocks.of, used.tolist(), strict=True)
         ]
-        block.append(np.array(of, np.int32)[part.block])
+        block.append(np.array(new or [0], np.int32)[part.block])  # dropped rows have block 0 even if there is none
     return RowRefs(Blocks(list(number), blocks.columns.shape[1]), np.concatenate(block), row)
 
 
+def dropped_rows(count: int, fields: int) -> RowRefs:
+    """References to rows that were all dropped."""
+    return RowRefs(Blocks((), fields), np.zeros(count, np.int32), np.full(count, -1, np.int32))
+
+
 def no_rows(fields: int) -> RowRefs:
-    """Of `fields` fields."""
-    none = np.empty(0, np.int32)
-    return RowRefs(Blocks((), fields), none, none)
+    """No references, to rows of `fields` fields."""
+    return dropped_rows(0, fields)

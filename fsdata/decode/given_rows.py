@@ -1,4 +1,4 @@
-"""Rows of another format than Parquet, which a `RowSource` of the user's reads."""
+"""Reader of formats beside Parquet, by a `RowSource` of the user."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from fsdata.sources.source import ParquetSource, RowSource
 
 
 class GivenRows(BatchReader):
-    """All units of a `RowSource`, as the row groups of one file that is called like it.
+    """The units of a `RowSource`, as row groups of one file that has its label as name.
 
     Args:
         wanted: the fields to serve. index, label: see `OpenSource`. notes: see `RowReader`.
@@ -55,7 +55,7 @@ class GivenRows(BatchReader):
         return {each.field: Counted.from_binding(each, self.label) for each in kind.bindings if each.unit is not None}
 
     def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
-        """See `BatchReader`. ArrowInvalid where the source gave something else: that is damage."""
+        """See `BatchReader`. Raises ArrowInvalid, which counts as damage, if the source returned something else."""
         made = self._rows.read(group.index, start, stop, names)
         schema = self._rows.schema
         if made.num_rows != stop - start:

@@ -1,31 +1,31 @@
-"""Keys of joined tables: rows that have one, and that no two rows share one."""
+"""Keys of joined tables: must not be null, must be unique."""
 
 import numpy as np
 
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.errors import Faults
 from fsdata.schema import Field
 
 
-def keyed_rows(piece: DecodedPiece, on: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [n], rows of a piece of the table that are not dropped and have a key; int64 [n], their keys).
+def keyed_rows(decoded: DecodedRows, on: str) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [n], positions of rows that are not dropped and have a key; int64 [n], their keys).
 
     Raises:
         DataError: a null key. Where faults are noted, its row is omitted.
     """
-    alive = piece.alive
-    keys, null = piece.arrays[Field(on, "join_key")]
+    alive = decoded.alive
+    keys, null = decoded.keys[Field(on, "join_key")]
     lost = null[alive]
     if lost.any():
         what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
-        piece.faults.found("key", on, piece.rows[alive[lost]], what, todo=todo)
+        decoded.faults.found("key", on, decoded.rows[alive[lost]], what, todo=todo)
     return alive[~lost], keys[alive[~lost]]
 
 
 def check_unique(keys: np.ndarray, faults: Faults, on: str, table: str) -> None:
-    """Check that no key is repeated: a row could match only one of its rows.
+    """Check that no key is repeated: a row can match one row only.
 
-    keys: int64 [n], ascending, of the whole table. table: the end of the message, what the table has to be.
+    keys: int64 [n], ascending, of the whole table. table: end of the message, the requirement.
 
     Raises:
         DataError: a key of two rows.

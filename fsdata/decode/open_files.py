@@ -82,6 +82,7 @@ class OpenParquet:
     Attributes:
         stamp: its time of modification when it was opened, 0 if unknown.
         parquet: pyarrow's reader of `source`, which has `seek` and `read`.
+        schema: the object that files of one schema share.
         chunks: int64 [row groups, leaf columns, kernel.CHUNK_COLUMNS], see `fsdata.kernels.footer`.
         whole: `source` has the whole file. That of a remote file has the bytes that were read ahead; each further read
             is a request.
@@ -91,6 +92,7 @@ class OpenParquet:
     stamp: int
     parquet: pq.ParquetFile
     source: Any
+    schema: pa.Schema
     chunks: np.ndarray
     whole: bool = True
 
@@ -222,7 +224,7 @@ class OpenFiles:
         except BaseException:
             source.close()
             raise
-        return OpenParquet(file, stamp, parquet, source, chunks)
+        return OpenParquet(file, stamp, parquet, source, schema, chunks)
 
     def give(self, file: OpenParquet) -> None:
         """Keep the file for the next row group; closes those that have been idle longest if there are too many."""

@@ -1,32 +1,32 @@
-"""An opened source: main table and side tables together give the rows of a sample."""
+"""An opened source: main table and joined tables together give the rows of a sample."""
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from pyarrow.fs import LocalFileSystem
 
-from fsdata.catalog.binding.bind import column_type
-from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.binding.counted import mixed
-from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
+from fsdata.catalog.binding.key_types import HashedTypes, between
 from fsdata.catalog.fingerprint import file_descriptions, fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
+from fsdata.decode.align import align
 from fsdata.decode.attached import Attached, Stage
-from fsdata.decode.block import Column, RowRefs, SurvivingRows, no_rows
+from fsdata.decode.block import Column, RowRefs, dropped_rows
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.open_files import RemoteGroup
-from fsdata.decode.piece import DecodedPiece, align
-from fsdata.decode.piece_plan import PiecePlan
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_reader import RowReader
+from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of
 from fsdata.errors import SchemaError
-from fsdata.schema import Field, Schema, fields_of
+from fsdata.schema import Field, Schema
 from fsdata.sources.source import ParquetSource
 
 
@@ -34,18 +34,18 @@ class OpenSource:
     """A source whose files are found, checked and bound. Made by `fsdata.compose.reading.open_source`; thread-safe.
 
     Args:
-        files: of the main table, or the events that are its rows.
-        attached: its joined tables. stages: what they do to pieces.
-        index: the source's position in the loader. label: how messages call it.
+        files: reader of the main table.
+        attached: its joined tables. stages: complete decoded rows by these tables.
+        index: the source's position in the loader. label: its name in messages.
 
     Attributes:
         weight: see `ParquetSource`.
         groups: row groups in reading order, those without rows left out.
-        list_labels: labels that are lists here; default_labels: labels made of defaults, which can be either.
+        list_labels: labels that are lists here; default_labels: labels made of defaults, which fit lists and numbers.
         texts: passthrough fields that are text here.
         masks: fields of side tables with `missing="mask"`.
-        counted: what the integers of its fields count, those of joined tables included. time: the same of the time.
-        may_drop: fewer rows may come out than the footers promise.
+        counted: field -> the unit of its integers, joined tables included. time: the unit of the time column.
+        may_drop: whether filters or policies may drop rows, so that footers only give an upper bound.
         fingerprint: see `fsdata.catalog.fingerprint`.
     """
 
@@ -71,13 +71,13 @@ class OpenSource:
         self._retry = retry
         if source.events is None:
             for each in attached:
-                _check_hashed_keys(files, each, label)
+                check_hashed_keys(files, each, label)
         self.groups = self._files.groups
         self._defaults = dict(source.defaults)
         for each in self.attached:
             self._defaults |= each.defaults
         self.masks = frozenset[str]().union(*(each.masks for each in self.attached))
-        self._plans: dict[Layout, tuple[PiecePlan, ...]] = {}
+        self._plans: dict[Layout, tuple[DecodePlan, ...]] = {}
         self._lock = threading.Lock()
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
@@ -90,36 +90,36 @@ class OpenSource:
     @property
     def hashed_types(self) -> HashedTypes:
         """See `fsdata.catalog.binding.key_types`; all files agree."""
-        return _hashed_types(self._files)
+        return hashed_types_of(self._files)
 
     def parts(self) -> dict[str, str]:
-        """What the items `files` and `footers` of the fingerprint are made of; see `fsdata.catalog.fingerprint`."""
+        """Details behind the items `files` and `footers` of the fingerprint; see `fsdata.catalog.fingerprint`."""
         return file_descriptions(self._files.catalog)
 
     def _count(self) -> None:
-        """Find what integers count. Raises SchemaError if keys or times that are compared count something else."""
+        """Collect the units of integers. Raises SchemaError if compared keys or times have different units."""
         own = self._files.counted
         self.time = next((each for field, each in own.items() if field.kind == "time"), None)
         self.counted = {field.name: each for field, each in own.items() if field.number == "id" and not field.only_read}
         for each in self.attached:
-            of = each.counted
-            self.counted |= {name: of[name] for name in each.join.fields if name in of}
+            of_table = each.counted
+            self.counted |= {name: of_table[name] for name in each.join.fields if name in of_table}
         for each in self.attached:
             each.check(own, {**self._files.known, **self.counted})
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Files and row groups left out so far, those of side tables included."""
+        """Files and row groups left out so far, joined tables included."""
         return [*self._files.skipped, *(entry for each in self.attached for entry in each.skipped)]
 
     @property
     def retries(self) -> int:
-        """How many reads of remote files were repeated."""
+        """Number of repeated reads of remote files."""
         return self._retry.count
 
     @property
     def opened(self) -> RowReader:
-        """The files of the main table, or the events that are its rows."""
+        """The reader of the main table."""
         return self._files
 
     @property
@@ -128,14 +128,15 @@ class OpenSource:
         return self._files.catalog.files
 
     def describe(self) -> dict[str, Any]:
-        """See `RowReader.describe`; with the label, and what is skipped of side tables, too."""
+        """See `RowReader.describe`; with the label, and with skipped parts of joined tables."""
         return {"source": self.label, **self._files.describe(), "skipped": len(self.skipped)}
 
     @contextmanager
     def changing(self, first: str) -> Iterator[None]:
-        """Further files come inside of the block, the first one is called `first`. No piece is planned meanwhile.
+        """Context in which files are added to the reader; `first` names the first one. Other threads cannot plan reads.
 
-        Raises: SchemaError: rows have another form than those before.
+        Raises:
+            SchemaError: a label is a list in the new files and was a number before, or the reverse.
         """
         with self._lock:
             yield
@@ -151,7 +152,7 @@ class OpenSource:
 
     @property
     def time_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(int64 [T + 1], the row groups of each window of time; int64 [T + 1], its rows); None without windows."""
+        """(int64 [T + 1], bounds of the time windows in row groups; int64 [T + 1], in rows); None without windows."""
         return self._files.time_windows
 
     @property
@@ -161,83 +162,83 @@ class OpenSource:
 
     @property
     def remote_reads(self) -> tuple[int, int]:
-        """Bytes of row groups of the main table that were read from remote files, and reads that were not planned."""
+        """Of the main table: (bytes of row groups read from remote files, number of reads that were not planned)."""
         return self._files.remote_reads
 
     def fetch(self, group: RowGroup, layout: Layout) -> RemoteGroup | None:
         """The bytes that `read` needs, for read-ahead; None if the file is local."""
-        return self._files.fetch(self._plan(layout), group)
+        return self._files.fetch(self._plans_for(layout), group)
 
     def read(
         self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RemoteGroup | None = None
-    ) -> SurvivingRows:
-        """Decode rows [start, stop) of what `group` is of a row group. Blocks; most of it without the GIL.
+    ) -> RowRefs:
+        """References to rows [start, stop) of a row group, or of the part of it that `group` covers. Rows excluded by a
+        filter or a policy are dropped ones. Blocks; mostly without the GIL.
 
         Raises:
             CorruptFileError, OSError: see `RowReader.decode`.
             DataError: rows that contradict the schema and the null policies.
         """
-        start, stop = start + group.first, stop + group.first
-        piece = self._files.decode(self._plan(layout), group, start, stop, fetched)
-        if piece is None:
-            return SurvivingRows(no_rows(len(layout.fields)), np.empty(0, np.int64))
-        return self._finished(piece, layout, group.file, start, stop)
+        rows = group.range[start:stop]
+        decoded = self._files.decode(self._plans_for(layout), group, rows, fetched)
+        if decoded is None:
+            return dropped_rows(len(rows), len(layout.fields))
+        self._complete(decoded, group.file)
+        return decoded.references(rows, self.index)
 
-    def read_at_once(self, groups: Sequence[RowGroup], layout: Layout) -> SurvivingRows | None:
-        """Decode all rows of small row groups, see `small`; None if anything is wrong with them, which `read` of each
-        says. Blocks; most of it without the GIL."""
+    def read_together(self, groups: Sequence[RowGroup], layout: Layout) -> RowRefs | None:
+        """References to all rows of small row groups, in order; None after any error. Blocks."""
+        assert self._files.small_groups is not None
         try:
-            piece = self._files.decode_at_once(self._plan(layout), groups)
-            return self._finished(piece, layout, groups[0].file, 0, sum(group.rows for group in groups))
-        except Exception:  # of any kind: `read` meets it again, retries it where that helps, and names the row group
+            decoded = self._files.small_groups.decode(self._plans_for(layout), groups)
+            self._complete(decoded, groups[0].file)
+        except Exception:  # `read` of each row group raises it again, with the place, or repeats the read
             return None
+        return decoded.references(range(sum(group.rows for group in groups)), self.index)
 
-    def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """See `RowReader.small`. None are where read-ahead fetches row groups one by one, nor of rows of events."""
-        if self.remote:
-            return np.full(len(self.groups), -1), np.zeros(len(self.groups))
-        return self._files.small(self._plan(layout))
+    def small(self, layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `SmallGroups.shares`; None where row groups are decoded one by one, as read-ahead fetches them."""
+        small_groups = None if self.remote else self._files.small_groups
+        return None if small_groups is None else small_groups.shares(self._plans_for(layout))
 
-    def _finished(self, piece: DecodedPiece, layout: Layout, file: int, start: int, stop: int) -> SurvivingRows:
-        """Decoded rows of [start, stop), with what other tables add to them."""
+    def _complete(self, decoded: DecodedRows, file: int) -> None:
+        """Add fields of joined tables and align lists, in place. Each stage may drop rows. file: its number."""
+        layout = decoded.layout
         for slot in layout.masks.values():
-            piece.columns[slot] = Column.constant(np.ones(1, np.uint8))
+            decoded.columns[slot] = Column.constant(np.ones(1, np.uint8))
         for stage in self.stages:
-            stage.attach(piece, file)
+            stage.attach(decoded, file)
         if layout.dense:
+            # Not before: joined tables fill dense fields, too.
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")
-            piece.columns[slot] = Column.of(piece.dense.reshape(-1), width=len(layout.dense))
-        align(piece, self._defaults)
+            decoded.columns[slot] = Column.of(decoded.dense.reshape(-1), width=len(layout.dense))
+        align(decoded, self._defaults)
         for stage in self.stages:
-            stage.finish(piece)
+            stage.finish(decoded)
         if layout.exploded is not None:
-            piece.drop |= piece.columns[layout.groups[layout.exploded]].lengths(len(piece.rows)) == 0
-        rows = RowRefs.of(piece.block(self.index))
-        if piece.drop.any():
-            return SurvivingRows(rows.take(piece.alive), piece.rows[piece.alive] - start)
-        return SurvivingRows(rows, None if rows.num_rows == stop - start else piece.rows - start)
+            # A row without candidates has no sample. Dropped here, it does not count in batch sizes.
+            decoded.drop |= decoded.columns[layout.groups[layout.exploded]].lengths(len(decoded.rows)) == 0
 
     def read_times(self, group: RowGroup) -> np.ndarray:
         """int64 [rows]: the time of every row, nanoseconds if the column is a timestamp or date.
 
-        Rows that the filter leaves out, or that a skipped row group takes with it, get a time near their neighbours'.
+        Rows that are excluded by the filter, or are in a skipped row group, get a time near that of their neighbours.
 
         Raises:
             DataError: a null in a row that the filter keeps.
         """
         assert self._schema.time is not None
-        here = group.first, group.first + group.rows
-        piece = self._files.decode(self._time_plans, group, *here)
-        if piece is None:
+        decoded = self._files.decode(self._time_plans, group)
+        if decoded is None:
             return np.zeros(group.rows, np.int64)
-        times, null = piece.arrays[Field(self._schema.time, "time")]
+        times, null = decoded.keys[Field(self._schema.time, "time")]
         if not null.any():
             return times
-        bad = null.copy()
+        bad = null
         if self._files.source.condition is not None:
-            kept = self._files.decode(self._filtered_time_plans, group, *here)
+            kept = self._files.decode(self._filtered_time_plans, group)
+            bad = np.zeros(group.rows, bool)
             if kept is not None:
-                bad = np.zeros(group.rows, bool)
                 bad[kept.rows - group.first] = null[kept.rows - group.first]
         if bad.any():
             rows, time = group.first + np.flatnonzero(bad), self._schema.time
@@ -247,26 +248,26 @@ class OpenSource:
         return np.where(last >= 0, times[last], 0)
 
     def end_retries(self) -> None:
-        """Let reads that fail from now on fail at once."""
+        """Stop repeating failed reads."""
         self._retry.end()
 
     def close(self) -> None:
         """Close open files. Rows already read stay valid."""
         self._files.close()
 
-    def _plan(self, layout: Layout) -> tuple[PiecePlan, ...]:
+    def _plans_for(self, layout: Layout) -> tuple[DecodePlan, ...]:
         with self._lock:
             if layout not in self._plans:
-                self._plans[layout] = self._files.plans(lambda field: field.kind != "time", layout, filtered=True)
+                self._plans[layout] = self._files.plans(layout, lambda field: field.kind != "time")
             return self._plans[layout]
 
     @cached_property
-    def _time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=False)
+    def _time_plans(self) -> tuple[DecodePlan, ...]:
+        return self._files.plans(Layout((), 0), lambda field: field.kind == "time", filtered=False)
 
     @cached_property
-    def _filtered_time_plans(self) -> tuple[PiecePlan, ...]:
-        return self._files.plans(lambda field: field.kind == "time", Layout((), 0), filtered=True)
+    def _filtered_time_plans(self) -> tuple[DecodePlan, ...]:
+        return self._files.plans(Layout((), 0), lambda field: field.kind == "time")
 
     def _label_forms(self, schema: Schema) -> tuple[frozenset[str], frozenset[str]]:
         forms: dict[str, set[bool | None]] = {name: set() for name in schema.labels}
@@ -301,83 +302,6 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
         yield name, sources[number], what
 
 
-def _hashed_types(files: RowReader) -> HashedTypes:
-    return hashed_types(files.source, partial(column_type, files.kinds[0]))
-
-
-def _check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
-    """Keys that both tables hash are hashes of one type."""
-    catalog = side.catalog
-    schema = catalog.schemas[int(catalog.schema_of[0])]
-    folders = folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
-    types = hashed_types(side.source, lambda name: folders.get(name) or type_at(schema, name))
-    for use, here, there in between(_hashed_types(files), types):
-        if use == side.join.on:
-            raise SchemaError(
-                f"{label}: the key {use!r} is a hash, and its column {here} in the rows and {there} in "
-                f"{side.source.label}: a hash tells types apart, so that no key would match. Declare one type with "
-                "types={...} in both sources"
-            )
-
-
 def _may_drop(source: ParquetSource, schema: Schema) -> bool:
     drops = any(source.policy(name) == "drop" for name in schema.field_names)
     return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
-
-
-def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Field]:
-    """What the rows of the main table have to have: fields that no table is joined for, keys, and times.
-
-    Raises:
-        SchemaError: joins that contradict the schema.
-    """
-    joined = _check_joins(source, schema, label)
-    wanted = [field for field in fields_of(schema) if field.name not in joined]
-    keys = (join.on for join in source.join if not join.finds_values)
-    wanted += [Field(key, "join_key") for key in dict.fromkeys(keys)]
-    wanted += [] if schema.time is None else [Field(schema.time, "time")]
-    times = (join.row_time for join in source.join if join.row_time is not None)
-    return wanted + [Field(name, "row_time") for name in dict.fromkeys(times)]
-
-
-def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
-    """The fields that side tables bring, checked against the schema."""
-    known = set(schema.field_names)
-    joined: set[str] = set()
-    shared: set[str] = set()
-    for join in source.join:
-        of_events = source.events is not None and join.finds_values  # rows may be made of what it finds
-        unknown = [name for name in join.fields if name not in known and not of_events]
-        kind = type(join).__name__
-        if unknown:
-            raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")
-        passed = [name for name in join.fields if name in schema.passthrough]
-        if passed:
-            raise SchemaError(
-                f"{label}: {kind} brings {', '.join(passed)}, and passthrough fields are columns of the rows themselves"
-            )
-        join.check(source, schema, label)
-        shared |= {group.name for group in schema.groups if join.stores(group)}
-        joined |= known.intersection(join.fields)
-    for group in schema.groups:
-        if group.share is not None and group.name not in shared and schema.explode is None:
-            raise SchemaError(
-                f"{label}: Sequence({group.name!r}, share={group.share!r}) needs histories that are stored once: bring "
-                f"its fields by AsOf(on={group.share!r})"
-            )
-    both = sorted(joined & (set(source.columns) | set(source.defaults) | set(source.nulls)))
-    if both:
-        raise SchemaError(
-            f"{label}: {', '.join(both)} come from a side table: their columns, defaults and nulls belong to the "
-            "ParquetSource inside the Join or AsOf"
-        )
-    keys = {name for join in source.join for name in (join.on, join.row_time)}
-    for option in ("columns", "defaults", "nulls"):
-        allowed = known | keys | {schema.time} if option == "columns" else known
-        unknown = sorted(set(getattr(source, option)) - allowed)
-        if unknown:
-            raise SchemaError(
-                f"{label}: {option} names {', '.join(unknown)}, not a field of the schema that can have them; fields: "
-                f"{', '.join(schema.field_names)}"
-            )
-    return joined

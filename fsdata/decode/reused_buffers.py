@@ -1,7 +1,7 @@
-"""Buffers that are used again when nothing refers to them any more.
+"""A pool of buffers that are reused when nothing refers to them any more.
 
 The rows of a shuffle window and the batches on their way to the model take hundreds of megabytes for a short time. An
-allocator would give freed pages back to the system, and touching fresh pages costs more than decoding into used ones.
+allocator would return freed pages to the system, and touching fresh pages costs more than decoding into used ones.
 """
 
 import bisect
@@ -13,15 +13,15 @@ from operator import attrgetter
 import numpy as np
 
 _size = attrgetter("size")
-_LARGER = 2  # times as large as what is asked for may be what is given
-_SMALL = 1 << 14  # bytes; a buffer of so many is given for whatever is smaller
-_SPARE = 4  # a quarter of what was ever in use at once may be kept beside it
+_LARGER = 2  # a buffer may be this many times as large as the request
+_SMALL = 1 << 14  # bytes; a buffer of this size serves any smaller request
+_SPARE = 4  # a quarter of the peak use may be retained unused
 
 
 @dataclass(slots=True, eq=False)
 class _Buffer:
-    """`address` costs as much as half a tensor to ask for, so that it is asked for once. returned: which return of
-    the pool was its last."""
+    """One buffer. address: stored, as computing it costs as much as half a tensor. returned: number of its last return
+    to the pool."""
 
     size: int
     address: int
@@ -30,7 +30,7 @@ class _Buffer:
 
 
 class Lease:
-    """A buffer for as long as something refers to this object, to an array made from it or to a tensor of that."""
+    """A buffer that is in use as long as this object, an array made from it, or a tensor over that exists."""
 
     __slots__ = ("_buffer", "_returned", "_shown")
 
@@ -54,15 +54,15 @@ class Lease:
         return np.asarray(self)
 
     def __del__(self) -> None:
-        # No lock: this may run inside `take`, when the garbage collector runs there.
+        # No lock: the garbage collector may run this inside `take`, which holds it.
         self._returned.append(self._buffer)
 
 
 class Pool:
-    """Hands out buffers; thread-safe.
+    """Leases buffers; thread-safe.
 
-    Keeps five quarters of the bytes that were ever in use at once, at most. A buffer in use is at most twice as large
-    as what was asked for, so that large ones are there for large requests.
+    Retains at most five quarters of the peak use. A leased buffer is at most twice as large as the request, so that
+    large ones remain available for large requests.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Pool:
 
 
 def _fresh(size: int) -> _Buffer:
-    """`size` and at most an eighth more, so that the next, slightly larger request fits too."""
+    """A buffer of `size` and at most an eighth more, so that the next, slightly larger request fits, too."""
     step = 1 << max(size.bit_length() - 4, 12)
     size = -(-size // step) * step
     memory = np.empty(size + 64, np.uint8)

@@ -1,4 +1,4 @@
-"""The row groups of a source, and which files need not be opened for them (pure)."""
+"""The row groups of a source, and the files that need not be opened for them (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from fsdata.catalog.catalog import Catalog
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group, or `rows` rows of it that begin with its row `first`.
+    """A row group, or `rows` rows of it from row `first` on.
 
-    `source` and `file` are positions, `index` is its place in the file.
+    `source` is a position in the loader, `file` in the source, `index` in the file.
     """
 
     source: int
@@ -21,19 +21,24 @@ class RowGroup:
     rows: int
     first: int = 0
 
+    @property
+    def range(self) -> range:
+        """Their numbers in the row group."""
+        return range(self.first, self.first + self.rows)
+
 
 class Groups(Sequence[RowGroup]):
-    """Row groups in order, or parts of them. row_counts: int64 [groups]."""
+    """Row groups in reading order. row_counts: int64 [groups]."""
 
     row_counts: np.ndarray
 
 
 class RowGroups(Groups):
-    """The row groups of a source that have rows, in order; a `RowGroup` is made when it is asked for.
+    """The row groups of a source that have rows to read, in order. Stored as arrays; indexing makes a `RowGroup`.
 
     Attributes:
         row_counts: int64 [groups]. whole: bool [groups], whether all rows of the row group are read.
-        files: int32 [groups].
+        files: int32 [groups], file numbers.
     """
 
     def __init__(
@@ -45,8 +50,14 @@ class RowGroups(Groups):
         skip: int = 0,
         limit: int | None = None,
     ) -> None:
-        """keep: bool, one for each row group of the catalog. before: int64, rows of the source that come before each,
-        those of files that are left out included; None: those of the catalog. skip, limit: see `ParquetSource`."""
+        """Select row groups of a catalog of G.
+
+        Args:
+            keep: bool [G], false for those that are not read.
+            before: int64 [G], rows of the source before each, those of pruned files included; None: those of the
+                catalog.
+            skip, limit: see `ParquetSource`.
+        """
         before = np.cumsum(catalog.rows) - catalog.rows if before is None else before
         begin = np.clip(skip - before, 0, catalog.rows)
         rows = (catalog.rows if limit is None else np.clip(skip + limit - before, 0, catalog.rows)) - begin
@@ -62,12 +73,12 @@ class RowGroups(Groups):
         return len(self.row_counts)
 
     def of_file(self, file: int) -> range:
-        """The places of those of one file."""
+        """Positions of the row groups of a file."""
         begin, end = np.searchsorted(self.files, [file, file + 1])
         return range(int(begin), int(end))
 
     def rows_of(self, file: int) -> tuple[int, ...]:
-        """Rows of every row group of a file, 0 of those left out; without those left out at its end."""
+        """Row counts of a file's row groups by index, 0 for those not read, up to the last one that is read."""
         here = self.of_file(file)
         rows = np.zeros(int(self._index[here[-1]]) + 1 if here else 0, np.int64)
         rows[self._index[here.start : here.stop]] = self.row_counts[here.start : here.stop]
@@ -79,8 +90,8 @@ class RowGroups(Groups):
 
 
 def left_out(catalog: Catalog, keep: np.ndarray, before: np.ndarray, skip: int, limit: int | None) -> np.ndarray:
-    """Numbers of the files that have no rows, or some that `keep`, bool [G], or `skip` leave out. Those behind `limit`
-    are not among them: whatever they have, it is not read. before: int64 [G], see `RowGroups`."""
+    """Numbers of files that have no rows, or rows that `keep`, bool [G], or `skip` exclude. Files behind `limit` do not
+    count: nothing of them is read. before: int64 [G], see `RowGroups`."""
     ends = np.concatenate([[0], np.cumsum(catalog.rows)])
     read = np.concatenate([[0], np.cumsum(np.where(keep & (before >= skip), catalog.rows, 0))])
     begin, end = catalog.first[:-1], catalog.first[1:]

@@ -1,4 +1,4 @@
-"""In which order the fields of a sample stand, and which of them share lengths."""
+"""The order of the fields of a sample, and which fields share lengths (pure)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ import numpy as np
 
 from fsdata.schema import Field, Schema, Split
 
-REFERENCE = 4  # numbers of a reference, see `fsdata.histories.histories`
+REFERENCE = 4  # integers by which a row refers to events of a joined table, see `Stage.references`
 
 
 @dataclass(frozen=True)  # no slots: what follows from the fields is computed once, and asked for by every batch
 class Layout:
     """The fields of a decoded row: first the keys of `Batch.features`, then other int64 fields, float32, texts and
-    masks. The place of a field is its *slot*.
+    masks. The index of a field is its *slot*.
 
-    `dense` names the columns of the dense block, `shared` the sequences whose events samples share, `split` those that
-    stand in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.explode`. schema: what
-    it is the layout of. What the properties return is shared by all callers, and must not be changed.
+    `dense` names the fields of the dense block, `shared` the sequences whose events samples share, `split` those that
+    a batch has in parts. exploded: the group whose elements become samples, if any, see `fsdata.nodes.explode`.
+    schema: the schema it was made from. Properties return shared objects, which must not be changed.
     """
 
     fields: tuple[Field, ...]
@@ -34,7 +34,7 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        """Computed once: every row group looks up how the layout is decoded."""
+        """Computed once: every row group looks up its plan by the layout."""
         return hash((self.fields, self.num_keys, self.dense))
 
     @cached_property
@@ -70,39 +70,39 @@ class Layout:
 
     @cached_property
     def texts(self) -> Mapping[str, int]:
-        """Passthrough field that is text -> its index."""
+        """Passthrough field that is text -> its slot."""
         return {field.name: index for index, field in enumerate(self.fields) if field.kind == "text"}
 
     @cached_property
     def masks(self) -> Mapping[str, int]:
-        """Field of a side table -> the field that says whether there was a match."""
-        return {field.name[len(_MASK) :]: row for row, field in enumerate(self.fields) if field.kind == "mask"}
+        """Field of a side table -> the slot of its mask of matches."""
+        return {field.name[len(_MASK) :]: slot for slot, field in enumerate(self.fields) if field.kind == "mask"}
 
     @cached_property
     def references(self) -> Mapping[str, int]:
-        """Sequence that every source takes from histories -> the field that says where they lie."""
-        return {field.name[len(_AS_OF) :]: row for row, field in enumerate(self.fields) if field.kind == "reference"}
+        """Sequence whose events stay in a joined table -> the slot of its references."""
+        return {field.name[len(_AS_OF) :]: slot for slot, field in enumerate(self.fields) if field.kind == "reference"}
 
     @cached_property
     def event_labels(self) -> Mapping[str, str]:
-        """Label that a sequence declares -> the sequence whose lengths it has."""
+        """Label of events -> its sequence."""
         along = (field for field in self.fields if field.kind in ("id_label", "event_label"))
         return {field.name: field.group for field in along if field.group}
 
     @cached_property
     def nested(self) -> Mapping[str, tuple[slice, slice]]:
-        """Sequence -> where the counts of its nested fields stand, and where their ids stand, in the same order."""
-        found: dict[str, tuple[slice, slice]] = {}
+        """Sequence -> (slots of the counts of its nested fields, slots of their ids), in the same order."""
+        slices: dict[str, tuple[slice, slice]] = {}
         rows = range(len(self.fields))
         for sequence in dict.fromkeys(field.group for field in self.fields if field.kind == "counts"):
             counts = [row for row in rows if self.fields[row].kind == "counts" and self.fields[row].group == sequence]
             size = len(counts)
-            found[str(sequence)] = slice(counts[0], counts[0] + size), slice(counts[0] + size, counts[0] + 2 * size)
-        return found
+            slices[str(sequence)] = slice(counts[0], counts[0] + size), slice(counts[0] + size, counts[0] + 2 * size)
+        return slices
 
     @cached_property
     def slots(self) -> Mapping[str, int]:
-        """Schema field -> its slot; without the dense fields."""
+        """Schema field -> its slot. Dense fields have none."""
         return {field.name: row for row, field in enumerate(self.fields) if field.kind != "dense"}
 
     def only(self, names: Collection[str]) -> "Layout":
@@ -121,8 +121,8 @@ def layout_of(
 ) -> Layout:
     """The layout of a schema whose labels named in `list_labels` are lists aligned with the candidates.
 
-    as_of: sequences that every source takes from histories. texts: passthrough fields that are text. masks: fields of
-    side tables with a mask.
+    as_of: sequences whose events stay in a joined table, in every source. texts: passthrough fields that are text.
+    masks: fields of side tables with a mask.
 
     Raises: see `Schema.check_list_labels`.
     """

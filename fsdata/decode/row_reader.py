@@ -1,7 +1,7 @@
-"""What a source reads its rows with, whatever they are stored as: Parquet files, events of a table, record batches.
+"""The interface through which a source reads rows: Parquet files, events of a joined table, or record batches.
 
-A reader has units of rows, each with its number of rows, and decodes some rows of a unit into a piece. What becomes of
-columns, nulls, joins and lists follows from the piece and is the same for all of them (`fsdata.decode.opened_source`).
+A reader lists row groups with their row counts, and decodes rows of one. Joins, alignment and everything else behind it
+is the same for all readers (`fsdata.decode.opened_source`).
 """
 
 import logging
@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,11 @@ from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.retry import unreachable
-from fsdata.decode.arrow.record_batches import GroupRows, MapFailed
-from fsdata.decode.decode_piece import decode_batch
+from fsdata.decode.arrow.record_batches import MapFailed
+from fsdata.decode.decode import decode_batch
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.open_files import RemoteGroup
-from fsdata.decode.piece import DecodedPiece
-from fsdata.decode.piece_plan import PiecePlan, plan_pieces
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import Groups, RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults
@@ -31,26 +31,52 @@ from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 
 _LOG = logging.getLogger("fsdata")
+Plans = Sequence[DecodePlan]
+"""One for each kind of file of a reader."""
+
+
+class SmallGroups(Protocol):
+    """Decodes small row groups of a file together: `fsdata.pages.small_groups`."""
+
+    def shares(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
+        """Which row groups are small.
+
+        Returns:
+            int64 [groups], the file number of small row groups, -1 of others: row groups are decoded together with
+            neighbours of the same file. float64 [groups], the size of each as a share of what is decoded together.
+        """
+
+    def decode(self, plans: Plans, groups: Sequence[RowGroup]) -> DecodedRows:
+        """All rows of whole small row groups of one file, numbered through from the first row group on.
+
+        Raises: any error, without retries and without noting faults. The caller decodes them one by one instead.
+        """
+
+    def counted(self) -> dict[str, int]:
+        """Field -> number of its column chunks that were decoded this way; list fields only."""
 
 
 class RowReader(ABC):
     """The rows of one source. Thread-safe after construction.
 
     Attributes:
-        source: what the user says of it.
-        catalog: its files, or what stands for them: names and digests that ranks and saved states compare.
-        groups: its units. kinds: how fields are made of the columns of each kind of file.
-        faults: what becomes of rows that contradict the schema. skipped: files and units that were left out.
-        version: of a table, which version its files are.
+        source: the user's arguments.
+        catalog: the files, with the names and digests that ranks and saved states compare. Readers without files have
+            one entry that identifies their rows.
+        groups: the row groups. kinds: per kind of file, how fields are bound to columns.
+        faults: policy for rows that contradict the schema. skipped: files and row groups that were left out.
+        version: of a Delta or Iceberg table.
+        small_groups: decodes small row groups together; None where this is not possible.
     """
 
     catalog: Catalog
     groups: Groups
     kinds: list[FileKind]
     version: str | None = None
+    small_groups: SmallGroups | None = None
 
     def __init__(self, source: ParquetSource, label: str, notes: list[Fault] | None) -> None:
-        """notes: where faults are noted, see `fsdata.errors.Fault`; None raises the first."""
+        """notes: list to which faults are added, see `fsdata.errors.Fault`; None raises the first fault."""
         self.source = source
         self.label = label
         self.skipped: list[Skipped] = []
@@ -61,11 +87,11 @@ class RowReader(ABC):
     @property
     @abstractmethod
     def counted(self) -> Mapping[Field, Counted]:
-        """What the integers of its fields count."""
+        """Field -> the unit of its integers, see `Counted`."""
 
     @property
     def known(self) -> Mapping[str, Counted]:
-        """The same of columns that no field is made of."""
+        """Column -> the unit of its integers, for columns that no field is bound to."""
         return {}
 
     @property
@@ -80,78 +106,51 @@ class RowReader(ABC):
 
     @abstractmethod
     def decode(
-        self,
-        plans: Sequence[PiecePlan],
-        group: RowGroup,
-        start: int,
-        stop: int,
-        fetched: RemoteGroup | None = None,
-    ) -> DecodedPiece | None:
-        """Rows [start, stop) of a unit; None if it is damaged and skipped. Blocks.
+        self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
+    ) -> DecodedRows | None:
+        """Rows of a row group; None if it is damaged and skipped. Blocks; mostly without the GIL.
 
-        plans: one for each kind of file, see `plans`. fetched: what `fetch` gave, if it was read ahead.
+        Args:
+            plans: see `plans`.
+            rows: row numbers in the row group; None: all that `group` covers.
+            fetched: the result of `fetch`, if the bytes were read ahead.
 
         Raises:
-            CorruptFileError: damaged, or another file than at the start, under `on_error="raise"`.
-            OSError: the file cannot be reached, whatever `on_error` says.
-            Exception: what `map` raised.
-            DataError: see `fsdata.decode.decode_piece`.
+            CorruptFileError: the row group is damaged or its file was replaced, under `on_error="raise"`.
+            OSError: the file cannot be reached, under any `on_error`.
+            Exception: raised by `map`.
+            DataError: see `fsdata.decode.decode`.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What was found, and what finding it took; JSON-able."""
+        """Numbers of files, row groups and rows, and the seconds that opening took; JSON-able."""
 
-    def plans(self, serves: Callable[[Field], bool], layout: Layout, *, filtered: bool) -> tuple[PiecePlan, ...]:
-        """How the fields that `serves` chooses are decoded, one plan per kind of file."""
-        condition = self.source.condition if filtered else None
-        plans = []
-        for kind in self.kinds:
-            bindings = tuple(each for each in kind.bindings if serves(each.field))
-            order_only = all(each.field.kind == "time" for each in bindings)  # the order is that of the files
-            plans.append(
-                plan_pieces(
-                    replace(kind, bindings=bindings),
-                    layout,
-                    condition=condition,
-                    expressions={
-                        each.field.name: self.source.expression_of(each.field.name)
-                        for each in bindings
-                        if each.origin == "expression"
-                    },
-                    map=None if order_only else self.source.map,
-                )
-            )
-        return tuple(plans)
+    def plans(
+        self, layout: Layout, serves: Callable[[Field], bool] = lambda _: True, *, filtered: bool = True
+    ) -> tuple[DecodePlan, ...]:
+        """One plan for each kind of file, of the fields that `serves` selects."""
+        kinds = (
+            replace(kind, bindings=tuple(each for each in kind.bindings if serves(each.field))) for kind in self.kinds
+        )
+        return tuple(DecodePlan(kind, layout, self.source, filtered=filtered) for kind in kinds)
 
-    def fetch(self, plans: Sequence[PiecePlan], group: RowGroup) -> RemoteGroup | None:
-        """What `decode` needs of a unit, to be read ahead of it; None where nothing is read ahead."""
+    def fetch(self, plans: Plans, group: RowGroup) -> RemoteGroup | None:
+        """A handle to read the bytes that `decode` needs ahead of it; None for readers without read-ahead."""
         return None
 
-    def small(self, plans: Sequence[PiecePlan]) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 [groups], the file of units that are decoded together with others of this file, -1 of others; float64
-        [groups], their share in what is decoded at once). None are, unless a reader can."""
-        return np.full(len(self.groups), -1), np.zeros(len(self.groups))
-
-    def decode_at_once(self, plans: Sequence[PiecePlan], groups: Sequence[RowGroup]) -> DecodedPiece:
-        """All rows of whole small units, see `small`; they are numbered from the first of all.
-
-        Raises: anything, also where `decode` of each would note a fault; nothing is retried or noted.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:  # noqa: B027  # most readers have none open
+    def close(self) -> None:  # noqa: B027  # a default: most readers keep no file open
         """Close open files. Rows already read stay valid."""
 
     def where(self, group: RowGroup) -> str:
         return self.faults_of(group).where
 
     def faults_of(self, group: RowGroup) -> Faults:
-        """What becomes of the faults of a unit."""
+        """The policy for faults, with the place of a row group."""
         return replace(self.faults, file=self.catalog.files.name(group.file), row_group=group.index)
 
     def leave_out(self, file: str, reason: str, row_group: int | None = None, rows: int = 0) -> None:
-        """Note a file that is not read, or one unit of it; that once."""
+        """Add a file, or one of its row groups, to `skipped`; a row group once."""
         with self._lock:
             if row_group is None or (file, row_group) not in self._seen:
                 self._seen |= set() if row_group is None else {(file, row_group)}
@@ -165,54 +164,63 @@ class RowReader(ABC):
             where = replace(self.faults, file=left_out.file, row_group=left_out.row_group)
             where.found("corrupt", None, None, left_out.reason)
 
-    def _damaged(self, group: RowGroup, error: Exception) -> None:
-        """Raise what is wrong with a unit, or note that it is skipped."""
+
+class DamagePolicy:
+    """Context for decoding a row group. Errors of damage are raised with the place of the row group; under
+    `on_error="skip"` they are suppressed, and the row group is added to `skipped`.
+
+    Used as a context manager so that decoding threads have no further frame.
+    """
+
+    def __init__(self, reader: RowReader, group: RowGroup) -> None:
+        self._reader, self._group = reader, group
+        self._raised_by_map: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, MapFailed):  # may carry an OSError of user code, which is not damage
+            self._raised_by_map = error.error
+            return True
+        if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError):
+            return False
         if unreachable(error):
-            raise error
+            return False
+        reader, group = self._reader, self._group
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if self.source.on_error == "skip":
-            return self.leave_out(self.catalog.files.name(group.file), reason, group.index, group.rows)
+        if reader.source.on_error == "skip":
+            reader.leave_out(reader.catalog.files.name(group.file), reason, group.index, group.rows)
+            return True
         if isinstance(error, CorruptFileError):
-            raise CorruptFileError(f"{self.label}: {error}") from error
+            raise CorruptFileError(f"{reader.label}: {error}") from error
         raise CorruptFileError(
-            f"{self.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give "
-            "on_error='skip' to leave such row groups out"
+            f"{reader.where(group)}: cannot be decoded: {reason}. Repair or remove the file, or give on_error='skip' "
+            "to leave such row groups out"
         ) from error
+
+    def raise_of_map(self) -> None:
+        """Raise the error of `map`, if there is one. Called behind the context: raised inside, the error would have the
+        carrier as its context in tracebacks."""
+        if self._raised_by_map is not None:
+            raise self._raised_by_map
 
 
 class BatchReader(RowReader):
-    """Rows that come as record batches, all of one kind."""
+    """A reader whose rows arrive as record batches, all of one kind."""
 
     @abstractmethod
     def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
-        """Rows [start, stop) of a unit, and of them the columns `names`, in this order. From several threads."""
+        """Columns `names`, in this order, of rows [start, stop) of a row group. Called by several threads."""
 
     def decode(
-        self,
-        plans: Sequence[PiecePlan],
-        group: RowGroup,
-        start: int,
-        stop: int,
-        fetched: RemoteGroup | None = None,
-    ) -> DecodedPiece | None:
+        self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
+    ) -> DecodedRows | None:
         """See `RowReader`."""
         (plan,) = plans
-        wanted = GroupRows(
-            group=group.index,
-            start=start,
-            stop=stop,
-            to_end=False,
-            schema=0,
-            faults=self.faults_of(group),
-            leaves=lambda _: (),  # there is no file whose columns they would be
-        )
-        try:
-            return decode_batch(self.batch(group, start, stop, plan.batches.read), wanted, plan)
-        except MapFailed as carrier:
-            failed = carrier.error
-        except DataError:
-            raise
-        except (pa.ArrowException, OSError) as error:
-            self._damaged(group, error)
-            return None
-        raise failed
+        rows = group.range if rows is None else rows
+        with DamagePolicy(self, group) as damage:
+            batch = self.batch(group, rows.start, rows.stop, plan.read)
+            return decode_batch(batch, rows.start, plan, self.faults_of(group))
+        damage.raise_of_map()
+        return None

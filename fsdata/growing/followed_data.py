@@ -15,7 +15,7 @@ from fsdata.growing.late import LateTable
 from fsdata.growing.late_side import LateSide
 from fsdata.growing.segment import FOLLOWS, FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
-from fsdata.nodes.dataset import Dataset, fetch_planner, piece_reader
+from fsdata.nodes.dataset import Dataset
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, compact
@@ -49,9 +49,7 @@ class FollowedData(Dataset):
         self._time_column = _time_column(given, schema)
         self._numbers: dict[FileAt, int] = {}  # in the source, of the files of the segment
         self._places: dict[int, int] = {}  # unit -> row group of the source
-        units = _UnitsOfSegment(source, self._places)
-        self.read = piece_reader([source], self.layout, units, None)
-        self.fetches_of = fetch_planner([source], self.layout, units)
+        self._units = _UnitsOfSegment(source, self._places)
 
     def watcher(self, seen: Mapping[str, Any] | None) -> Watcher:
         """What looks for further files; see there."""

@@ -48,7 +48,7 @@ class GrowingFiles(SourceFiles):
                 self.kinds = [*self.kinds, kind]
             numbers.append(self.kinds.index(kind))
         # Threads that decode read these one by one: what is there already stays where it is.
-        self._kind_of = np.concatenate([self._kind_of, np.array(numbers, np.int32)[kind_of]])
+        self.kind_of = np.concatenate([self.kind_of, np.array(numbers, np.int32)[kind_of]])
         self._keep = np.concatenate([self._keep, may_have_rows(catalog, self.source) & readable])
         self.catalog = self.catalog.plus(catalog)
         self.groups = self._groups()

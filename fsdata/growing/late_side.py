@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from fsdata.decode.attached import Stage
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.growing.growing_files import GrowingFiles
-from fsdata.tables.side_table import SideTable, attach, pieces_of, table_of
+from fsdata.tables.side_table import SideTable, attach, decoded_rows_of, table_of
 
 SideFile = tuple[str, str]
 """Name of a file, digest of its footer."""
@@ -24,7 +24,7 @@ class LateSide(Stage):
         assert isinstance(empty.files, GrowingFiles)
         self.files = empty.files
         self._numbers: dict[SideFile, int] = {}
-        self._pieces: dict[SideFile, list[DecodedPiece]] = {}
+        self._decoded: dict[SideFile, list[DecodedRows]] = {}
         self._of: dict[int, SideTable] = {}
 
     def enter(self, sides: Mapping[int, Sequence[SideFile]]) -> None:
@@ -39,15 +39,17 @@ class LateSide(Stage):
             first = len(files.catalog)
             files.extend([name for name, _ in missing], [digest for _, digest in missing])
             self._numbers |= {side: first + number for number, side in enumerate(missing)}
-        self._pieces = {side: self._pieces.get(side) or pieces_of(self.empty, self._numbers[side]) for side in needed}
+        self._decoded = {
+            side: self._decoded.get(side) or decoded_rows_of(self.empty, self._numbers[side]) for side in needed
+        }
         tables: dict[tuple[SideFile, ...], SideTable] = {}
         for of in map(tuple, sides.values()):
             if of not in tables:
-                tables[of] = table_of([each for side in of for each in self._pieces[side]], self.empty)
+                tables[of] = table_of([each for side in of for each in self._decoded[side]], self.empty)
         self._of = {file: tables[tuple(of)] for file, of in sides.items()}
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
-        attach(piece, self.of(file))
+    def attach(self, decoded: DecodedRows, file: int) -> None:
+        attach(decoded, self.of(file))
 
     def of(self, file: int) -> SideTable:
         """The table for the rows of a file."""

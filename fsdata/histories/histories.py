@@ -13,7 +13,7 @@ import numpy as np
 
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Block, Blocks, Column, RowRefs, run
-from fsdata.decode.piece import DecodedPiece
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.row_layout import REFERENCE, Layout
 from fsdata.errors import DataError
 from fsdata.histories.history_table import HistoryTable
@@ -69,14 +69,14 @@ class Histories(Stage):
         """How many buckets the histories of a sequence have; 0 if they are not bucketed."""
         return self.groups[group].join.bucketed or 0
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
-        """Give the rows of a piece their histories, in place.
+    def attach(self, decoded: DecodedRows, file: int) -> None:
+        """Give decoded rows their histories, in place.
 
         Raises:
             DataError: a null time, a key without a history where a field's policy is `error`, or times of another unit.
         """
         for table in self._tables:
-            self._attach(table, piece)
+            self._attach(table, decoded)
 
     def bucket(self, sources: Sequence[Sequence[Stage]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
         return buckets_of(_of_each(sources), layout) if layout.references else None
@@ -98,22 +98,22 @@ class Histories(Stage):
             for to, column in self._columns(self.groups[name], fields, seen).items():
                 columns[to] = column
 
-    def _attach(self, table: HistoryTable, piece: DecodedPiece) -> None:
-        join, layout = table.join, piece.layout
-        keys, no_key = piece.arrays[Field(join.on, "join_key")]
-        before, no_time = piece.arrays[Field(join.at, "row_time")]
-        if (no_time & ~piece.drop).any():
-            rows = piece.rows[no_time & ~piece.drop]
+    def _attach(self, table: HistoryTable, decoded: DecodedRows) -> None:
+        join, layout = table.join, decoded.layout
+        keys, no_key = decoded.keys[Field(join.on, "join_key")]
+        before, no_time = decoded.keys[Field(join.at, "row_time")]
+        if (no_time & ~decoded.drop).any():
+            rows = decoded.rows[no_time & ~decoded.drop]
             what = f"{join.at} is null, and nothing is known as of no {'position' if join.by_position else 'time'}"
-            piece.faults.found("null", join.at, rows, what, todo="; filter it out")
+            decoded.faults.found("null", join.at, rows, what, todo="; filter it out")
         if not join.by_position:
-            self._compare_units(table, before[~piece.drop & (before < _LATEST)], piece.faults.where)
+            self._compare_units(table, before[~decoded.drop & (before < _LATEST)], decoded.faults.where)
         found = np.empty(len(keys), np.int64)
         histories.find_keys(table.keys, keys, no_key, found)
-        _apply_policies(table, piece, keys, found)
+        _apply_policies(table, decoded, keys, found)
         before = before + (before < _LATEST) if join.inclusive else before.copy()
         if join.by_position:
-            first, stop = _at_positions(table, piece, found, before, own=int(join.inclusive))
+            first, stop = _at_positions(table, decoded, found, before, own=int(join.inclusive))
         else:
             first, stop = np.empty_like(found), np.empty_like(found)
             histories.find_windows(found, table.offsets, table.times, before, first, stop)
@@ -124,10 +124,10 @@ class Histories(Stage):
             if not fields:
                 continue
             seen = _cut(table, fields[0][1], found, _Windows(first.copy(), stop.copy(), before, np.empty_like(first)))
-            piece.columns |= self._columns(table, fields, seen)
+            decoded.columns |= self._columns(table, fields, seen)
             if name in layout.references:
                 numbers = np.stack([np.full_like(found, self._source), seen.first, seen.stop, seen.before], axis=1)
-                piece.columns[layout.references[name]] = Column.of(numbers.reshape(-1), width=REFERENCE)
+                decoded.columns[layout.references[name]] = Column.of(numbers.reshape(-1), width=REFERENCE)
 
     def _columns(self, table: HistoryTable, fields: Sequence[tuple[int, Field]], seen: _Windows) -> dict[int, Column]:
         """Slot -> the events of a field. Windows with events that do not count are copied without those; what rows see
@@ -232,7 +232,7 @@ def _fields(layout: Layout, group: str) -> list[tuple[int, Field]]:
 
 
 def _at_positions(
-    table: HistoryTable, piece: DecodedPiece, found: np.ndarray, before: np.ndarray, *, own: int
+    table: HistoryTable, decoded: DecodedRows, found: np.ndarray, before: np.ndarray, *, own: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(first, stop), int64 [N], of the events before a position. found: int64 [N], the places of the keys, or -1.
 
@@ -241,14 +241,14 @@ def _at_positions(
     there = found >= 0
     first = np.where(there, table.offsets[found], 0)
     size = np.where(there, table.offsets[found + 1] - first, 0)
-    wrong = np.flatnonzero(there & ~piece.drop & ((before - own < 0) | (before - own > size)))
+    wrong = np.flatnonzero(there & ~decoded.drop & ((before - own < 0) | (before - own > size)))
     if len(wrong):
         at, join = wrong[0], table.join
         what = (
             f"the row stands behind {before[at] - own} events, and the {table.label} has {size[at]} of {join.on} "
             f"{table.keys[found[at]]}"
         )
-        piece.faults.found("range", join.at, piece.rows[wrong], what, todo=": both must be of one log")
+        decoded.faults.found("range", join.at, decoded.rows[wrong], what, todo=": both must be of one log")
     return first, first + np.clip(before, 0, size)
 
 
@@ -261,16 +261,13 @@ def _cut(table: HistoryTable, field: Field, found: np.ndarray, seen: _Windows) -
     return seen
 
 
-def _apply_policies(table: HistoryTable, piece: DecodedPiece, keys: np.ndarray, found: np.ndarray) -> None:
+def _apply_policies(table: HistoryTable, decoded: DecodedRows, keys: np.ndarray, found: np.ndarray) -> None:
     """Of keys without a history."""
     policies: Mapping[str, str] = table.source.nulls
-    lost = np.flatnonzero((found < 0) & ~piece.drop)
-    if not len(lost) or not policies:
-        return
-    strict = [name for name, policy in policies.items() if policy == "error"]
-    if strict:
+    lost = np.flatnonzero((found < 0) & ~decoded.drop)
+
+    def say(strict: list[str]) -> tuple[str, str]:
         what = f"{table.join.on} {keys[lost[0]]} is not in the {table.label}"
-        todo = f", and nulls={{{strict[0]!r}: 'error'}} asks for a history"
-        piece.faults.found("no match", table.join.on, piece.rows[lost], what, todo=todo)
-    if "drop" in policies.values():
-        piece.drop[lost] = True
+        return what, f", and nulls={{{strict[0]!r}: 'error'}} asks for a history"
+
+    decoded.nulls.without_match(table.join.on, lost, policies, say)

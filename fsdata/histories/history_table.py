@@ -27,8 +27,9 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
+from fsdata.decode.align import align
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.join_keys import check_unique, keyed_rows
-from fsdata.decode.piece import DecodedPiece, align
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
@@ -261,7 +262,7 @@ class _Reading:
             tuple(Field(each.name, "floats" if each.number == "value" else "ids", "histories") for each in lists), 0
         )
         self._stored = {each.name: _stored(files, each) for each in lists} | {_MASK: np.dtype(np.uint8)}
-        self._plans = files.plans(lambda field: True, self._layout, filtered=True)
+        self._plans = files.plans(self._layout)
         # Other ranks of the host wait meanwhile. Faults that are noted stand in the order of the files.
         self._threads = usable_cores() if files.faults.notes is None else 1
 
@@ -339,27 +340,27 @@ class _Reading:
         return [asdict(each) for each in found if each.row_group is not None]
 
     def _part(self, group: RowGroup) -> "_Part | None":
-        piece = self._files.decode(self._plans, group, 0, group.rows)
-        if piece is None:
+        decoded = self._files.decode(self._plans, group)
+        if decoded is None:
             return None
         on = self._join.on
-        align(piece, self._join.source.defaults)
-        alive, keys = keyed_rows(piece, on)
-        lengths = piece.columns[0].lengths(len(piece.rows))[alive]
-        part = _Part(keys, lengths, self._events(piece, alive))
+        align(decoded, self._join.source.defaults)
+        alive, keys = keyed_rows(decoded, on)
+        lengths = decoded.columns[0].lengths(len(decoded.rows))[alive]
+        part = _Part(keys, lengths, self._events(decoded, alive))
         if self._join.time is not None and not self._join.by_position:
-            _check_order(part, self._join.time, on, piece.faults, piece.rows[alive])
-        if piece.faults.notes is not None:
+            _check_order(part, self._join.time, on, decoded.faults, decoded.rows[alive])
+        if decoded.faults.notes is not None:
             for name in self._join.times:
-                _note_future(part, name, piece.faults, piece.rows[alive])
+                _note_future(part, name, decoded.faults, decoded.rows[alive])
         if self._join.condition is not None:
             part = self._chosen(part, self._join.condition)
         return self._with_mask(part) if self._join.pools else part
 
-    def _events(self, piece: DecodedPiece, alive: np.ndarray) -> dict[str, np.ndarray]:
+    def _events(self, decoded: DecodedRows, alive: np.ndarray) -> dict[str, np.ndarray]:
         """Of every field the values of the rows `alive`, one after another, as they are stored."""
         return {
-            field.name: piece.columns[slot].gathered(field.dtype, alive).astype(self._stored[field.name], copy=False)
+            field.name: decoded.columns[slot].gathered(field.dtype, alive).astype(self._stored[field.name], copy=False)
             for slot, field in enumerate(self._layout.fields)
         }
 

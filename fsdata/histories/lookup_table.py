@@ -21,8 +21,8 @@ from fsdata.catalog.footers import Skipped
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.join_keys import check_unique, keyed_rows
-from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
@@ -89,20 +89,20 @@ class Lookups(Stage):
     def __init__(self, tables: Sequence[LookupTable]) -> None:
         self._tables = tables
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
+    def attach(self, decoded: DecodedRows, file: int) -> None:
         """What is found is as long as its ids."""
-        for lookup, name in self._in(piece):
-            piece.columns.setdefault(piece.layout.slots[name], self._ids(lookup, piece))
+        for lookup, name in self._in(decoded):
+            decoded.columns.setdefault(decoded.layout.slots[name], self._ids(lookup, decoded))
 
-    def finish(self, piece: DecodedPiece) -> None:
-        for lookup, name in self._in(piece):
-            piece.columns[piece.layout.slots[name]] = lookup.over(self._ids(lookup, piece), name)
+    def finish(self, decoded: DecodedRows) -> None:
+        for lookup, name in self._in(decoded):
+            decoded.columns[decoded.layout.slots[name]] = lookup.over(self._ids(lookup, decoded), name)
 
-    def _in(self, piece: DecodedPiece) -> Iterator[tuple[LookupTable, str]]:
-        return ((each, name) for each in self._tables for name in each.join.fields if name in piece.layout.slots)
+    def _in(self, decoded: DecodedRows) -> Iterator[tuple[LookupTable, str]]:
+        return ((each, name) for each in self._tables for name in each.join.fields if name in decoded.layout.slots)
 
-    def _ids(self, lookup: LookupTable, piece: DecodedPiece) -> Column:
-        return piece.column(piece.layout.slots[lookup.join.on])
+    def _ids(self, lookup: LookupTable, decoded: DecodedRows) -> Column:
+        return decoded.column(decoded.layout.slots[lookup.join.on])
 
 
 def load_lookup(join: Lookup, schema: Schema, open_files: Callable[..., SourceFiles]) -> LookupTable:
@@ -181,17 +181,17 @@ def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays
 def _rows(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The keys, int64 [M], and the values of every field, in the order of the files."""
     layout = Layout(tuple(fields), 0)
-    plans = files.plans(lambda field: True, layout, filtered=True)
+    plans = files.plans(layout)
     keys = [np.empty(0, np.int64)]
     values: dict[str, list[np.ndarray]] = {field.name: [np.empty(0, field.dtype)] for field in fields}
     for group in files.groups:
-        piece = files.decode(plans, group, 0, group.rows)
-        if piece is None:
+        decoded = files.decode(plans, group)
+        if decoded is None:
             continue
-        alive, own = keyed_rows(piece, join.on)
+        alive, own = keyed_rows(decoded, join.on)
         keys.append(own)
         for slot, field in enumerate(fields):
-            values[field.name].append(piece.column(slot).gathered(field.dtype, alive))
+            values[field.name].append(decoded.column(slot).gathered(field.dtype, alive))
     return np.concatenate(keys), {name: np.concatenate(parts) for name, parts in values.items()}
 
 

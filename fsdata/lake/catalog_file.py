@@ -148,11 +148,11 @@ class CatalogFiles(SourceFiles):
             files = left_out(catalog, read, before, self.source.skip, self.source.limit)
             self._replaced(catalog, files[~kept[files]])
 
-    def _expected_file(self, number: int) -> ExpectedFile:
+    def _expect(self, number: int) -> ExpectedFile:
         """With the row groups and the schema of the catalog, which are compared with the footer."""
         catalog = self.catalog
         rows = catalog.rows[catalog.first[number] : catalog.first[number + 1]]
-        return replace(super()._expected_file(number), rows=rows, schema=catalog.schema(number))
+        return replace(super()._expect(number), rows=rows, schema=catalog.schema(number))
 
     def _look_at_files(self) -> None:
         """Check that files with skipped row groups were not replaced; all other files are compared when they are

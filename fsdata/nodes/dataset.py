@@ -1,22 +1,19 @@
-"""Opened sources, and the order in which their rows make an epoch; the times of all rows, where they order them."""
+"""The rows of all sources: the order in which they make an epoch, and how pieces of it are read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from fsdata.catalog.binding.counted import mixed
-from fsdata.catalog.shared_arrays import Arrays, SharedArrays
-from fsdata.decode.block import Block, Column, RowRefs, SurvivingRows, concat
+from fsdata.decode.block import Block, Column, RowRefs, concat
 from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
+from fsdata.nodes.times import Times
 from fsdata.nodes.timing import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
@@ -24,77 +21,25 @@ from fsdata.order.progress import Progress, SegmentState
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.schema import Schema
 
-SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
-_VERSION = 1
-_TIMES = "times"
-
-
-class Times:
-    """The sort keys of `fsdata.order.mix` by time, 8 bytes a row. Making it reads the time columns and blocks.
-
-    Of many rows the processes of a host read them once: one reads, the others wait and map the same memory.
-
-    Raises: as `OpenSource.read_times`.
-    """
-
-    def __init__(self, sources: Sequence[OpenSource], time: str, threads: int) -> None:
-        """time: `Schema.time`."""
-        self._field = time
-        self._shared: list[SharedArrays] = []
-        self._times = [self._of(source, threads) for source in sources]
-        self._ends = [np.cumsum(source.groups.row_counts) for source in sources]
-        self._rows = [source.groups.row_counts for source in sources]
-
-    def __call__(self, source: int, group: int) -> np.ndarray:
-        """int64 [rows] of a row group, read-only."""
-        end = int(self._ends[source][group])
-        return self._times[source][end - int(self._rows[source][group]) : end]
-
-    def _of(self, source: OpenSource, threads: int) -> np.ndarray:
-        def make(_: Path | None) -> Arrays:
-            return {_TIMES: _read(source, threads)}
-
-        if int(source.groups.row_counts.sum()) < SHARED_FROM:
-            return make(None)[_TIMES]
-        contents = repr(
-            (_VERSION, self._field, sorted(source.fingerprint.items()), source.opened.catalog.files.identity)
-        )
-        name = f"times{blake2b(contents.encode(), digest_size=16).hexdigest()}"
-        self._shared.append(SharedArrays(name, make, f"{source.label}, its times"))
-        return self._shared[-1][_TIMES]
-
-
-def _read(source: OpenSource, threads: int) -> np.ndarray:
-    groups = [source.groups[number] for number in range(len(source.groups))]
-    if threads == 1 or len(groups) < 2:
-        return np.concatenate([np.empty(0, np.int64), *map(source.read_times, groups)])
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="fsdata-times")
-    try:
-        return np.concatenate([np.empty(0, np.int64), *pool.map(source.read_times, groups)])
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 _FIRST_ROWS = 512
-_FEW_VALUES = 1 << 22  # are decoded in some 30 ms
+_FEW_VALUES = 1 << 22  # decoded in some 30 ms
 
 Fetched = Sequence[RemoteGroup | None]
-"""What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
+"""Bytes read ahead for a piece: one entry for each of its row groups; empty without read-ahead."""
 
 
 class Dataset:
-    """The rows of all sources: how many, in which order, and how to read them.
+    """The rows of all sources: number, order, and reading.
 
-    Planning reads no data, except that `mix="time"` reads the time columns.
+    Planning reads no data, except the time columns under `mix="time"`.
 
     Attributes:
-        read: decodes a piece, from the row groups that were read ahead for it; from any thread. fetches_of: which row
-            groups these are.
-        bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
-        followed: there is no end to it, see `fsdata.growing`.
-        meets: why ranks have to meet in every step; None where they need not.
-        segment_of: reads the segment of a saved state, of data that is followed.
-        window_units: units of a rank that are shuffled together; 0 without shuffling.
+        bucket: function rows -> int64 [n]; shuffled rows of a window are ordered by it. None without such a table, see
+            `Stage.bucket`.
+        followed: whether the data grows without end, see `fsdata.growing`.
+        meets: reason for which ranks must exchange status words in every step; None if they need not.
+        segment_of: parses the segment of a saved state, for followed data.
+        window_units: number of units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
@@ -134,8 +79,8 @@ class Dataset:
         self._time_windows = _time_windows(sources)
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
         self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
-        self.read = piece_reader(sources, self.layout, units, keys)
-        self.fetches_of = fetch_planner(sources, self.layout, units)
+        self._units: UnitsByNumber = units
+        self._keys = keys
         one_by_one = shuffle or keys is not None or self.followed or any(source.remote for source in sources)
         self._small = None if one_by_one else _small_units(sources, self.layout, self._unit_rows)
         self.rows = int(self._unit_rows.sum())
@@ -150,12 +95,12 @@ class Dataset:
                 self.fingerprint[f"source {number} {item}"] = value
 
     def close(self) -> None:
-        """Close the files that decoding threads keep open."""
+        """Close open files."""
         for source in self.sources:
             source.close()
 
     def rows_of(self, columns: list[Column], rows: int) -> RowRefs:
-        """Rows that came from other ranks; see `Stage.received`."""
+        """References to rows received from other ranks; see `Stage.received`."""
         if not self.layout.references:
             return RowRefs.of(Block.of(columns, rows))
         stage = next(stage for stage in self.sources[0].stages if stage.references)
@@ -168,17 +113,17 @@ class Dataset:
 
     @property
     def time_windows(self) -> np.ndarray | None:
-        """int64 [T + 1]: the rows of each window of time, of which each is an epoch; None without windows."""
+        """int64 [T + 1]: bounds of the time windows in rows. Each window is an epoch. None without windows."""
         return self._time_windows[1] if self._time_windows else None
 
     def rows_in(self, epoch: int) -> int:
-        """Rows of an epoch; of none behind the last window of time."""
+        """Rows of an epoch; 0 behind the last time window."""
         if self.time_windows is None:
             return self.rows
         return int(np.diff(self.time_windows[epoch : epoch + 2]).sum())
 
     def _units_of(self, epoch: int) -> tuple[int, int]:
-        """The first unit of an epoch, and the one behind its last."""
+        """(first unit of an epoch, unit behind its last)."""
         if self._time_windows is None:
             return 0, len(self._unit_rows)
         bounds = self._time_windows[0]
@@ -186,7 +131,7 @@ class Dataset:
         return int(bounds[begin]), int(bounds[end])
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
-        """What every rank still has to read of the epoch."""
+        """The remaining rows of the epoch, per rank."""
         begin, end = self._units_of(progress.epoch)
         first = epoch_streams(
             self._unit_rows[begin:end],
@@ -203,9 +148,56 @@ class Dataset:
         streams = progress.streams(first, world_size)
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
+    def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
+        """References to all planned rows of a piece, in order, some of them dropped. Thread-safe.
+
+        fetched: the result of `fetches_of`, if the bytes were read ahead.
+
+        Raises:
+            ReadInPart: the piece has several row groups, and one behind the first cannot be read.
+            Other errors: see `OpenSource.read`.
+        """
+        with self.timing.of("decode"):
+            unit = self._units[piece.unit]
+            if piece.more:
+                ranges = [unit.ranges[0], *(self._units[number].ranges[0] for number in piece.more)]
+                source = self.sources[ranges[0].source]
+                return _read_small(source, self.layout, [source.groups[each.group] for each in ranges])
+            if len(unit.ranges) == 1:
+                row_range = unit.ranges[0]
+                source = self.sources[row_range.source]
+                start = row_range.start + piece.start
+                return source.read(source.groups[row_range.group], self.layout, start, start + piece.rows, *fetched)
+            return self._read_merged(unit, piece, fetched)
+
+    def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
+        """A piece of a unit in which rows of several row groups are merged by `mix`."""
+        assert self._keys is not None
+        keys = [self._keys(each.source, each.group)[each.start : each.stop] for each in unit.ranges]
+        parts = []
+        for number, row_range in enumerate(unit.ranges):
+            source = self.sources[row_range.source]
+            group, fetch = source.groups[row_range.group], fetched[number : number + 1]
+            parts.append(source.read(group, self.layout, row_range.start, row_range.stop, *fetch))
+        return concat(parts).take(merge_order(unit, keys)[piece.start : piece.stop])
+
+    def fetches_of(self, piece: Piece) -> list[RemoteGroup | None]:
+        """Handles to read the row groups of a piece ahead."""
+        ranges = ((self.sources[each.source], each.group) for each in self._units[piece.unit].ranges)
+        return [source.fetch(source.groups[group], self.layout) for source, group in ranges]
+
+    def unit_ends(self, piece: Piece) -> np.ndarray:
+        """int64: number of rows of a piece up to the end of each whole unit in it; at least its own end."""
+        if not piece.more:
+            return np.array([piece.rows])
+        return np.cumsum(self._unit_rows[[piece.unit, *piece.more]])
+
     def windows(self, stream: Stream) -> Iterator[Window]:
-        """The windows of a stream; in order, they have no row that is not needed, and the first one has few. Small row
-        groups are decoded together then, where all files are local."""
+        """The windows of a stream.
+
+        Without shuffling, small row groups of local files are merged, the first window is short, and windows have no
+        rows that are not needed.
+        """
         if self._shuffle:
             return iter(stream)
         windows = iter(stream) if self._small is None else coalesced(stream, self._small)
@@ -219,7 +211,7 @@ class Dataset:
 
 
 def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-    """See `Stage.bucket`; the last stage that has a table on disk decides."""
+    """See `Stage.bucket`: that of the last stage that has a table on disk."""
     stages = [source.stages for source in sources]
     in_turn = sorted((stage for of in stages for stage in of), key=lambda stage: -stage.turn)
     found = (stage.bucket(stages, layout) for stage in in_turn)
@@ -227,7 +219,7 @@ def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs]
 
 
 def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray] | None:
-    """(int64 [T + 1], the units of each window of time; int64 [T + 1], its rows); None without windows."""
+    """(int64 [T + 1], bounds of the time windows in units; int64 [T + 1], in rows); None without windows."""
     with_windows = [source for source in sources if source.time_windows is not None]
     if not with_windows:
         return None
@@ -241,9 +233,9 @@ def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray
 
 
 def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
-    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group.
+    """Splits the first window, so that the first batch does not wait for a whole row group.
 
-    most: a first window of so many rows stays whole, as its row group would be decoded twice.
+    most: a first window of at most so many rows is not split, since its row group would be decoded twice.
     """
     for first in windows:
         yield from first.cut(_FIRST_ROWS) if first.rows > max(2 * _FIRST_ROWS, most) else (first,)
@@ -252,7 +244,7 @@ def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
 
 
 def _only_needed(window: Window) -> Window:
-    """The same rows in order, without those of the pieces that lie outside [start, stop)."""
+    """The window with its pieces cut to the rows in [start, stop)."""
     if window.rows == sum(piece.rows for piece in window.pieces):
         return window
     pieces, skip, left = [], window.start, window.rows
@@ -281,122 +273,52 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int
 
 
 def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray) -> SmallUnits | None:
-    """Of units that are the row groups of all sources; None without any that are small."""
+    """Small ones among units that are the row groups of all sources; None if there are none."""
     files, shares, first = [], [], 0
     for source in sources:
-        file, share = source.small(layout)
+        small = source.small(layout)
+        if small is None:
+            small = np.full(len(source.groups), -1), np.zeros(len(source.groups))
+        file, share = small
         files.append(np.where(file < 0, -1, file + first))
         shares.append(share)
         first += len(source.files)
-    small = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
-    return small if (small.file >= 0).any() else None
+    units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
+    return units if (units.file >= 0).any() else None
 
 
 def _weights(sources: Sequence[OpenSource]) -> list[float]:
-    """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
+    """The weights of `mix="weighted"`, 1 if one is missing. Without any, row counts: all sources then end together."""
     if all(source.weight is None for source in sources):
         return [float(max(int(source.groups.row_counts.sum()), 1)) for source in sources]
     return [1.0 if source.weight is None else source.weight for source in sources]
 
 
-class ByNumber(Protocol):
+class UnitsByNumber(Protocol):
     """Units by number."""
 
     def __getitem__(self, number: int, /) -> Unit: ...
 
 
-def piece_reader(
-    sources: Sequence[OpenSource], layout: Layout, units: ByNumber, keys: Keys | None
-) -> Callable[[Piece, Fetched], SurvivingRows]:
-    """A function that decodes one piece; safe to call from several threads. `keys` order the rows of merged units.
-
-    It raises `ReadInPart` where a piece has several row groups and one behind the first cannot be read.
-    """
-
-    def read(piece: Piece, fetched: Fetched) -> SurvivingRows:
-        unit = units[piece.unit]
-        if piece.more:
-            here = (unit.ranges[0], *(units[number].ranges[0] for number in piece.more))
-            source = sources[here[0].source]
-            return _read_small(source, layout, [source.groups[row_range.group] for row_range in here])
-        if len(unit.ranges) == 1:
-            row_range = unit.ranges[0]
-            source = sources[row_range.source]
-            start = row_range.start + piece.start
-            return source.read(source.groups[row_range.group], layout, start, start + piece.rows, *fetched)
-        assert keys is not None
-        return _read_merged(sources, layout, unit, keys, piece, fetched)
-
-    return read
-
-
 class ReadInPart(Exception):
-    """`error` was raised behind the first `rows` planned rows of a piece, of which `found` are left."""
+    """`error` was raised after `rows`, the references to the first rows of a piece, had been read."""
 
-    def __init__(self, found: SurvivingRows, rows: int, error: Exception) -> None:
+    def __init__(self, rows: RowRefs, error: Exception) -> None:
         super().__init__(str(error))
-        self.found, self.rows, self.error = found, rows, error
+        self.rows, self.error = rows, error
 
 
-def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> SurvivingRows:
-    """All rows of row groups, at once if nothing is wrong with any of them."""
-    at_once = source.read_at_once(groups, layout)
-    if at_once is not None:
-        return at_once
-    found: list[SurvivingRows] = []
-    planned: list[int] = []
-
-    def so_far() -> SurvivingRows:
-        return SurvivingRows(concat([each.rows for each in found]), kept_of(planned, found))
-
+def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> RowRefs:
+    """All rows of row groups, decoded together, or one by one if there is an error in any of them."""
+    together = source.read_together(groups, layout)
+    if together is not None:
+        return together
+    parts: list[RowRefs] = []
     for group in groups:
         try:
-            found.append(source.read(group, layout, 0, group.rows))
+            parts.append(source.read(group, layout, 0, group.rows))
         except Exception as error:
-            if not found:
+            if not parts:
                 raise
-            raise ReadInPart(so_far(), sum(planned), error) from error
-        planned.append(group.rows)
-    return so_far()
-
-
-def kept_of(planned: Sequence[int], found: Sequence[SurvivingRows]) -> np.ndarray:
-    """int64 [n], increasing: which rows survived, of all those planned in several pieces of `planned` rows each."""
-    kept, first = [], 0
-    for rows, each in zip(planned, found, strict=True):
-        kept.append(first + (np.arange(rows) if each.kept is None else each.kept))
-        first += rows
-    return np.concatenate(kept)
-
-
-def fetch_planner(
-    sources: Sequence[OpenSource], layout: Layout, units: ByNumber
-) -> Callable[[Piece], list[RemoteGroup | None]]:
-    """A function that says which row groups a piece is decoded from."""
-
-    def row_groups(piece: Piece) -> list[RemoteGroup | None]:
-        here = ((sources[each.source], each.group) for each in units[piece.unit].ranges)
-        return [source.fetch(source.groups[group], layout) for source, group in here]
-
-    return row_groups
-
-
-def _read_merged(
-    sources: Sequence[OpenSource], layout: Layout, unit: Unit, keys: Keys, piece: Piece, fetched: Fetched
-) -> SurvivingRows:
-    range_keys = [
-        keys(row_range.source, row_range.group)[row_range.start : row_range.stop] for row_range in unit.ranges
-    ]
-    order = merge_order(unit, range_keys)[piece.start : piece.stop]
-    found = []
-    for number, row_range in enumerate(unit.ranges):
-        source = sources[row_range.source]
-        here = source.groups[row_range.group], layout, row_range.start, row_range.stop
-        found.append(source.read(*here, *fetched[number : number + 1]))
-    rows = concat([each.rows for each in found])
-    if rows.num_rows == unit.rows:
-        return SurvivingRows(rows.take(order), None)
-    where = np.full(unit.rows, -1)
-    where[kept_of([row_range.rows for row_range in unit.ranges], found)] = np.arange(rows.num_rows)
-    alive = np.flatnonzero(where[order] >= 0)
-    return SurvivingRows(rows.take(where[order[alive]]), alive)
+            raise ReadInPart(concat(parts), error) from error
+    return concat(parts)

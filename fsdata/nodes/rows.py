@@ -1,4 +1,4 @@
-"""The second node: pieces of row groups are decoded ahead by threads, and become windows of rows by reference."""
+"""The second node: threads decode pieces of row groups ahead, which become windows of rows by reference."""
 
 import logging
 from collections import deque
@@ -13,31 +13,31 @@ from weakref import ref
 import numpy as np
 
 from fsdata.compose.reading import read_ahead_of
-from fsdata.decode.block import Block, RowRefs, SurvivingRows, concat
-from fsdata.nodes.dataset import Fetched, ReadInPart, kept_of
+from fsdata.decode.block import Block, RowRefs, concat
+from fsdata.nodes.dataset import ReadInPart
 from fsdata.nodes.guards import not_the_end
 from fsdata.nodes.node import Node
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
 from fsdata.order.progress import Progress
-from fsdata.order.stream import Piece, Window
+from fsdata.order.stream import Window
 from fsranks.machine.cores import cores_of_this_rank
 
 _LOG = logging.getLogger("fsdata")
 _TOO_SMALL = (
-    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are held all the same. "
+    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are kept all the same. "
     "Give more, or a smaller shuffle_window"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """Rows of a window in the order in which they are used.
+class WindowRows:
+    """The rows of a window in the order of their use, without dropped ones.
 
     Attributes:
-        rows: without those that dropped out.
-        passed: int64 [n], or a range: how many rows of this rank's stream have been passed with each of them, those
-            that dropped out included. end: with all of the window.
+        rows: references to n rows.
+        passed: int64 [n], or a range: position in this rank's stream behind each row, dropped rows included. end:
+            position behind the window.
     """
 
     rows: RowRefs
@@ -45,8 +45,8 @@ class Decoded:
     end: int
 
 
-class Rows(Node[Decoded]):
-    """Windows of rows by reference. Blocks until a window is decoded.
+class Rows(Node[WindowRows]):
+    """Windows of rows by reference. `next` blocks until a window is decoded.
 
     Args:
         num_threads, read_ahead, memory: see `FreeScaleDataLoader`.
@@ -70,9 +70,9 @@ class Rows(Node[Decoded]):
         self._warned = False
         self.most_bytes = 0
         self._windows: Iterator[Window] = iter(())
-        self._to_submit: Iterator[Callable[[], SurvivingRows]] = iter(())
+        self._to_submit: Iterator[Callable[[], RowRefs]] = iter(())
         self._fetches: Any = None
-        self._pending: deque[Future[SurvivingRows]] = deque()
+        self._pending: deque[Future[RowRefs]] = deque()
         self._given: list[ref[Block]] = []
         self._largest = 0  # bytes of a piece
         self._decoded = 0  # planned rows of the windows decoded so far
@@ -92,12 +92,12 @@ class Rows(Node[Decoded]):
         pieces = (piece for window in of_pieces for piece in window.pieces)
         self._fetches = None if self.read_ahead is None else self.read_ahead.over(pieces, of_item=data.fetches_of)
         if self._fetches is None:
-            self._to_submit = (partial(self._read, piece, ()) for piece in pieces)
+            self._to_submit = (partial(data.read, piece) for piece in pieces)
         else:
             self._to_submit = (partial(self._fetched, self._fetches, fetch) for fetch in self._fetches)
 
-    def next(self) -> Decoded:
-        """Raises what decoding raised, at the first row concerned; begin anew afterwards."""
+    def next(self) -> WindowRows:
+        """Raises an error of decoding behind the rows before it. The epoch has to be restarted afterwards."""
         if self._error is not None:
             raise self._error
         window = next(self._windows)
@@ -107,11 +107,11 @@ class Rows(Node[Decoded]):
             try:
                 pieces = [not_the_end("reading", self._pending.popleft().result) for _ in window.pieces]
             except ReadInPart as part:  # in order, of the only piece of this window
-                window, _ = window.cut(part.rows)
-                pieces, self._error = [part.found], part.error
-        sizes = [piece.rows.bytes for piece in pieces]
+                window, _ = window.cut(part.rows.num_rows)
+                pieces, self._error = [part.rows], part.error
+        sizes = [piece.bytes for piece in pieces]
         self._given = [each for each in self._given if each() is not None]
-        self._given += [ref(block) for piece in pieces for block in piece.rows.blocks.of]
+        self._given += [ref(block) for piece in pieces for block in piece.blocks.of]
         self._largest = max(self._largest, *sizes)
         self._check_memory(sum(sizes))
         found = self._of_window(window, pieces)
@@ -120,12 +120,12 @@ class Rows(Node[Decoded]):
         return found
 
     def go_on(self) -> None:
-        """Decode further ahead where there was no memory for it and there may be now."""
+        """Resume decoding ahead if it was paused for lack of memory."""
         if self._memory is not None:
             self._submit(max(self._threads, self.source.data.window_units))
 
     def note_held(self) -> None:
-        """Where most is held: before the last rows of a window go."""
+        """Note peak memory; called when the last rows of a window are about to be released."""
         self.most_bytes = max(self.most_bytes, self._held())
 
     def on_close(self) -> None:
@@ -135,7 +135,7 @@ class Rows(Node[Decoded]):
             self.read_ahead.close()
 
     def on_end(self) -> None:
-        """Decode no further; running decodes end by themselves. Blocks for requests under way."""
+        """Cancel decoding ahead. Running decodes finish on their own. Blocks for requests in flight."""
         for future in self._pending:
             future.cancel()
         self._pending.clear()
@@ -144,8 +144,8 @@ class Rows(Node[Decoded]):
         self._windows, self._to_submit = iter(()), iter(())
 
     def _submit(self, limit: int, needed: int = 0) -> None:
-        """Have `limit` pieces decoded; beyond those that are `needed`, as long as there is room for them."""
-        # What a window needs is decoded even if memory is full: else the loop would wait for ever.
+        """Submit up to `limit` pieces; those beyond `needed` only if memory allows."""
+        # Pieces of the next window are decoded even if memory is full: otherwise the loop would wait for ever.
         while len(self._pending) < limit and (len(self._pending) < needed or self._has_room()):
             work = next(self._to_submit, None)
             if work is None:
@@ -153,19 +153,19 @@ class Rows(Node[Decoded]):
             self._pending.append(self._executor.submit(work))
 
     def _has_room(self) -> bool:
-        """Whether one more piece fits into memory, and those that are being decoded, if none is larger than before."""
+        """Whether memory allows one more piece, assuming that none is larger than those before."""
         if self._memory is None:
             return True
-        # What is being decoded has no size yet: the largest piece so far stands for it.
+        # The size of a running decode is not known yet: the largest piece so far is its estimate.
         coming = 1 + sum(not future.done() for future in self._pending)
         return self._largest > 0 and self._held() + coming * self._largest <= self._memory
 
     def _held(self) -> int:
-        """Bytes of all rows that are decoded, and of those given that something still refers to."""
+        """Bytes of blocks that wait, and of returned blocks that are still referred to."""
         blocks = {block for each in self._given if (block := each()) is not None}
         for future in self._pending:
             if future.done() and not future.cancelled() and future.exception() is None:
-                blocks.update(future.result().rows.blocks.of)
+                blocks.update(future.result().blocks.of)
         return sum(block.bytes for block in blocks)
 
     def _check_memory(self, window: int) -> None:
@@ -173,42 +173,48 @@ class Rows(Node[Decoded]):
             self._warned = True
             _LOG.warning(_TOO_SMALL, self._memory, window)
 
-    def _fetched(self, fetches: Any, fetch: Any) -> SurvivingRows:
-        """Of a piece whose bytes are on their way, see `fsdata.remote.read_ahead`."""
+    def _fetched(self, fetches: Any, fetch: Any) -> RowRefs:
+        """Read a piece whose bytes are being fetched, see `fsdata.remote.read_ahead`."""
+        data = self.source.data
         try:
-            with self.source.data.timing.of("fetch"):
+            with data.timing.of("fetch"):
                 fetch.wait()
-            return self._read(fetch.item, fetch.row_groups)
+            return data.read(fetch.item, fetch.row_groups)
         finally:
             fetches.release(fetch)
 
-    def _read(self, piece: Piece, row_groups: Fetched) -> SurvivingRows:
-        with self.source.data.timing.of("decode"):
-            return self.source.data.read(piece, row_groups)
-
-    def _of_window(self, window: Window, pieces: list[SurvivingRows]) -> Decoded:
-        planned = sum(piece.rows for piece in window.pieces)
-        rows = concat([piece.rows for piece in pieces])
+    def _of_window(self, window: Window, pieces: list[RowRefs]) -> WindowRows:
+        rows = concat(pieces)
         end = self._decoded + window.rows
         passed = range(self._decoded + 1, end + 1)
-        bucket = None if self._order is None else self.source.data.bucket
-        if self._order is None and rows.num_rows == planned:
-            return Decoded(rows.take(slice(window.start, window.stop)), passed, end)
-        order = np.arange(planned) if self._order is None else self._order(window)
-        kept = kept_of([piece.rows for piece in window.pieces], pieces) if rows.num_rows < planned else None
-        if bucket is not None:  # permuted rows come bucket by bucket
-            numbers = np.zeros(planned, np.int64)
-            numbers[slice(None) if kept is None else kept] = bucket(rows)
-            order = order[np.argsort(numbers[order], kind="stable")]
-        order = order[window.start : window.stop]
-        if kept is None:
-            return Decoded(rows.take(order), passed, end)
-        row_of = np.full(planned, -1)
-        row_of[kept] = np.arange(rows.num_rows)
-        alive = row_of[order] >= 0
+        if self._order is None:
+            rows = rows.take(slice(window.start, window.stop))
+        else:
+            rows = rows.take(self._permuted(window, rows))
+        if rows.num_rows == len(alive := rows.alive):
+            return WindowRows(rows, passed, end)
         passed_by = np.asarray(passed)[alive]
-        passed_by[-1:] = end  # rows dropped at the end are passed with the last one that lives
-        return Decoded(rows.take(row_of[order[alive]]), passed_by, end)
+        if len(alive):
+            # Dropped rows at the end of a unit are passed with its last other row: by unit, not by window, so a
+            # state does not depend on which small units were decoded together.
+            ends = np.array([window.rows])
+            if self._order is None and len(window.pieces) == 1:
+                ends = np.minimum(self.source.data.unit_ends(window.pieces[0]) - window.start, window.rows)
+            unit = np.searchsorted(ends, alive, side="right")
+            last = np.append(unit[1:] != unit[:-1], True)
+            passed_by[last] = self._decoded + ends[unit[last]]
+        return WindowRows(rows.take(alive), passed_by, end)
+
+    def _permuted(self, window: Window, rows: RowRefs) -> np.ndarray:
+        """int64 [rows of the window]: permutation of `rows`, which are those of all its pieces."""
+        assert self._order is not None
+        order = self._order(window)
+        if self.source.data.bucket is not None:  # stable: within a bucket the order stays random
+            alive = rows.alive
+            bucket = np.zeros(rows.num_rows, np.int64)
+            bucket[alive] = self.source.data.bucket(rows.take(alive))
+            order = order[np.argsort(bucket[order], kind="stable")]
+        return order[window.start : window.stop]
 
 
 def _taken(units: Units) -> Iterator[Window]:

@@ -10,7 +10,7 @@ import numpy as np
 from fsdata.batch.batch import StepStats
 from fsdata.decode.block import RowRefs, Spans, concat, no_rows
 from fsdata.nodes.node import Node
-from fsdata.nodes.rows import Decoded, Rows
+from fsdata.nodes.rows import Rows, WindowRows
 from fsdata.nodes.status_exchange import failures_reported_to_peers
 from fsdata.nodes.timing import Timing
 from fsdata.options import boolean, integer
@@ -84,7 +84,7 @@ class Steps(Node[Part]):
         self.position = 0
         self.began = Progress.start(0, self.world_size)
         self._progress: Progress | None = None
-        self._open: deque[Decoded] = deque()
+        self._open: deque[WindowRows] = deque()
         self._used = 0  # rows of the first of them
         self._before = 0  # position before the last take
         self._passed: list[np.ndarray | range] = []  # positions after each row of the last take, part by part
@@ -226,9 +226,9 @@ class Steps(Node[Part]):
             if self._used:
                 window = self._open[0]
                 rest = slice(self._used, window.rows.num_rows)
-                self._open[0] = Decoded(window.rows.take(rest), window.passed[rest.start : rest.stop], window.end)
+                self._open[0] = WindowRows(window.rows.take(rest), window.passed[rest.start : rest.stop], window.end)
                 self._used = 0
-            self._open.appendleft(Decoded(rows, passed[first:], self.position))  # before the rest of their window
+            self._open.appendleft(WindowRows(rows, passed[first:], self.position))  # before the rest of their window
         self._passed = [passed[1:first]]
         self.position = int(passed[first - 1])
 

@@ -176,93 +176,97 @@ def read_column(
         Damaged; LeftToArrow: unknown encodings, and elements that the policy forbids (pyarrow's path names the row).
     """
     reading = _Reading(form, count, pool, policy, default)
-    for page in unpacked:
-        reading.add(page, at_once=stop < count)
+    state = reading.state
+    for some_pages in _fitting_cache(unpacked, one_by_one=stop < count):
+        table = np.array([page.header for page in some_pages])
+        # Runs keep addresses in both arrays, so they are new in each round and belong to the owners.
+        tails = np.empty((len(some_pages), indices.TAIL + 8), np.uint8)
+        values = np.empty(rows.room_for(table, form.numbers), np.uint8)
+        state[rows.MADE] = state[rows.PAGE] = 0
+        while True:
+            reading.absent, reading.runs = rows.read_pages(
+                table, form.numbers, state, reading.length, reading.absent, reading.runs, tails, values
+            )
+            if state[rows.FAULT] != rows.RARE:
+                break
+            rows.decode_page(table[state[rows.PAGE]], form.numbers, state, values)  # then it goes on behind this page
+            if state[rows.FAULT]:
+                break
+        if state[rows.FAULT]:
+            raise _fault(int(state[rows.FAULT]), some_pages[int(state[rows.PAGE])], form)
+        if policy == "error" and state[levels.ABSENT]:
+            raise LeftToArrow("elements of lists that are null")
+        if policy == "error" and state[rows.NOT_FINITE]:
+            raise LeftToArrow("numbers that are not finite")
+        reading.keep(some_pages, tails, values)
         if reading.rows > stop:
             return reading.finish()
-    reading.read()
     if some is None and reading.rows != count:
         raise Damaged(f"{reading.rows} rows, but the footer states {count}")
     return reading.finish(some)
 
 
+def _fitting_cache(unpacked: Iterable[Page], *, one_by_one: bool) -> Iterator[list[Page]]:
+    """The pages, a few at a time: a call of the kernel reads them while the CPU's cache still has them."""
+    waiting: list[Page] = []
+    size = 0
+    for page in unpacked:
+        waiting.append(page)
+        size += int(page.header[headers.UNPACKED])
+        if one_by_one or size > _CACHED:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
 class _Reading:
-    """Adds one page after another; the kernel reads a few pages per call."""
+    """What the kernel has found in the pages read so far.
+
+    Attributes:
+        length, absent, runs, state: see `fsdata.pages.kernels.rows`.
+    """
 
     def __init__(self, form: Form, count: int, pool: Pool, policy: Policy, default: float) -> None:
         self._form = form
         self._pool = pool
         self._policy, self._default = policy, default
-        self._length = np.zeros(count, np.int64)
-        self._absent = np.empty(8, np.int64)
-        self._state = np.zeros(rows.STATE, np.int64)
-        self._state[rows.SIZE] = -1
-        self._runs = np.empty((4, runs.COLUMNS), np.int64)
-        self._waiting: list[Page] = []
-        self._bytes = 0  # of the waiting pages
+        self.length = np.zeros(count, np.int64)
+        self.absent = np.empty(8, np.int64)
+        self.state = np.zeros(rows.STATE, np.int64)
+        self.state[rows.SIZE] = -1
+        self.runs = np.empty((4, runs.COLUMNS), np.int64)
         self._owners: list[Any] = []
         self._kept = 0  # bytes of memory that the column keeps alive
 
     @property
     def rows(self) -> int:
         """Number of rows that begin in the pages read so far."""
-        return int(self._state[levels.ROWS])
+        return int(self.state[levels.ROWS])
 
-    def add(self, page: Page, at_once: bool) -> None:
-        self._waiting.append(page)
-        self._bytes += int(page.header[headers.UNPACKED])
-        if at_once or self._bytes > _CACHED:
-            self.read()
-
-    def read(self) -> None:
-        """Read the waiting pages."""
-        waiting, form, state = self._waiting, self._form, self._state
-        if not waiting:
-            return
-        pages = np.array([page.header for page in waiting])
-        # Runs keep addresses in both arrays, so they are new in each call and belong to the owners.
-        tails = np.empty((len(waiting), indices.TAIL + 8), np.uint8)
-        made = np.empty(rows.room_for(pages, form.numbers), np.uint8)
-        state[rows.MADE] = state[rows.PAGE] = 0
-        while True:
-            self._absent, self._runs = rows.read_pages(
-                pages, form.numbers, state, self._length, self._absent, self._runs, tails, made
-            )
-            if state[rows.FAULT] != rows.RARE:
-                break
-            rows.decode_page(pages[state[rows.PAGE]], form.numbers, state, made)
-            if state[rows.FAULT]:
-                break
-        if state[rows.FAULT]:
-            raise _fault(int(state[rows.FAULT]), waiting[int(state[rows.PAGE])], form)
-        if self._policy == "error" and state[levels.ABSENT]:
-            raise LeftToArrow("elements of lists that are null")
-        if self._policy == "error" and state[rows.NOT_FINITE]:
-            raise LeftToArrow("numbers that are not finite")
-        self._kept += tails.nbytes + made.nbytes + self._bytes
-        self._owners += [
-            tails,
-            made,  # also has the converted dictionary, so the page of the dictionary can go
-            *(page.owner for page in waiting if page.header[headers.KIND] != headers.DICTIONARY),
-        ]
-        self._waiting, self._bytes = [], 0
+    def keep(self, pages: list[Page], tails: np.ndarray, values: np.ndarray) -> None:
+        """Keep the memory that runs point to: of the pages, and what the kernel made of them."""
+        # `values` also has the converted dictionary, so the page of the dictionary can go.
+        self._owners += [tails, values]
+        self._owners += [page.owner for page in pages if page.header[headers.KIND] != headers.DICTIONARY]
+        self._kept += tails.nbytes + values.nbytes + sum(int(page.header[headers.UNPACKED]) for page in pages)
 
     def finish(self, some: int | None = None) -> Column:
-        values, form, state = int(self._state[levels.VALUES]), self._form, self._state
+        values, form, state = int(self.state[levels.VALUES]), self._form, self.state
         count = self.rows if some is None else some
-        table = self._runs[: int(state[rows.RUNS]) + 1]
+        table = self.runs[: int(state[rows.RUNS]) + 1]
         table[-1, runs.FIRST] = values
         dictionary = int(state[rows.DICTIONARY])
         column = np.array([table.ctypes.data, len(table) - 1, dictionary, form.stored])
         dtype = np.dtype(form.dtype)
-        first, absent = np.empty(len(self._length), np.int64), self._absent[: int(state[levels.ABSENT])]
+        first, absent = np.empty(len(self.length), np.int64), self.absent[: int(state[levels.ABSENT])]
         as_stored = not len(absent) and not state[rows.NOT_FINITE]
         if as_stored and values >= _SHORT * count:
-            rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, 0, absent)
+            rows.finish_rows(column, len(first), self.length, first, dtype.itemsize, 0, absent)
             return Column(
                 table,
                 first,
-                self._length,
+                self.length,
                 dictionary=dictionary,
                 stored=form.stored,
                 owners=tuple(self._owners),
@@ -271,20 +275,20 @@ class _Reading:
         # Short lists, or elements to replace: copy all values now, in their final type, into memory of the pool.
         elements = values + len(absent)
         lease = self._pool.take(max(elements * dtype.itemsize, 1))
-        rows.finish_rows(column, len(first), self._length, first, dtype.itemsize, lease.address, absent)
+        rows.finish_rows(column, len(first), self.length, first, dtype.itemsize, lease.address, absent)
         decoded = lease.array(elements, dtype.str)
         if not as_stored:
             self._replace(decoded, absent, first)
-        return Column.of(decoded, start=first, length=self._length)
+        return Column.of(decoded, start=first, length=self.length)
 
     def _replace(self, decoded: np.ndarray, absent: np.ndarray, first: np.ndarray) -> None:
         """Set elements that are null (indices `absent`) or not finite to the default, by the policy."""
-        if self._state[rows.NOT_FINITE]:
+        if self.state[rows.NOT_FINITE]:
             decoded[absent] = np.nan  # not written before: one search then finds all elements to replace
             absent = np.flatnonzero(~np.isfinite(decoded))
         decoded[absent] = self._default
         if self._policy == "drop":  # like a null list: the row is dropped later
-            self._length[np.searchsorted(first, absent, side="right") - 1] = levels.NULL
+            self.length[np.searchsorted(first, absent, side="right") - 1] = levels.NULL
 
 
 def _fault(fault: int, page: Page, form: Form) -> Damaged | LeftToArrow:

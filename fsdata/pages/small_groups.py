@@ -1,5 +1,5 @@
-"""Reads several small row groups as one record batch. For short row groups, pyarrow spends most of its time on opening
-column chunks, and the kernels and the block have a fixed cost per row group, too.
+"""Decodes several small row groups as one record batch. For short row groups, pyarrow spends most of its time on
+opening column chunks, and the kernels and the block have a fixed cost per row group, too.
 
 pyarrow reads a column across row groups and only compares the number of all rows. If damage gave one row group a row
 too many in a column, the rows of all later row groups would move against the other columns, and the last row would
@@ -7,7 +7,10 @@ remain unread. Read separately, no other row group would be affected. The footer
 compared with the headers of all pages and with the values that were read, and no row may remain unread.
 """
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,67 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import is_text
+from fsdata.catalog.binding.bind import FileKind
 from fsdata.decode.arrow import widen
+from fsdata.decode.decode import decode_batch
+from fsdata.decode.decoded_rows import DecodedRows
+from fsdata.decode.plan import DecodePlan
+from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.row_reader import Plans
+from fsdata.decode.source_files import SourceFiles
 from fsdata.kernels import footer
 from fsdata.pages import kernels as pages
 from fsdata.pages.kernels import headers
+
+_MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of small row groups that are decoded together
+
+
+class SmallGroups:
+    """Those of one source; see the protocol in `fsdata.decode.row_reader`. Thread-safe."""
+
+    def __init__(self, files: SourceFiles) -> None:
+        self._files = files
+        self._chunks = Counter[str]()  # of lists
+        self._lock = threading.Lock()
+
+    def shares(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
+        """See the protocol.
+
+        Decoded bytes are known where rows are flat. Of lists the bytes of the file stand for them: long lists are
+        decoded faster from pages, and by several threads.
+        """
+        groups, catalog, kind_of = self._files.groups, self._files.catalog, self._files.kind_of
+        rows, files = groups.row_counts, groups.files
+        together = np.array([self._readable(*each) for each in zip(self._files.kinds, plans, strict=True)])
+        width = np.array([8 * len(plan.read) if plan.flat else 0 for plan in plans])
+        kind, stored = kind_of[files], catalog.size / np.maximum(np.diff(catalog.first), 1)
+        size = np.where(width[kind] > 0, rows * width[kind], stored[files])
+        share = np.maximum(rows / _MOST_ROWS, size / _MOST_BYTES)
+        small = groups.whole & (share <= 0.5) & together[kind]
+        return np.where(small, files, -1), np.where(small, share, 0.0)
+
+    def _readable(self, kind: FileKind, plan: DecodePlan) -> bool:
+        """Whether row groups of such files may be decoded together."""
+        if plan.map is not None or (self._files.source.only_pages and plan.stored):
+            return False
+        return all(readable(kind.schema.field(name).type) for name in plan.read)
+
+    def decode(self, plans: Plans, groups: Sequence[RowGroup]) -> DecodedRows:
+        """See the protocol."""
+        number, rows = groups[0].file, sum(group.rows for group in groups)
+        plan = plans[self._files.kind_of[number]]
+        with self._files.open_files.using(self._files.expected_file(number)) as file:
+            places = [group.index for group in groups]
+            batch = read(file.parquet, file.source, file.chunks, places, plan.leaves, rows)
+        decoded = decode_batch(batch, 0, plan, replace(self._files.faults, notes=None))
+        if self._files.pages is not None and plan.stored:
+            with self._lock:
+                self._chunks.update({each.field.name: len(groups) for each in plan.stored})
+        return decoded
+
+    def counted(self) -> dict[str, int]:
+        """See the protocol."""
+        return dict(self._chunks)
 
 
 def readable(kind: pa.DataType) -> bool:

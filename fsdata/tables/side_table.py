@@ -15,8 +15,8 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.attached import Stage
 from fsdata.decode.block import Column
+from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.join_keys import check_unique, keyed_rows
-from fsdata.decode.piece import DecodedPiece
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Faults, SchemaError
@@ -71,8 +71,8 @@ class SideTable(Stage):
         key = Field(self.join.on, "join_key")
         check_key(self.join.on, own.get(key), self.files.counted.get(key))
 
-    def attach(self, piece: DecodedPiece, file: int) -> None:
-        attach(piece, self)
+    def attach(self, decoded: DecodedRows, file: int) -> None:
+        attach(decoded, self)
 
     @property
     def keys(self) -> np.ndarray:
@@ -131,44 +131,44 @@ def load_side_table(join: Join, schema: Schema, open_files: Callable[..., Source
         found = (each for kind in files.kinds for each in kind.bindings)
         list_labels = frozenset(each.field.name for each in found if each.field.kind == "label" and each.is_list)
         layout = layout_of(schema, list_labels).only(join.fields)
-        plans = files.plans(lambda field: True, layout, filtered=True)
+        plans = files.plans(layout)
         identity = fingerprint(join.source, files.catalog, (), files.version)
-        pieces = (files.decode(plans, group, 0, group.rows) for group in files.groups)
-        arrays = _arrays((each for each in pieces if each is not None), join, files.faults, layout)
+        groups = (files.decode(plans, group) for group in files.groups)
+        arrays = _arrays((each for each in groups if each is not None), join, files.faults, layout)
         return SideTable(files, join, layout, arrays, identity)
     finally:
         files.close()
 
 
-def pieces_of(side: SideTable, file: int) -> list[DecodedPiece]:
+def decoded_rows_of(side: SideTable, file: int) -> list[DecodedRows]:
     """The rows of one of its files."""
     files = side.files
-    plans = files.plans(lambda field: True, side.layout, filtered=True)
+    plans = files.plans(side.layout)
     groups = [files.groups[place] for place in files.groups.of_file(file)]
-    pieces = [files.decode(plans, group, 0, group.rows) for group in groups]
-    return [each for each in pieces if each is not None]
+    decoded = [files.decode(plans, group) for group in groups]
+    return [each for each in decoded if each is not None]
 
 
-def table_of(pieces: Iterable[DecodedPiece], like: SideTable) -> SideTable:
+def table_of(groups: Iterable[DecodedRows], like: SideTable) -> SideTable:
     """A side table of these rows. Raises as `load_side_table`."""
     join, files = like.join, like.files
     identity = fingerprint(join.source, files.catalog, (), files.version)
-    return SideTable(files, join, like.layout, _arrays(pieces, join, files.faults, like.layout), identity)
+    return SideTable(files, join, like.layout, _arrays(groups, join, files.faults, like.layout), identity)
 
 
-def _arrays(pieces: Iterable[DecodedPiece], join: Join, faults: Faults, layout: Layout) -> dict[str, np.ndarray]:
+def _arrays(groups: Iterable[DecodedRows], join: Join, faults: Faults, layout: Layout) -> dict[str, np.ndarray]:
     """See `SideTable`."""
     fields = layout.fields
     values = [[np.empty(0, field.dtype)] for field in fields]
     heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for piece in pieces:
-        alive, keys = keyed_rows(piece, join.on)
+    for decoded in groups:
+        alive, keys = keyed_rows(decoded, join.on)
         length = np.empty((len(fields), len(alive)), np.int64)
         for slot, field in enumerate(fields):
-            column = piece.column(slot)
+            column = decoded.column(slot)
             length[slot] = column.width if column.length is None else column.length[alive]
             values[slot].append(column.gathered(field.dtype, alive))
-        heads.append((keys, length, piece.dense[alive]))
+        heads.append((keys, length, decoded.dense[alive]))
     keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _, _ in heads)])
     lengths = np.concatenate([np.empty((len(fields), 0), np.int64), *(of for _, of, _ in heads)], axis=1)
     dense = np.concatenate([np.empty((0, len(layout.dense)), np.float32), *(of for _, _, of in heads)])
@@ -185,42 +185,39 @@ def _arrays(pieces: Iterable[DecodedPiece], join: Join, faults: Faults, layout: 
     return found
 
 
-def attach(piece: DecodedPiece, side: SideTable) -> None:
-    """Add the side table's fields to the rows of a piece, in place.
+def attach(decoded: DecodedRows, side: SideTable) -> None:
+    """Add the side table's fields to the rows of a decoded, in place.
 
     A key that is null or not found is a null of every joined field.
 
     Raises:
         DataError: a key without a match where a field's policy is `error`.
     """
-    on, layout = side.join.on, piece.layout
-    keys, null = piece.arrays[Field(on, "join_key")]
+    on, layout = side.join.on, decoded.layout
+    keys, null = decoded.keys[Field(on, "join_key")]
     found, at = _look_up(side.keys, keys)
     found &= ~null
-    lost = np.flatnonzero(~found & ~piece.drop)
-    if len(lost):
-        policies = {name: side.missing(name) for name in side.fields}
-        strict = [name for name, policy in policies.items() if policy == "error"]
-        if strict:
-            key = "null" if null[lost[0]] else int(keys[lost[0]])
-            what = f"{on} {key} is not in the {side.files.label}, which makes {', '.join(strict)} null"
-            todo = f". Give that ParquetSource a default for it, or nulls={{{strict[0]!r}: 'drop'}}"
-            piece.faults.found("no match", on, piece.rows[lost], what, todo=todo)
-        if "drop" in policies.values():
-            piece.drop[lost] = True
+    lost = np.flatnonzero(~found & ~decoded.drop)
+
+    def say(strict: list[str]) -> tuple[str, str]:
+        key = "null" if null[lost[0]] else int(keys[lost[0]])
+        what = f"{on} {key} is not in the {side.files.label}, which makes {', '.join(strict)} null"
+        return what, f". Give that ParquetSource a default for it, or nulls={{{strict[0]!r}: 'drop'}}"
+
+    decoded.nulls.without_match(on, lost, {name: side.missing(name) for name in side.fields}, say)
     for to, name in enumerate(layout.dense):
         if name in side.fields:
-            piece.dense[:, to] = side.numbers(name, found, at)
+            decoded.dense[:, to] = side.numbers(name, found, at)
     for name, slot in layout.masks.items():
         if name in side.fields:
-            piece.columns[slot] = Column.of(found.view(np.uint8))
+            decoded.columns[slot] = Column.of(found.view(np.uint8))
     for field in side.layout.fields:
         to = layout.slots[field.name]
         if layout.fields[to].is_list != field.is_list:
             raise SchemaError(
-                f"{piece.faults.where}: {field.name} is a list in one source and a scalar in another; all must agree"
+                f"{decoded.faults.where}: {field.name} is a list in one source and a scalar in another; all must agree"
             )
-        piece.columns[to] = side.column(field.name, found, at)
+        decoded.columns[to] = side.column(field.name, found, at)
 
 
 def _look_up(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

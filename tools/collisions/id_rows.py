@@ -149,10 +149,11 @@ class IdRows:
         whole = self.files.footers[file].metadata.row_group(group).num_rows
         slots = source.layout.slots
         try:
-            found = source.opened.read(RowGroup(0, place, group, whole), source.layout, 0, rows).rows
+            found = source.opened.read(RowGroup(0, place, group, whole), source.layout, 0, rows)
         except (DataError, CorruptFileError) as error:
             self.leave_out(file, group, first_line(error.__cause__ or error))
             return NO_ROWS
+        found = found.take(found.alive)
         if room is not None:
             fit = np.searchsorted(found.spans(slots[_IDS]).length[0].cumsum(), room, side="right")
             found = found.take(slice(0, int(fit)))

@@ -88,12 +88,14 @@ class Requests:
         whole = footer.row_groups[row_group]
         group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=whole)
         try:
-            found = self._opened.read(group, self._layout, 0, rows).rows
+            requests = self._opened.read(group, self._layout, 0, rows)
             time = self._opened.read_times(group)
         except FreeScaleError as error:
             raise UsageError(str(error)) from error
-        length = found.spans(self._layout.groups[_GROUP]).length[0]
-        return Windows(first_events(found, self._layout)[_GROUP], length, time[: len(length)])
+        alive = requests.alive
+        requests = requests.take(alive)
+        length = requests.spans(self._layout.groups[_GROUP]).length[0]
+        return Windows(first_events(requests, self._layout)[_GROUP], length, time[alive])
 
 
 @contextmanager

@@ -78,14 +78,19 @@ class FileKind:
     """Files with one schema and equal values of the partitions that are read.
 
     Attributes:
-        schema: with the types of other files for columns that have only nulls here; typed: these columns.
+        schema: with the types of other files for columns that have only nulls here. stored: without.
         partitions: all partitions of one of the files.
     """
 
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     bindings: tuple[Binding, ...]
-    typed: tuple[str, ...] = ()
+    stored: pa.Schema
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """Columns whose type is that of other files."""
+        return tuple(each.name for each, own in zip(self.schema, self.stored, strict=True) if each != own)
 
 
 def bind(
@@ -129,10 +134,7 @@ def bind(
         if key not in seen:
             seen[key] = len(kinds)
             bindings, misfits = _bind_kind(source, wanted, schema, partitions, twice)
-            typed = tuple(
-                column.name for column, own in zip(schema, catalog.schemas[number], strict=True) if column != own
-            )
-            kinds.append(FileKind(schema, partitions, tuple(bindings), typed))
+            kinds.append(FileKind(schema, partitions, tuple(bindings), catalog.schemas[number]))
             faults.append(misfits)
         kind_of_pair[pair] = seen[key]
     kind_of = kind_of_pair[pair_of]
@@ -166,7 +168,7 @@ def bind_rows(source: ParquetSource, wanted: Sequence[Field], schema: pa.Schema,
         columns = ", ".join(f"{column.name}: {column.type}" for column in schema)
         lines = [f"{label} cannot be read as this schema:", *(f"  {name}: {what}" for name, what in faults)]
         raise SchemaError("\n".join([*lines, f"  columns of an event: {columns}"]))
-    return FileKind(schema, {}, tuple(bindings))
+    return FileKind(schema, {}, tuple(bindings), schema)
 
 
 def _without(kind: FileKind, wanted: Sequence[Field], misfits: Collection[str]) -> FileKind:

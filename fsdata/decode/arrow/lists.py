@@ -1,4 +1,4 @@
-"""Columns of lists that pyarrow has decoded: where they lie, what becomes of nulls in them, and copies that stay."""
+"""Columns over lists that pyarrow decoded: null policies, nested lists, and copies into pooled memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,52 +9,43 @@ import pyarrow as pa
 from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Block, Column, RowRefs
-from fsdata.decode.piece import Nulls
+from fsdata.decode.nulls import Nulls, bad_values
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout
 from fsdata.schema import Field
 
 
 def list_column(array: pa.Array, binding: Binding, nulls: Nulls, counts: Column | None = None) -> Column:
-    """Lists of int64, float32 or uint8, with the default in place of elements that are null or not finite.
+    """A column over lists of int64, float32 or uint8, with defaults in place of elements that are null or not finite.
 
-    counts: of nested lists, how many of the ids of a row each of its events has; for messages.
+    counts: of nested lists, the number of ids of each event, for messages.
 
     Raises:
         DataError: a list or an element is null or not finite, and the policy is `error`.
     """
     items, start, length = widen.lists_of(array)
     values, null = widen.numbers_of(items)
-    null_lists = length < 0
-    bad = null
-    if values.dtype == np.float32:
-        finite = np.isfinite(values)
-        if not finite.all():
-            bad = ~finite if bad is None else bad | ~finite
-    if bad is not None and bad.any():
+    bad = bad_values(values, null)
+    if bad is not None:
         place, row = widen.places(bad, start, length)
         if len(row):
-            absent = ("null", np.flatnonzero(null_lists), "null")
-            nulls.forbid(binding, *_elements(place, row, null, start, counts), absent)
-            if binding.policy == "drop":
-                nulls.drop[row] = True
-            else:
+            nulls.elements(binding, row, _elements(place, row, null, start, counts), length < 0)
+            if binding.policy != "drop":
                 filled = widen.fill_elements(array, binding.value or 0)  # type: ignore[arg-type]
                 return list_column(filled, binding, nulls)
-    if null_lists.any():
-        nulls.lists(binding, null_lists)
+    nulls.lists(binding, length < 0)
     return Column.of(values, start=start, length=length, owners=(items,))
 
 
 def nested_columns(
     counts: pa.Array, ids: pa.Array, binding: Binding, field: Field, nulls: Nulls
 ) -> tuple[Column, Column]:
-    """How many ids every event has, and the ids of those events that truncation keeps. See `list_column`.
+    """(number of ids of every event, ids of the events that truncation keeps). See `list_column`.
 
-    The counts stay whole, for `align` to compare and cut. Where they are null, the row has no ids.
+    The counts are not truncated: `align` compares lengths first. Rows with null counts have no ids.
 
     Args:
-        counts, ids: see `fsdata.decode.arrow.widen.nested_parts`. field: that of the counts.
+        counts, ids: see `fsdata.decode.arrow.widen.nested_parts`. field: the field of the counts.
     """
     events = list_column(counts, replace(binding, value=0), nulls)
     found = list_column(ids, binding, nulls, events)
@@ -69,9 +60,10 @@ def nested_columns(
 
 
 def packed(lists: dict[int, Column], layout: Layout, drop: np.ndarray, pool: Pool) -> dict[int, Column]:
-    """The lists by slot, copied to pooled memory, so that Arrow can decode the next batch into hot memory.
+    """Lists by slot, copied to pooled memory, so that Arrow decodes the next batch into memory that is in the cache.
 
-    Of a longer list only the end that truncation will keep is copied: it begins where the whole list would begin.
+    Only the part that truncation keeps is copied. `start` is where the whole list would begin, so that truncation can
+    cut it again: it may be negative, and the values before the first one are never read.
     """
     fields = [layout.fields[slot] for slot in lists]
     kept, skipped, cut = [], [], []
@@ -100,9 +92,9 @@ def packed(lists: dict[int, Column], layout: Layout, drop: np.ndarray, pool: Poo
 def _elements(
     place: np.ndarray, row: np.ndarray, null: np.ndarray | None, start: np.ndarray, counts: Column | None
 ) -> Iterator[tuple[str, np.ndarray, str]]:
-    """(kind, rows, what is wrong in the first of them) of the bad values at `place` of the lists of `row`.
+    """(kind, rows, description of the first one) of bad values at the positions `place`, in the lists of `row`.
 
-    counts: of the events, if the lists are nested.
+    counts: number of ids of each event, if the lists are nested.
     """
     absent = np.zeros(len(place), bool) if null is None else null[place]
     for kind, these in (("null element", absent), ("not finite", ~absent)):
@@ -119,7 +111,7 @@ def _elements(
 
 
 def _of_event(position: int, counts: np.ndarray) -> str:
-    """What a null among the ids of events that have so many is called."""
+    """Description of a null at a position among the ids of all events of a row. counts: number of ids of each event."""
     stops = np.cumsum(counts)
     event = int(np.searchsorted(stops, position, side="right"))
     return f"null at position {position - stops[event] + counts[event]} of the ids of event {event}"

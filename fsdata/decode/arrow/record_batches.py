@@ -1,12 +1,12 @@
-"""Record batches of a row group: decoded, filtered, mapped by a function of the user, of the types that kernels read.
+"""Record batches of a row group: decoded, filtered, mapped by a function of the user, converted to kernels' types.
 
-A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses the pages it has just given back,
-where one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once:
-its values stay where Arrow has decoded them, and every batch costs Arrow something for every column.
+A row group is decoded in batches whose widest column has a few MiB: Arrow then reuses memory that it has just freed,
+whereas one table per row group would touch fresh memory for every column. Without lists or texts it is decoded at once,
+since its values stay where Arrow decoded them, and every batch has a fixed cost per column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from fsdata.catalog.binding.arrow_types import objection
 from fsdata.catalog.binding.bind import Binding, difference
 from fsdata.catalog.binding.column_paths import array_at
 from fsdata.decode.arrow import widen
+from fsdata.decode.plan import DecodePlan
 from fsdata.errors import DataError, Faults, SchemaError
 from fsdata.sources import expressions
 from fsdata.sources.expressions import Expression
@@ -28,75 +29,21 @@ _MAX_ROWS = 8192
 _MAX_FLAT_ROWS = 1 << 17  # a column then has the size of a page of 1 MiB, which writers make by default
 
 Map = Callable[[pa.RecordBatch], pa.RecordBatch]
-Paths = tuple[tuple[str, ...], ...]
-"""What is read of a file: the names that lead to each column or field of structs, see `names_at`."""
 
 
 class MapFailed(Exception):
-    """Carries what `ParquetSource(map=...)` raised past those who would take it for damage of the file."""
+    """Carries an error of `ParquetSource(map=...)` past the handlers that count errors as damage of the file."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRows:
-    """Rows [start, stop) of a row group.
-
-    Attributes:
-        group: position of the row group in its file.
-        to_end: decode to the end of the row group even if `stop` is before it, so that damage is found or not
-            whatever part of the group is asked for.
-        schema: a number that files with the same schema share.
-        faults: what becomes of rows that contradict the schema.
-        leaves: gives the leaf columns to read for paths, see `leaves_at`.
-    """
-
-    group: int
-    start: int
-    stop: int
-    to_end: bool
-    schema: int
-    faults: Faults
-    leaves: Callable[[Paths], Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrowPlan:
-    """How record batches of one kind of file become those that the kernels read.
-
-    Attributes:
-        read: columns to decode, in the file's order; paths: what is needed of them.
-        needs_none: a column that nothing needs but the number of its rows.
-        flat: all of them hold numbers, one per row.
-        condition: the filter; None keeps all rows.
-        columns: the fields that the columns of a finished batch hold, a nested field in two of them (counts, ids); None
-            if it is the decoded batch as it is. native: whether kernels read each of them as it is.
-        typed: columns that hold nothing but nulls -> the type that they have in other files.
-        expressions: field -> the expression that makes it.
-        partitions: what the file's `key=value` folders say.
-        map: see `ParquetSource`; lists that went through it have int64 offsets.
-    """
-
-    read: tuple[str, ...]
-    paths: Paths
-    needs_none: bool
-    flat: bool
-    condition: Expression | None
-    columns: tuple[Binding, ...] | None
-    native: tuple[bool, ...]
-    typed: Mapping[str, pa.DataType]
-    expressions: Mapping[str, Expression]
-    partitions: Mapping[str, int | str | None]
-    map: Map | None
-
-
 def batch_rows(metadata: pq.FileMetaData, group: int, leaves: Iterable[int]) -> int:
-    """Rows of a row group whose widest column, of those that are read, has about 3 MiB; a power of two.
+    """Number of rows whose widest column, of those that are read, has about 3 MiB; a power of two.
 
-    Larger batches touch fresh memory where smaller ones reuse what Arrow has just given back; smaller ones pay too
-    often for every column. Both cost a tenth or more of the decoding.
+    Larger batches touch fresh memory, smaller ones pay the fixed cost of a column too often. Both cost a tenth or more
+    of decoding.
     """
     row_group, schema = metadata.row_group(group), metadata.schema
     widest = 8 * row_group.num_rows
@@ -110,39 +57,39 @@ def batch_rows(metadata: pq.FileMetaData, group: int, leaves: Iterable[int]) -> 
 
 
 def record_batches(
-    file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan
+    file: pq.ParquetFile, group: int, rows: range, plan: DecodePlan, faults: Faults
 ) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
-    """(int64 [n], their numbers in the row group; n rows that the filter keeps), n > 0, until all rows were read.
+    """Finished batches, see `DecodePlan`: (int64 [n], row numbers in the row group; the batch of these rows), n > 0.
 
     Raises:
-        DataError: an id outside int64, an expression that fails, or a `map` that gives something else; see `Faults`.
-        MapFailed: `map` raised.
+        DataError: an id outside int64, a failing expression, or a wrong result of `map`; see `Faults`.
+        MapFailed: `map` raised an error.
         pa.ArrowException, OSError: the row group cannot be decoded.
     """
-    yield from finished(_decoded(file, wanted, plan), wanted, plan)
+    yield from finished(_decoded(file, group, rows, plan), plan, faults)
 
 
 def finished(
-    batches: Iterable[tuple[int, pa.RecordBatch]], wanted: GroupRows, plan: ArrowPlan
+    batches: Iterable[tuple[int, pa.RecordBatch]], plan: DecodePlan, faults: Faults
 ) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
-    """See `record_batches`. batches: (first row, batch), of the columns that the plan reads."""
+    """See `record_batches`. batches: (first row, batch of the columns `plan.read`)."""
     for first, batch in batches:
         rows = np.arange(first, first + batch.num_rows)
         if plan.typed:
             batch = _with_types(batch, plan.typed)
         if plan.condition is not None:
-            made = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, wanted.faults)
-            if made is None:
+            results = _evaluate([(plan.condition, pa.bool_())], batch, rows, plan, faults)
+            if results is None:
                 continue
-            (mask,) = made
+            (mask,) = results
             rows = rows[widen.bool_mask(mask)]
             if len(rows) < batch.num_rows:
                 batch = _without_views(batch).filter(mask)
             if len(rows) == 0:
                 continue
-        found = batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, wanted.faults)
-        if found is not None:
-            yield rows, found
+        columns = batch if plan.columns is None else _converted(plan.columns, batch, rows, plan, faults)
+        if columns is not None:
+            yield rows, columns
 
 
 def _with_types(batch: pa.RecordBatch, typed: Mapping[str, pa.DataType]) -> pa.RecordBatch:
@@ -152,50 +99,49 @@ def _with_types(batch: pa.RecordBatch, typed: Mapping[str, pa.DataType]) -> pa.R
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with text that Arrow can filter."""
+    """The batch without string views, which Arrow cannot filter."""
     names, arrays = batch.schema.names, [widen.without_views(array) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def unnamed(arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
-    """A batch of `arrays`; without any, one that still says how many rows there are."""
+    """A batch of `arrays`; without arrays, one that has the number of rows."""
     if not arrays:
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["rows"])
     return pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
 
 
-def _decoded(file: pq.ParquetFile, wanted: GroupRows, plan: ArrowPlan) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(first row, batch) of everything inside [start, stop), cut to it."""
-    start, stop, begin = wanted.start, wanted.stop, 0
-    leaves = wanted.leaves(plan.paths)
+def _decoded(file: pq.ParquetFile, group: int, rows: range, plan: DecodePlan) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(first row, batch) of the decoded rows, cut to `rows`."""
+    start, stop, begin = rows.start, rows.stop, 0
     if plan.flat:
-        size = min(file.metadata.row_group(wanted.group).num_rows if wanted.to_end else stop, _MAX_FLAT_ROWS)
+        size = min(file.metadata.row_group(group).num_rows if plan.to_end else stop, _MAX_FLAT_ROWS)
     else:
-        size = batch_rows(file.metadata, wanted.group, leaves)
+        size = batch_rows(file.metadata, group, plan.leaves)
     # By names, pyarrow would also give the column `a.b` the field `b` of a struct `a`.
-    for batch in file.reader.iter_batches(size, [wanted.group], leaves, use_threads=False):
+    for batch in file.reader.iter_batches(size, [group], plan.leaves, use_threads=False):
         end = begin + batch.num_rows
         low, high = max(start, begin), min(stop, end)
         if low < high:
             yield low, batch if high - low == batch.num_rows else batch.slice(low - begin, high - low)
         begin = end
-        if begin >= stop and not wanted.to_end:
+        if begin >= stop and not plan.to_end:
             return
     if begin < stop:
         raise pa.ArrowInvalid(f"{begin} rows where the footer says {stop} or more")
 
 
 def _converted(
-    columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, faults: Faults
+    columns: tuple[Binding, ...], batch: pa.RecordBatch, rows: np.ndarray, plan: DecodePlan, faults: Faults
 ) -> pa.RecordBatch | None:
-    """None if an expression fails and that is noted."""
-    made = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
-    results = _evaluate(made, batch, rows, plan, faults) if made else []
+    """The finished batch; None if an expression failed and the fault was noted."""
+    computed = [(plan.expressions[each.field.name], each.type) for each in columns if each.origin == "expression"]
+    results = _evaluate(computed, batch, rows, plan, faults) if computed else []
     if results is None:
         return None
-    computed = iter(results)
+    remaining = iter(results)
     raw = [
-        next(computed) if each.origin == "expression" else widen.nulls_as(array_at(batch, str(each.column)), each.type)
+        next(remaining) if each.origin == "expression" else widen.nulls_as(array_at(batch, str(each.column)), each.type)
         for each in columns
     ]
     if plan.map is not None and columns:
@@ -215,7 +161,7 @@ def _converted(
 
 
 def _note(faults: Faults, binding: Binding, rows: np.ndarray, kind: str, some: np.ndarray, what: str) -> None:
-    """Raise or note a fault in `some` of these rows, see `widen.Bad`."""
+    """Raise or note a fault in `some` of these rows; see `widen.Bad`."""
     name, todo = binding.field.name, ""
     if kind == "range" and binding.field.number != "time":
         todo = f". Keep the bits of a hash as int64: {_signed(binding)}"
@@ -223,7 +169,7 @@ def _note(faults: Faults, binding: Binding, rows: np.ndarray, kind: str, some: n
 
 
 def _signed(binding: Binding) -> str:
-    """An expression that makes int64 of uint64, for messages."""
+    """An expression that reinterprets uint64 as int64, for messages."""
     name, signed = binding.field.name, "reinterpret(signed=True)"
     if binding.origin == "expression":
         return f"use .{signed} in the expression of {name!r}"
@@ -237,14 +183,14 @@ def _signed(binding: Binding) -> str:
 def _mapped(
     function: Map, columns: Sequence[Binding], arrays: Sequence[pa.Array], rows: str, where: str
 ) -> list[pa.Array]:
-    """The arrays of `columns` after `function`, which gets each field once; at least one row.
+    """The arrays of `columns` after `function`, which receives one column per field, and at least one row.
 
     Args:
-        rows: which they are, for messages; where: source, file and row group.
+        rows: description of the rows, for messages. where: source, file and row group.
 
     Raises:
-        MapFailed: the function raised.
-        DataError: it gave other columns, another number of rows, or types that cannot serve the fields.
+        MapFailed: the function raised an error.
+        DataError: it returned other columns, another number of rows, or types that do not fit the fields.
     """
     names = [binding.field.name for binding in columns]
     given = pa.RecordBatch.from_pydict(dict(zip(names, arrays, strict=True)))
@@ -277,7 +223,7 @@ def _called(function: Map, given: pa.RecordBatch, rows: str, where: str) -> pa.R
         return function(given)
     except Exception as error:
         failed = error
-        if isinstance(error, StopIteration):  # as it is, it would end the reading of the row group without a word
+        if isinstance(error, StopIteration):  # inside generators it would end the row group silently
             failed = RuntimeError("map raised StopIteration")
             failed.__cause__ = error
         failed.add_note(f"map=... failed with {rows} of {where}")
@@ -298,13 +244,13 @@ def _map_objection(made: object, given: pa.RecordBatch) -> str | None:
 
 
 def _evaluate(
-    made: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: ArrowPlan, faults: Faults
+    wanted: Sequence[tuple[Expression, Any]], batch: pa.RecordBatch, rows: np.ndarray, plan: DecodePlan, faults: Faults
 ) -> list[pa.Array] | None:
-    """The results of expressions, each with the type that it must have; None if one fails and that is noted."""
-    exprs, types = [each for each, _ in made], [each for _, each in made]
+    """Results of (expression, type); None if one failed and the fault was noted."""
+    exprs, types = [each for each, _ in wanted], [each for _, each in wanted]
     names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
     arrays = [
-        pa.repeat(plan.partitions[name], batch.num_rows) if name in plan.partitions else array_at(batch, name)
+        pa.repeat(plan.kind.partitions[name], batch.num_rows) if name in plan.kind.partitions else array_at(batch, name)
         for name in names
     ]
     try:

@@ -1,7 +1,7 @@
-"""Columns with one number per row that pyarrow has decoded: they stay in its memory, or are copied once.
+"""Columns with one number per row that pyarrow decoded: used in its memory, or copied once.
 
-A plan says which columns these are, once for all files of a kind. So a record batch costs a handful of calls for all of
-its columns together, see `fsdata.kernels.scalars`. Python looks at single columns where values are null or not finite.
+A record batch costs a handful of kernel calls for all of its columns together (`fsdata.kernels.scalars`), since flat
+tables have hundreds of columns. Single columns are handled in Python only if values are null or not finite.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import pyarrow as pa
 from fsdata.catalog.binding.bind import Binding
 from fsdata.decode.arrow import widen
 from fsdata.decode.block import Scalars
-from fsdata.decode.piece import Nulls
+from fsdata.decode.nulls import Nulls
 from fsdata.decode.reused_buffers import Pool
 from fsdata.kernels import scalars as kernels
 
@@ -26,13 +26,13 @@ _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScalarPlan:
-    """C columns of a record batch that hold int64 or float32, one per row; first those of S fields, then the dense.
+    """C columns of a finished batch with one int64 or float32 per row: first those of S fields, then dense fields.
 
     Attributes:
-        bindings: of each, [C]. columns, itemsize: int64 [C], which column, and bytes of a value.
-        slots: int64 [S], of the fields in the layout. places: int64 [C - S], of the dense among these.
-        floats: int64, which of the C columns are float32.
-        offsets: int64 [S], bytes before each field in a row of all of them, of `row_bytes`.
+        bindings: [C]. columns, itemsize: int64 [C], index in the batch, and bytes of a value.
+        slots: int64 [S], slots of the layout. places: int64 [C - S], indices among the dense fields.
+        floats: int64, indices of the float32 columns among the C.
+        offsets: int64 [S], offset of each field in a packed row, in bytes. row_bytes: size of such a row.
     """
 
     bindings: tuple[Binding, ...]
@@ -64,14 +64,14 @@ class ScalarPlan:
 
 
 class ScalarColumns:
-    """Adds record batches one after another, `size` rows at most.
+    """Collects record batches, of `size` rows at most.
 
-    Values of a single batch stay where Arrow has decoded them; those of several are copied to one place.
+    Values of a single batch stay in Arrow's memory; those of several are copied to one buffer.
 
     Args:
         dense: float32 [size, D], filled in place.
-        pool: keep the rows there, for they stay long and are taken in another order: each row then has its fields next
-            to each other, a few lines of the cache, where columns have a line for each field.
+        pool: memory for rows that are retained long and read in another order: they are packed row by row, so that a
+            row takes a few cache lines, and not one for each field.
     """
 
     def __init__(self, plan: ScalarPlan, size: int, dense: np.ndarray, pool: Pool | None) -> None:
@@ -85,7 +85,7 @@ class ScalarColumns:
         self._dense = dense.ctypes.data + 4 * plan.places, np.full(len(plan.places), 4 * dense.shape[1])
 
     def add(self, batch: pa.RecordBatch, before: int, nulls: Nulls) -> None:
-        """`batch`, after `before` rows. Raises DataError as `Nulls.scalars`."""
+        """Add a batch behind `before` rows. Raises DataError as `Nulls.scalars`."""
         plan, rows, fields = self._plan, batch.num_rows, len(self._plan.slots)
         if not plan.bindings or not rows:
             return
@@ -115,7 +115,7 @@ class ScalarColumns:
         self._copy(at[:fields], before, rows)
 
     def _move(self, rows: int) -> None:
-        """Have one place for all rows, and copy the first ones there."""
+        """Allocate one buffer for all rows, and copy the first batch to it."""
         held, first = self._owners, self._at
         offsets, size = self._plan.offsets, self._plan.row_bytes
         if self._pool is None:
@@ -132,7 +132,7 @@ class ScalarColumns:
         kernels.spread(at, self._itemsize, rows, self._at + before * self._step, self._step)
 
     def finish(self, rows: int) -> Scalars | None:
-        """The fields of all rows added; None without any."""
+        """The fields of all rows added; None without rows or fields."""
         if not len(self._itemsize) or not rows:
             return None
         return Scalars(

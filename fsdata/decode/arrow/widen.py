@@ -1,4 +1,4 @@
-"""Arrow arrays of any accepted type -> int64, float32, lists of them, or bytes. Only columns that need it come here."""
+"""Conversion of Arrow arrays of any accepted type to int64, float32, lists of them, or lists of bytes."""
 
 from collections.abc import Callable
 
@@ -20,15 +20,15 @@ def is_native(kind: pa.DataType, number: Number) -> bool:
 
 
 Bad = Callable[[str, np.ndarray, str], None]
-"""Called with the kind of a fault, int64 [k] the rows that have it, and what is wrong in the first of them. It raises,
-or what stands in these rows afterwards does not count."""
+"""Called with the kind of a fault, int64 [k] its rows, and a description of the first one. Raises, or the values of
+these rows are not used afterwards."""
 
 
 def convert(array: pa.Array, number: Number, bad: Bad) -> pa.Array:
-    """The array as int64 or float32, or a list of them with the nulls, offsets and lengths it has.
+    """The array as int64 or float32, or as lists of them with the same nulls and lengths.
 
-    Times that are timestamps or dates become nanoseconds; ids that are keep the unit of the column. Text becomes lists
-    of its bytes. `bad` is told of values outside int64, and of bytes that are no text.
+    Times that are timestamps or dates become nanoseconds; ids of these types keep the unit of the column. Text becomes
+    lists of its bytes. bad: called for values outside int64, and for bytes that are not UTF-8.
     """
     if is_native(array.type, number):
         return array
@@ -42,7 +42,7 @@ def convert(array: pa.Array, number: Number, bad: Bad) -> pa.Array:
 
 
 def nulls_as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column that holds nothing but nulls, or lists without a value, as one of this type; others as they are."""
+    """A column of nulls, or of lists without values, cast to this type; others unchanged."""
     if not is_null(array.type):
         return array
     array = unwrap(array)
@@ -50,7 +50,7 @@ def nulls_as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _bytes_of(array: pa.Array, bad: Bad) -> pa.Array:
-    """Text as lists of uint8, of the same memory."""
+    """Text as lists of uint8 over the same memory."""
     array = without_views(array)
     try:
         array.validate(full=True)
@@ -69,14 +69,14 @@ def _bytes_of(array: pa.Array, bad: Bad) -> pa.Array:
 
 
 def without_views(array: pa.Array) -> pa.Array:
-    """Text in the form that all of Arrow's functions take; other arrays as they are."""
+    """String views as large strings, which all of Arrow's functions accept; other arrays unchanged."""
     return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def nested_parts(array: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(counts, ids) of lists of lists: how many ids every event has, int64, and the ids of all events in order.
+    """(counts, ids) of lists of lists: the number of ids of every event, int64, and the ids of all events in order.
 
-    Both are one list per row, null where the row is. An event that is null is a null among the counts, and has no ids.
+    Both have one list per row, null where the row is null. A null event is a null count, and has no ids.
     """
     array = unwrap(array)
     events = unwrap(array.flatten())
@@ -97,23 +97,23 @@ def fill_elements(array: pa.Array, default: float) -> pa.Array:
 
 
 def fill_texts(array: pa.Array, default: str) -> pa.Array:
-    """Text with `default` in place of nulls."""
+    """Text with nulls replaced by `default`."""
     return without_views(unwrap(array)).fill_null(default)
 
 
 def with_wide_offsets(array: pa.Array) -> pa.Array:
-    """A list array with int64 offsets; others as they are."""
+    """A list array with int64 offsets; other arrays unchanged. A result of `map` may have either."""
     return array.cast(pa.large_list(array.type.value_type)) if is_list(array.type) else array
 
 
 def numbers_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
-    """The values of int64, float32 or uint8 without a copy, and where they are null (bool), None if nowhere."""
+    """(values of int64, float32 or uint8, without a copy; bool, where they are null, None if none is)."""
     values = _memory(array.buffers()[1], array.type.to_pandas_dtype())
     return values[array.offset : array.offset + len(array)], _nulls(array)
 
 
 def lists_of(array: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """(the values of all lists; int64 [n], the first of each list; int64 [n], how many it has, -1 where it is null)."""
+    """(values of all lists; int64 [n], index of the first value of each list; int64 [n], length, -1 if null)."""
     values, kind, rows = array.values, array.type, len(array)
     if pa.types.is_fixed_size_list(kind):
         bounds = (array.offset + np.arange(rows + 1)) * kind.list_size
@@ -128,9 +128,9 @@ def lists_of(array: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
 
 
 def places(some: np.ndarray, start: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [k], which values of `some`, bool [v], stand in a list; int64 [k], in that of which row).
+    """(int64 [k], indices of the values marked in `some`, bool [v], that belong to a list; int64 [k], their rows).
 
-    start, length: see `lists_of`. Other values are those of null lists, or of lists before or behind these.
+    start, length: see `lists_of`. Values of null lists, and of lists outside a slice, belong to none.
     """
     place = np.flatnonzero(some)
     row = np.searchsorted(start + np.maximum(length, 0), place, side="right")
@@ -140,14 +140,14 @@ def places(some: np.ndarray, start: np.ndarray, length: np.ndarray) -> tuple[np.
 
 
 def bool_mask(array: pa.Array) -> np.ndarray:
-    """Where a boolean array is true; nulls are not."""
+    """bool [n] of a boolean array; nulls are false."""
     array = pc.fill_null(array, False)
     bits = np.unpackbits(np.frombuffer(array.buffers()[1], np.uint8), bitorder="little")
     return bits[array.offset : array.offset + len(array)] == 1
 
 
 def _memory(buffer: pa.Buffer | None, kind: type) -> np.ndarray:
-    """A buffer may end with some bytes more, or be none."""
+    """The buffer as an array: it may be missing, or padded."""
     if buffer is None:
         return np.empty(0, kind)
     return np.frombuffer(buffer, kind, buffer.size // np.dtype(kind).itemsize)
@@ -163,7 +163,7 @@ def _nulls(array: pa.Array) -> np.ndarray | None:
 
 
 def unwrap(array: pa.Array) -> pa.Array:
-    """The values behind extension types and dictionaries."""
+    """The array without extension types and dictionaries."""
     while True:
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
@@ -174,13 +174,13 @@ def unwrap(array: pa.Array) -> pa.Array:
 
 
 def _starts(lengths: pa.Array) -> np.ndarray:
-    """int64 [n + 1]: the offsets of lists of these lengths; a null has none."""
+    """int64 [n + 1]: offsets of lists of these lengths; null counts as 0."""
     known = pc.fill_null(lengths, 0).cast(pa.int64())
     return np.concatenate([[0], np.cumsum(known.to_numpy())]).astype(np.int64)
 
 
 def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
-    """The list array with other child values."""
+    """The list array with other values."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         kind = pa.list_(values.type, kind.list_size)
@@ -204,7 +204,7 @@ def _scalars(array: pa.Array, number: Number, bad: Bad, lists: pa.Array | None =
         except pa.ArrowInvalid:
             wrapped = array.cast(nanoseconds, safe=False)
             outside = pc.not_equal(wrapped.cast(kind, safe=False), array)
-            _tell(
+            _report(
                 bad,
                 outside,
                 lists,
@@ -215,13 +215,13 @@ def _scalars(array: pa.Array, number: Number, bad: Bad, lists: pa.Array | None =
         return array.cast(pa.int32()).cast(final)
     if pa.types.is_uint64(kind) and (pc.max(array).as_py() or 0) > _MAX_INT64:
         outside = pc.greater(array, pa.scalar(_MAX_INT64, pa.uint64()))
-        _tell(bad, outside, lists, lambda element: f"{array[element].as_py()} is outside int64")
+        _report(bad, outside, lists, lambda element: f"{array[element].as_py()} is outside int64")
         return array.cast(final, safe=False)
     return array.cast(final)
 
 
-def _tell(bad: Bad, outside: pa.Array, lists: pa.Array | None, what: Callable[[int], str]) -> None:
-    """Tell `bad` of the rows that have an element for which `outside` is true. lists: whose elements they are."""
+def _report(bad: Bad, outside: pa.Array, lists: pa.Array | None, what: Callable[[int], str]) -> None:
+    """Call `bad` for the rows that have an element for which `outside` is true. lists: the lists of these elements."""
     elements = rows = np.flatnonzero(bool_mask(outside))
     if lists is not None:
         elements, rows = places(bool_mask(outside), *lists_of(lists)[1:])

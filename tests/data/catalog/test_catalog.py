@@ -250,8 +250,11 @@ def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int) 
     pq.write_table(pa.table({f"column {n}": rows for n in range(columns)}), out, row_group_size=1)
     raw = out.getvalue().to_pybytes()
     footer, file = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :], FileRef("a.parquet", "a.parquet", None)
-    metadata, _, chunks = parse_footer(check_footer(footer, len(raw), file), file, {})  # and what is made once for all
-    counted = 20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, chunks).footer_bytes
+    # and what is made once for all
+    metadata, schema, chunks = parse_footer(check_footer(footer, len(raw), file), file, {})
+    counted = (
+        20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, schema, chunks).footer_bytes
+    )
     gc.collect()
     before = mallinfo()
     kept = [parse_footer(check_footer(footer, len(raw), file), file, {}) for _ in range(20)]

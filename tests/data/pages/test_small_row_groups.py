@@ -72,14 +72,14 @@ def contents(batch: Any) -> dict[str, Any]:
 @pytest.fixture
 def together(monkeypatch) -> list[int]:
     """How many row groups each piece had that was decoded at once without a fault, and -1 of those with one."""
-    found, read = [], OpenSource.read_at_once
+    found, read = [], OpenSource.read_together
 
     def counted(source, groups, layout):
         rows = read(source, groups, layout)
         found.append(-1 if rows is None else len(groups))
         return rows
 
-    monkeypatch.setattr(OpenSource, "read_at_once", counted)
+    monkeypatch.setattr(OpenSource, "read_together", counted)
     return found
 
 
@@ -144,6 +144,34 @@ def test_batches_are_those_of_row_groups_read_alone(
     source = ParquetSource(folder, **options, **policy)
     given = {"num_threads": threads, "after": after, "batch_size": batch_size}
     assert loaded(source, **given) == one_by_one(source, **given)
+
+
+def states(source: ParquetSource, after: int = 0) -> list[Any]:
+    """The state after each batch of one row, from that behind the first `after` on."""
+    with loader_on(source, Schema(context=("user",)), batch_size=1) as loader:
+        if after:
+            list(islice(iter(loader), after))
+            loader.load_state_dict(loader.state_dict())
+        return [loader.state_dict() for _ in loader]
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize(
+    ("kept", "every"),
+    [((0, 5, 8, 11), 4), ((0, 1, 3, 10), 4), ((2,), 3), ((1, 6, 7, 11), 3), (tuple(range(12)), 4), ((3, 4), 2)],
+    ids=str,
+)
+def test_states_are_those_of_row_groups_read_alone(tmp_path, together, kept, every, after):
+    """Dropped rows at the end of a row group are passed with its last one that is kept, at the beginning of the next
+    with the first one there, and a whole row group of dropped rows with the row behind it."""
+    rows, sizes = pa.table({"user": range(12)}), [every] * (12 // every)
+    write_groups(tmp_path / "a.parquet", rows, sizes, write_statistics=False)  # the filter leaves out rows only
+    source = ParquetSource(tmp_path, filter=pl.col("user").is_in(kept))
+    found = states(source, after)
+    assert max(together, default=0) > 1 or after
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fsdata.nodes.dataset.coalesced", lambda stream, small: iter(stream))
+        assert found == states(source, after)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -151,7 +151,7 @@ def test_what_was_read_of_an_object_that_is_written_again_is_not_used(tmp_path):
     for part in fetched.plan():
         fetched.read(part)
     put(500, seconds=2)
-    rows = source.read(source.groups[0], layout, 0, 10, fetched).rows
+    rows = source.read(source.groups[0], layout, 0, 10, fetched)
     rows.spans().gather(layout.itemsize, np.array([users.ctypes.data]))
     assert users.tolist() == list(range(500, 510))
     assert source.retries == 1
