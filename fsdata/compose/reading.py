@@ -14,7 +14,7 @@ from fsdata.compose import is_there
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode import ColumnDecoder
 from fsdata.decode.given_rows import GivenRows
-from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
+from fsdata.decode.open_files import ExpectedFile, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_reader import SmallGroups
@@ -95,11 +95,11 @@ def _kind_of_files(source: ParquetSource) -> Any:
 
         return GrowingFiles
     if source.table is not None:
-        from fsdata.lake.table_files import TableFiles
+        from fsdata.lake.tables import TableFiles
 
         return TableFiles
     if source.catalog is not None:
-        from fsdata.lake.catalog_files import CatalogFiles
+        from fsdata.lake.catalog_file import CatalogFiles
 
         return CatalogFiles
     return SourceFiles
@@ -197,7 +197,7 @@ def small_groups() -> Callable[[SourceFiles], SmallGroups] | None:
     return SmallGroups
 
 
-def remote_files(open_one: Callable[[Known], OpenParquet]) -> RemoteReads:
+def remote_files(open_one: Callable[[ExpectedFile], OpenParquet]) -> RemoteReads:
     """What reads files that are not local."""
     from fsdata.remote.row_group import RemoteFiles
 

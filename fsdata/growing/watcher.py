@@ -160,7 +160,7 @@ class Watcher:
         try:
             files = discover(source.path_list, source.filesystem).below(self._files.root[1])
         except FileNotFoundError:
-            return FileList.of([], self._files.root[1])
+            return FileList.from_entries([], self._files.root[1])
         return files.without(pruned(files, source))
 
     def _update(self, listing: FileList) -> None:

@@ -67,7 +67,7 @@ class SmallGroups:
         """See the protocol."""
         number, rows = groups[0].file, sum(group.rows for group in groups)
         plan = plans[self._files.kind_of[number]]
-        with self._files.open_files.using(self._files.known_file(number)) as file:
+        with self._files.open_files.using(self._files.expected_file(number)) as file:
             places = [group.index for group in groups]
             batch = read(file.parquet, file.source, file.chunks, places, plan.leaves, rows)
         decoded = decode_batch(batch, 0, plan, replace(self._files.faults, notes=None))

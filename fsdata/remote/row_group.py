@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fsdata.catalog.footers import column_ranges, parquet_file
-from fsdata.decode.open_files import Known, OpenParquet, modified
+from fsdata.decode.open_files import ExpectedFile, OpenParquet, modified
 from fsdata.remote.byte_ranges import ByteRange, requests
 
 _KEPT = 64
@@ -36,18 +36,18 @@ class RemoteFiles:
         unplanned_reads: how often a decoder asked for bytes that were not planned.
     """
 
-    def __init__(self, open: Callable[[Known], OpenParquet]) -> None:
+    def __init__(self, open: Callable[[ExpectedFile], OpenParquet]) -> None:
         self.bytes_read = 0
         self.unplanned_reads = 0
         self._open = open
         self._slots: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
 
-    def group(self, known: Known, index: int, leaves: Sequence[int]) -> "RowGroupBytes":
+    def group(self, known: ExpectedFile, index: int, leaves: Sequence[int]) -> "RowGroupBytes":
         """What the leaf columns of a row group take; nothing is read."""
         return RowGroupBytes(self, known, index, leaves)
 
-    def get(self, known: Known) -> OpenParquet:
+    def get(self, known: ExpectedFile) -> OpenParquet:
         """The open file. Blocks for some requests to the store if it is not open yet.
 
         Raises what `open` raises.
@@ -80,7 +80,7 @@ class RemoteFiles:
             self.unplanned_reads += not planned
         return found
 
-    def check(self, opened: OpenParquet, known: Known) -> None:
+    def check(self, opened: OpenParquet, known: ExpectedFile) -> None:
         """Check that the file is still the one that was opened. Blocks for a request to the store.
 
         Raises:
@@ -104,7 +104,7 @@ class RowGroupBytes:
         leaves: the leaf columns that are decoded.
     """
 
-    def __init__(self, files: RemoteFiles, known: Known, group: int, leaves: Sequence[int]) -> None:
+    def __init__(self, files: RemoteFiles, known: ExpectedFile, group: int, leaves: Sequence[int]) -> None:
         self._files = files
         self._known = known
         self._group = group

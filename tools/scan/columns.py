@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.levels import ListLevels, list_levels
 from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
 from fsdata.catalog.binding.column_paths import leaf_at, names_at, paths_in, type_at
-from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.footers import Skipped
 
 _NAMED = 12
 

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.engines import REMOTE_THREADS
-from fsdata.catalog.footers import Footer, Skipped, read_footers
+from freescale_tools.scan.footers import Footer, read_footers
+from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError, SchemaError

@@ -14,11 +14,12 @@ from freescale_tools.console.errors import first_line
 from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.columns import Bound, Leaf
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.rows import Rows
 from freescale_tools.scan.times import Spans
-from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.footers import Skipped
 from fsdata.errors import CorruptFileError
 
 _LONGEST = 10

@@ -20,10 +20,11 @@ from pyarrow.fs import LocalFileSystem
 
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
+from freescale_tools.scan.footers import Footer, read_footer
 from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.binding.arrow_types import encrypted_columns
 from fsdata.catalog.binding.column_paths import array_at, leaves_at
-from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
+from fsdata.catalog.footers import arrow_schema, digest, footer_bytes, open_file, parquet_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
@@ -204,7 +205,7 @@ class Rows:
 
 def written(path: Path) -> Rows:
     """The rows of a file of this machine that was just written."""
-    return Rows(read_footer(FileRef(str(path), path.name, LocalFileSystem(), local=True), {}))
+    return Rows(read_footer(FileRef.from_path(LocalFileSystem(), str(path)), {}))
 
 
 def lengths_of(array: pa.Array) -> Lengths:

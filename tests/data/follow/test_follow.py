@@ -364,7 +364,10 @@ def joined(rows, side, **options):
         (lambda path, follow: ParquetSource(path, follow="path"), "takes a Follow"),
         (lambda path, follow: ParquetSource(path, follow=follow, limit=5), "no skip and no limit"),
         (lambda path, follow: joined(path, ParquetSource(path, follow=follow)), "give both, or none"),
-        (lambda path, follow: joined(path, ParquetSource(path, follow=follow), wait="1m"), "give both a Follow"),
+        (
+            lambda path, follow: joined(path, ParquetSource(path, follow=follow), wait="1m"),
+            "both sources a Follow",
+        ),
         (lambda path, follow: joined(path, ParquetSource(path), wait="30m"), "goes with a source that is followed"),
         (lambda path, follow: joined(path, ParquetSource(path), missing="skip"), "missing"),
         (lambda path, follow: joined(path, ParquetSource(path), missing="default"), "needs the values"),

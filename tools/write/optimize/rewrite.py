@@ -20,6 +20,7 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.rows import Rows, written
 from freescale_tools.write.optimize.layout import (
     ColumnPath,
@@ -33,7 +34,6 @@ from freescale_tools.write.optimize.layout import (
     without_nulls,
 )
 from fsdata.catalog.binding.arrow_types import is_list
-from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 
