@@ -15,7 +15,7 @@ import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from fsdata.batch.batch import Batch
-from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
+from fsdata.batch.host_memory import HostMemory, PageLockedMemory, PooledMemory
 from fsdata.batch.prefetch import STATE_LOADED, IteratorGuard, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.errors import PeerError
@@ -161,8 +161,8 @@ class FreeScaleDataLoader(Generic[BatchT]):
         )
         self._context, self._data, self._job = units.context, units.data, units.job
         if self._needs_peers(units, balance):
-            self._guard.settle()
-        self._memory: HostMemory = PageLocked() if self._options.pin else Reused(units.pool)
+            self._guard.bind_process()
+        self._memory: HostMemory = PageLockedMemory() if self._options.pin else PooledMemory(units.pool)
         self._rows = Rows(units, num_threads=self._options.num_threads, read_ahead=read_ahead, memory=memory)
         try:
             self._root = self._nodes(balance, adapt)
@@ -215,7 +215,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise RuntimeError(_CLOSED)
-        turn = self._guard.take()
+        turn = self._guard.acquire()
         self._end_epoch()
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
@@ -410,7 +410,7 @@ class FreeScaleDataLoader(Generic[BatchT]):
             raise RuntimeError(_CLOSED)
         yielded = False
         self._guard.check(turn)
-        self._guard.settle()
+        self._guard.bind_process()
         if self._options.pin:
             self._memory.tensor(1, torch.uint8)  # in this thread, so that CUDA starts on its device and on no other
         self._job.begin(progress)

@@ -99,15 +99,15 @@ class Rebalanced(Generic[BatchT]):
         self._closed = False
         self._guard = IteratorGuard()
         if self._balanced is not None:
-            self._guard.settle()
+            self._guard.bind_process()
         before_pools_end(self._end_at_exit)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise ValueError("this rebalance(...) is closed: make a new one")
-        turn = self._guard.take()
+        turn = self._guard.acquire()
         self._end_epoch()
-        self._guard.settle()
+        self._guard.bind_process()
         self._job.reset(None)
         self._prefetcher = Prefetcher(_maker(self._parts, self._balanced), depth=_DEPTH, pin=False)
         return self._batches(self._prefetcher, turn)

@@ -35,7 +35,7 @@ class LengthHistogram:
         object.__setattr__(self, "counts", counts)
 
     @classmethod
-    def of(cls, lengths: np.ndarray) -> "LengthHistogram":
+    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
         """From the length of every row, integers [N]."""
         rows = np.asarray(lengths, np.int64)
         if 0 <= rows.min(initial=0) <= rows.max(initial=0) < _COUNTED * max(len(rows), 1):
@@ -50,7 +50,7 @@ class LengthHistogram:
         """The histogram of all rows of `parts`; their order does not matter."""
         given = list(parts)
         if not given:
-            return cls.of(np.empty(0, np.int64))
+            return cls.from_lengths(np.empty(0, np.int64))
         distinct, place = np.unique(np.concatenate([part.lengths for part in given]), return_inverse=True)
         counts = np.zeros(len(distinct), np.int64)
         np.add.at(counts, place, np.concatenate([part.counts for part in given]))

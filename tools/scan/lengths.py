@@ -109,7 +109,7 @@ class LengthSums:
         more = LengthSums(
             null_rows=found.null_rows,
             null_elements=found.null_elements,
-            spans={one: [LengthHistogram.of(lengths)] for one, lengths in by_span.items()},
+            spans={one: [LengthHistogram.from_lengths(lengths)] for one, lengths in by_span.items()},
             longest=[(int(of_row[row]), file, first_row + int(row)) for row in rows],
             per_file={file: (len(of_row), int(of_row.sum()))},
             rows={(file, first_row): of_row.astype(np.uint32)} if len(of_row) else {},
