@@ -129,7 +129,7 @@ class AsOf(Joined):
         by_position = "pools" if pools else "at='position'" if self.at == POSITION else ""
         if by_position and self.known_at is not None:
             raise SchemaError(
-                f"AsOf(known_at=...) cannot be combined with {by_position}: these select events by position, not by time"
+                f"AsOf(known_at=...) cannot be combined with {by_position}: these select events by position"
             )
         if self.at == POSITION and self.where is not None:
             raise SchemaError(
