@@ -37,7 +37,7 @@ class Jagged:
     @classmethod
     def from_lengths(cls, values: torch.Tensor, lengths: torch.Tensor) -> "Jagged":
         offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=lengths.device)
-        torch.cumsum(lengths, 0, out=offsets[1:])
+        torch.cumsum(lengths, 0, out=offsets[1:])  # in place, without a concatenation
         return cls(values, offsets)
 
     @property
@@ -94,6 +94,7 @@ class Shared:
     @classmethod
     def from_windows(cls, windows: MergedWindows, tensor_of: Callable[[np.ndarray], Tensor]) -> "Shared":
         """The merged windows of B samples. tensor_of: allocates a tensor and copies an array to it."""
+        # Sums of the arrays, not of the tensors: a sum on a device would have to be waited for.
         return cls(
             row=tensor_of(windows.row),
             start=tensor_of(windows.start),
@@ -140,10 +141,13 @@ def expand(values: Tensor, shared: Shared) -> Tensor:
 
 
 class _Expand(torch.autograd.Function):
+    # Not `index_select`: it needs an index for every event, and on CUDA its backward adds with atomics, so the gradient
+    # would differ between runs.
     @staticmethod
     def forward(ctx: Any, values: Tensor, shared: Shared) -> Tensor:
         ctx.shared, ctx.shape = shared, values.shape
         target = values.new_empty((shared.total, *values.shape[1:]))
+        # Contiguous, because the kernel copies memory by address.
         copy_ranges(values.detach().contiguous(), target, shared.offset, _sample_starts(shared), shared.length)
         return target
 
@@ -227,10 +231,11 @@ class SplitSequence:
         """The event or token at each of the P positions."""
         options, older, segments = self.options, self.older, self.segments
         sample, place = self._numbered(self.lengths, self.total)
+        # A sample is: events of segment 0, its tokens, events of segment 1, its tokens, ..., recent events.
         recent_from = (older + segments * options.tokens)[sample]
         recent = place >= recent_from
-        # Only the last segment of a sample may be shorter, so a division finds the segment; the clamp is for positions
-        # of the recent events, whose segment is not used.
+        # All segments but the last one of a sample have the same size, so a division finds the segment. For recent events
+        # the quotient is too large, but neither `segment` nor `inside` is used; the clamp is for samples without one.
         segment = torch.minimum(place // (options.segment + options.tokens), (segments[sample] - 1).clamp(min=0))
         inside = place - segment * (options.segment + options.tokens)
         events = (older[sample] - segment * options.segment).clamp(max=options.segment)
@@ -252,6 +257,7 @@ class SplitSequence:
         tokens: [`Split.tokens`, ...], for example learned vectors. Differentiable.
         """
         at = self.positions()
+        # One lookup in a table of both kinds, because it is differentiable for both and needs no mask per kind.
         return torch.cat([tokens, events]).index_select(0, torch.where(at.token, at.index, len(tokens) + at.index))
 
     def map(self, function: Callable[[Tensor], Any]) -> "SplitSequence":
@@ -305,11 +311,13 @@ def segment_mask(batch: Any, name: str) -> Tensor:
         out[at.sample, at.place] = values
         return out
 
+    # Padding has segment -1 and is neither event, token nor recent: its rows and columns stay False.
     segment, token, recent = padded(at.segment, -1), padded(at.token, 0), padded(at.recent, 0)
     event = (segment >= 0) & ~token & ~recent
     same_segment = segment[:, :, None] == segment[:, None, :]
     attends = event[:, :, None] & event[:, None, :] & same_segment
     attends |= token[:, :, None] & ((event[:, None, :] & same_segment) | token[:, None, :])
     attends |= recent[:, :, None] & (recent | token)[:, None, :]
+    # The rules above ignore order: all of them are limited to earlier positions and the position itself.
     place = torch.arange(longest, device=segment.device)
     return attends & (place[None, :] <= place[:, None])

@@ -56,7 +56,7 @@ class IteratorGuard:
 
     def revoke(self, reason: str) -> None:
         """Make the current token invalid: `check` raises RuntimeError(reason)."""
-        self._token, self._reason = object(), reason
+        self._token, self._reason = object(), reason  # a new object: no iterator has it
 
     def check(self, token: object) -> None:
         """Raises RuntimeError in a forked child, or if the token is invalid."""
@@ -86,6 +86,8 @@ class _PrefetchQueue(Generic[ItemT]):
         self._make = make
         self._depth = depth
         self._pin = pin
+        # Its lock is reentrant: the garbage collector may call `Prefetcher.__del__`, and so `stop`, in a thread that is
+        # inside one of the blocks below.
         self.changed = threading.Condition()
         self.ready: deque[ItemT] = deque()
         self.error: BaseException | None = None
@@ -96,10 +98,10 @@ class _PrefetchQueue(Generic[ItemT]):
         """Call `make` in this thread. None at the end and after `stop`."""
         if self.stopped:
             return None
-        self.thread = threading.get_ident()
+        self.thread = threading.get_ident()  # so that `end`, called by `make`, does not wait for itself
         try:
             item = self._make()
-            if self._pin:
+            if self._pin:  # here, so that an error of the copy is raised at the item, too
                 item = pinned(item)
         except BaseException:
             self.stopped = True
@@ -116,6 +118,7 @@ class _PrefetchQueue(Generic[ItemT]):
             if device is not None:
                 torch.set_num_threads(1)  # of this thread: its copies to pinned memory would otherwise use all cores
                 torch.cuda.set_device(device)
+            # Room first: `depth` bounds the items in memory, including the one that is computed.
             while self._has_room() and (item := self.next()) is not None:
                 with self.changed:
                     self.ready.append(item)
@@ -138,7 +141,7 @@ class _PrefetchQueue(Generic[ItemT]):
         with self.changed:
             while not self.ready and not self.ended:
                 self.changed.wait()
-            if self.ready:
+            if self.ready:  # before the error: it belongs to the item after these
                 self.changed.notify_all()
                 return self.ready.popleft()
         if self.error is not None:

@@ -87,6 +87,7 @@ class Dispatcher:
 
     def _handle(self, batch: GlobalBatch, assignment: Assignment, counts: np.ndarray, device: torch.device) -> "Handle":
         """counts: int64 [W], samples by home rank; device: of the lengths, and so of the values that will move."""
+        # Every rank has the lengths and the ranks of all samples, so sizes of the exchanges need no communication.
         rank, all_lengths = np.asarray(assignment.rank), np.stack(list(batch.lengths.values()))
         me, first = self.context.rank, np.cumsum(counts) - counts
         mine, received = slice(int(first[me]), int(first[me] + counts[me])), np.flatnonzero(rank == me)
@@ -134,6 +135,7 @@ class Dispatcher:
             moved=float(items[rank != batch.home].sum() / max(items.sum(), 1)),
             _values=leg("dispatch", items, before, after),
             _samples=samples,
+            # Outputs take the reverse way of rows per sample, whatever the lengths of the samples.
             _outputs=replace(samples.inverse, call="combine"),
         )
 
@@ -157,6 +159,7 @@ class Dispatcher:
         if self._group is None:
             return np.array([mine.shape[1]]), mine
         names = zlib.crc32("\0".join(keys).encode())
+        # Two exchanges: the second one needs equal sizes on all ranks, which the first one provides and checks.
         words = self._group.all_gather(np.array([_PLAN, self._number, len(keys), names, mine.shape[1]], np.int64))
         if (words[:, :4] != words[0, :4]).any():
             raise MismatchError(
@@ -202,7 +205,7 @@ class _Leg:
     unpack: Ranges
 
     def run(self, values: Tensor, *, back: bool) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad():  # `_Exchange` defines the backward
             mine = self.pack.apply(values)
             out = torch.empty((sum(self.received), *values.shape[1:]), dtype=values.dtype, device=values.device)
             word = np.array([_CALLS.index(self.call), self.step, self.plan, back, _item_bytes(values)])
@@ -271,6 +274,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        # Collective: autograd runs it in the same order on every rank only if their graphs are equal. The control word
+        # of the exchange detects ranks that differ.
         return ctx.leg.inverse.run(gradient, back=True), None
 
 
@@ -388,6 +393,7 @@ class EmbeddingBalance:
                 "JaggedTensors"
             )
         self.handle = handle = self._dispatcher.plan({key: jagged.lengths() for key, jagged in embeddings.items()})
+        # All keys in one exchange: the concatenation is key-major, as `dispatch` needs it.
         values = dispatch(torch.cat([jagged.values() for jagged in embeddings.values()]), handle)
         return {
             key: type(jagged)(values=own, lengths=lengths)

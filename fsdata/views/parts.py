@@ -137,6 +137,7 @@ class _Cutter:
     def part(self, first: int, stop: int) -> Any:
         """The samples first, ..., stop - 1 as a batch."""
         batch, rows, samples = self._batch, slice(first, stop), stop - first
+        # Windows that only samples of other microbatches connect become separate windows again.
         windows = {
             name: merge_windows(shared.row[rows], shared.start[rows], shared.length[rows])
             for name, shared in self._shared.items()

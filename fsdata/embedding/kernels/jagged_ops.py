@@ -114,12 +114,15 @@ def ranged_combine(lengths: Tensor, rank: Tensor, *, items: int | None = None) -
     lengths: integers [K, N] of the samples in the order of the result; rank: [N], the sender of each sample. Samples of
     one sender arrive in the order of the result.
     """
+    # The senders have packed for this rank in order of (key, sample), and their blocks are in order of the sender: the
+    # layout that `ranged_dispatch` gives for the sender as the destination.
     return ranged_dispatch(lengths, rank, items=items).inverse
 
 
 def keyed_transpose(lengths: Tensor, *, items: int | None = None) -> Ranges:
     """Key-major values to sample-major ones: all keys of sample 0, then all keys of sample 1. lengths: [K, N]."""
     lengths = _by_key(lengths)
+    # The pairs (key, sample), in order of key, then sample, as rows: their permutation to order of sample, then key.
     order = torch.arange(lengths.numel(), device=lengths.device).view(lengths.shape).t().reshape(-1)
     return indexed_permute(lengths.reshape(-1), order, items=items)
 
