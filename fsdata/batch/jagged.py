@@ -234,8 +234,9 @@ class SplitSequence:
         # A sample is: events of segment 0, its tokens, events of segment 1, its tokens, ..., recent events.
         recent_from = (older + segments * options.tokens)[sample]
         recent = place >= recent_from
-        # All segments but the last one of a sample have the same size, so a division finds the segment. For recent events
-        # the quotient is too large, but neither `segment` nor `inside` is used; the clamp is for samples without one.
+        # All segments but the last one of a sample have the same size, so a division finds the segment. For recent
+        # events the quotient is too large, but their `segment` and `inside` are not used; the clamp is for samples
+        # without a segment.
         segment = torch.minimum(place // (options.segment + options.tokens), (segments[sample] - 1).clamp(min=0))
         inside = place - segment * (options.segment + options.tokens)
         events = (older[sample] - segment * options.segment).clamp(max=options.segment)

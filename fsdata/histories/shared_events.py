@@ -68,7 +68,7 @@ def _tables(spans: Spans, slot: int, length: np.ndarray) -> np.ndarray:
     spans.gather(np.full(len(target), 8), target)
     source, first, stop, _ = references.T
     # A window with events that do not count was compacted into memory of its block: it must not be merged with windows
-    # of the table itself, so each block counts as a table. Sources have numbers below 1 << 16.
+    # of the table itself, so each block counts as a table of its own, with a number above those of sources.
     compacted = length < stop - first
     tables: np.ndarray = source + np.where(compacted, (spans.block.astype(np.int64) + 1) << 16, 0)
     return tables
