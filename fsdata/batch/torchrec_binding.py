@@ -28,7 +28,7 @@ def _torchrec() -> Any:
 
 def _broken(error: ImportError) -> ImportError:
     return ImportError(
-        f"fsdata yields features as a torchrec KeyedJaggedTensor, but the installed torchrec cannot be imported "
+        "fsdata yields features as a torchrec KeyedJaggedTensor, but the installed torchrec cannot be imported "
         f"({error}). Install it as described in the README's section 'Installing', or uninstall it to get jagged "
         "tensors of torch"
     )
