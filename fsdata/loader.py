@@ -15,7 +15,7 @@ import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from fsdata.batch.batch import Batch
-from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
+from fsdata.batch.host_memory import HostMemory, PageLockedMemory, PooledMemory
 from fsdata.batch.prefetch import STATE_LOADED, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.nodes.batches import Adapted, Batches, BatchWithProgress
@@ -155,7 +155,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             also=partial(self._also, balance, adapt),
         )
         self._context, self._data = units.context, units.data
-        self._memory: HostMemory = PageLocked() if options.pin else Reused(units.pool)
+        self._memory: HostMemory = PageLockedMemory() if options.pin else PooledMemory(units.pool)
         self._rows = Rows(units, num_threads=options.num_threads, read_ahead=options.read_ahead, memory=options.memory)
         try:
             self._root = self._nodes(balance, adapt)
@@ -201,7 +201,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise RuntimeError(_CLOSED)
-        turn = self._guard.take()  # first: the iterator before this one must take no batch of the new epoch
+        turn = self._guard.acquire()  # first: the iterator before this one must take no batch of the new epoch
         self._end_epoch()
         loaded, self._loaded = self._loaded, None
         progress = loaded or (
@@ -367,7 +367,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         if self._closed:
             raise RuntimeError(_CLOSED)
         self._guard.check(turn)
-        self._guard.settle()
+        self._guard.bind_process()
         if self._options.pin:
             # CUDA starts on the current device of the thread that uses it first: the user chose that of this thread.
             self._memory.tensor(1, torch.uint8)

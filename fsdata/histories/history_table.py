@@ -367,7 +367,7 @@ class _Reading:
     def _with_mask(self, part: "_Part") -> "_Part":
         """With the mask of the pools among the events."""
         mask = np.zeros(len(next(iter(part.events.values()))), np.uint8)
-        for number, pool in enumerate(self._join.of_pools):
+        for number, pool in enumerate(self._join.pool_conditions):
             mask |= where(pool, part.events).astype(np.uint8) << np.uint8(number)
         return replace(part, events={**part.events, _MASK: mask})
 

@@ -11,11 +11,11 @@ import torch
 
 from fsdata.batch.batch import Batch, CostOf, StepStats
 from fsdata.batch.batch_plan import BatchPlan
-from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
+from fsdata.batch.host_memory import HostMemory, PageLockedMemory, PooledMemory
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
+from fsdata.batch.merged_windows import MergedWindows
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
-from fsdata.batch.windows import Windows
 from fsdata.compose.batching import batch_type, share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
@@ -59,7 +59,7 @@ class Batches(Node[Batch]):
     ) -> None:
         super().__init__(source)
         if memory is None:
-            memory = PageLocked() if can_pin(pin_memory) else Reused(self.units.pool)
+            memory = PageLockedMemory() if can_pin(pin_memory) else PooledMemory(self.units.pool)
         self._maker = BatchMaker(self.units.data.layout, memory, cost)
 
     def next(self) -> Batch:
@@ -107,14 +107,14 @@ class BatchMaker:
         self._layout = layout
         self._cost = cost
         self._memory = memory
-        self._plan = BatchPlan.of(layout)
+        self._plan = BatchPlan.from_layout(layout)
         self._type = batch_type()
 
     def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats) -> Batch:
         """A batch of copies of N rows. origin: int64 [N, 2]. The batch keeps `origin` and the lengths of `spans`."""
         register_pipelineable(Batch)
         layout, plan, memory = self._layout, self._plan, self._memory
-        windows: dict[str, Windows] = {}
+        windows: dict[str, MergedWindows] = {}
         parts, length, elements = [spans], spans.length, spans.counts
         if layout.shared:
             parts, length, windows = share_events(spans, layout)
@@ -142,7 +142,7 @@ class BatchMaker:
             origin=memory.tensor_of(origin),
             stats=stats,
             nested=nested,
-            shared={name: Shared.of(window, memory.tensor_of) for name, window in windows.items()},
+            shared={name: Shared.from_windows(window, memory.tensor_of) for name, window in windows.items()},
             split=_split(length, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
@@ -188,13 +188,13 @@ def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
 
 
 def _split(
-    length: np.ndarray, layout: Layout, windows: dict[str, Windows], memory: HostMemory
+    length: np.ndarray, layout: Layout, windows: dict[str, MergedWindows], memory: HostMemory
 ) -> dict[str, SplitSequence]:
     split = {}
     for name, options in layout.split:
         # A copy: the batch keeps it, and a view would keep the lengths of all fields in memory.
         events = windows[name].length if name in windows else length[layout.groups[name]].copy()
-        split[name] = SplitSequence.of(memory.tensor_of(events), options)
+        split[name] = SplitSequence.from_lengths(memory.tensor_of(events), options)
     return split
 
 

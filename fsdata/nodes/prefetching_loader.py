@@ -34,7 +34,7 @@ class PrefetchingLoader:
         self._timing = timing
         self._guard = IteratorGuard()
         if job.exchange is not None and job.exchange.context.world_size > 1:
-            self._guard.settle()  # a process forked from this one cannot use the connections to other ranks
+            self._guard.bind_process()  # a process forked from this one cannot use the connections to other ranks
         self._prefetcher: Prefetcher[Any] | None = None
         self._closed = False
         before_pools_end(self._end_at_exit)

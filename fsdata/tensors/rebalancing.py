@@ -90,9 +90,9 @@ class Rebalanced(PrefetchingLoader, Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
             raise ValueError("this rebalance(...) is closed: make a new one")
-        turn = self._guard.take()
+        turn = self._guard.acquire()
         self._end_epoch()
-        self._guard.settle()
+        self._guard.bind_process()
         self._job.reset(None)
         next_batch = partial(_next_of, self._parts, self._balanced)
         self._prefetcher = Prefetcher(next_batch, depth=_DEPTH, pin=False)

@@ -368,9 +368,9 @@ def joined(rows, side, **options):
             lambda path, follow: joined(path, ParquetSource(path, follow=follow), wait="1m"),
             "both sources a Follow",
         ),
-        (lambda path, follow: joined(path, ParquetSource(path), wait="30m"), "goes with a source that is followed"),
+        (lambda path, follow: joined(path, ParquetSource(path), wait="30m"), "a source with `follow` need each other"),
         (lambda path, follow: joined(path, ParquetSource(path), missing="skip"), "missing"),
-        (lambda path, follow: joined(path, ParquetSource(path), missing="default"), "needs the values"),
+        (lambda path, follow: joined(path, ParquetSource(path), missing="default"), "needs a default of every field"),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, make, message):
