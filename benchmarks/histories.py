@@ -28,7 +28,7 @@ from torch import distributed as dist
 from fsdata import AsOf, Balance, FreeScaleDataLoader, ParquetSource, Polynomial, Schema, Sequence, pack
 from fsdata.balance.options import StepPlanner
 from fsdata.balance.packing.plan import straggler_share
-from fsdata.batch.windows import merge_windows
+from fsdata.batch.merged_windows import merge_windows
 from fsdata.histories.histories import histories_of
 from fsdata.histories.kernels import histories
 

@@ -1,11 +1,11 @@
 """The errors of fsdata.
 
-Every class takes one message and keeps no other state, so an error raised in a background thread or carried over
-from another rank arrives with its text intact.
+Every class takes one message and has no other state, so an error keeps its text when it is passed from a background
+thread or from another rank.
 
-What is wrong with data is a fault: a loader raises the first that it meets, `freescale check` notes all of them. Every
-rule is written once, where data are bound, decoded and joined. It says which rows break it, and goes on as if these
-rows had a default: what it makes of them is never used, as the loader has raised, and a check looks at nothing else.
+A violation of a rule by data is a fault: a loader raises the first one, `freescale check` records all of them. Every
+rule is implemented once, in the code that binds, decodes or joins. That code reports the rows of a fault, and continues
+as if these rows had a default value. The result is never used: a loader has raised, and a check uses only the faults.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ __all__ = [
 
 
 class SchemaError(FreeScaleError, ValueError):
-    """A schema that contradicts itself, or sources that cannot be read as that schema."""
+    """A schema that contradicts itself, or sources that cannot be read as this schema."""
 
 
 class DataError(FreeScaleError, ValueError):
-    """Data that disagrees with the schema: ragged aligned fields, forbidden nulls, ids outside int64, ..."""
+    """Data that contradict the schema: ragged aligned fields, forbidden nulls, ids outside int64, ..."""
 
 
 class CorruptFileError(FreeScaleError, OSError):
@@ -52,10 +52,10 @@ class Fault:
 
     Attributes:
         kind: `mismatch`, `corrupt`, `null`, `null element`, `not finite`, `range`, `not text`, `expression`, `ragged`,
-            `no match`, `key`, `unsorted`, `data` (see `what`), or `future`, which a loader takes.
-        label: how messages call the table.
-        what: the fault in words, that of the first of `rows`.
-        file, row_group, field: where it is; None where it has no such place.
+            `no match`, `key`, `unsorted`, `data` (see `what`), or `future`, which a loader accepts.
+        label: the name of the table in messages.
+        what: the description, for the first of `rows`.
+        file, row_group, field: its location; None if it is not in one file, row group or field.
         rows: int64, numbers in the row group, ascending; None if the fault is not about rows.
     """
 
@@ -70,11 +70,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What becomes of faults of one row group, or of a whole table.
+    """The destination of the faults of one row group, or of a whole table.
 
     Attributes:
-        label, file, row_group: as of `Fault`.
-        notes: where they are noted; None to raise the first.
+        label, file, row_group: see `Fault`.
+        notes: the list to which faults are added; None to raise the first.
     """
 
     label: str
@@ -97,19 +97,19 @@ class Faults:
         todo: str = "",
         one_of: bool = False,
     ) -> None:
-        """Raise a fault of the field `name`, or note it.
+        """Raise or record a fault of the field `name`.
 
         Args:
             rows: numbers in the row group; None if the fault is not about rows.
-            todo: how to mend it, for the message of a loader; begins as it follows on `what`.
-            one_of: at least one of the rows has it; which one is not known.
+            todo: the remedy, for the message of a loader; text that continues `what`.
+            one_of: whether at least one of the rows has the fault, but it is unknown which.
 
         Raises:
-            DataError: faults are not noted.
+            DataError: `notes` is None.
         """
-        import numpy as np  # not where the package is imported
+        import numpy as np  # here, as this module is imported with the package
 
-        some = None if rows is None else np.unique(np.asarray(rows, np.int64))
+        numbers = None if rows is None else np.unique(np.asarray(rows, np.int64))
         if self.notes is not None:
             fault = Fault(
                 kind=kind,
@@ -118,10 +118,10 @@ class Faults:
                 file=self.file,
                 row_group=self.row_group,
                 field=name,
-                rows=some,
+                rows=numbers,
             )
             self.notes.append(fault)
             return
-        row = "" if some is None else f", row {some[0]}"
-        row += f" or one of the {len(some) - 1} after it" if some is not None and one_of else ""
+        row = "" if numbers is None else f", row {numbers[0]}"
+        row += f" or one of the {len(numbers) - 1} after it" if numbers is not None and one_of else ""
         raise DataError(f"{self.where}{row}: {what}{todo}")

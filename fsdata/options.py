@@ -1,7 +1,7 @@
-"""What options may be: integers, numbers, booleans, choices and names are checked here, for all of fsdata.
+"""Checks of option values, for all of fsdata: integers, numbers, booleans, choices, names, durations, sizes.
 
-Scalars of numpy are accepted and returned as those of Python, so that states and fingerprints do not depend on which
-was given. A bool is no number, and a number no bool. Options of sources and schemas raise SchemaError.
+numpy scalars are accepted and converted to Python's, because states and fingerprints contain the values. A bool is not
+accepted as a number, nor a number as a bool. Options of sources and schemas raise SchemaError, all others ValueError.
 """
 
 import re
@@ -17,18 +17,18 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
-_LARGEST = 2**63 - 1  # of the numbers that kernels and files have
+_LARGEST = 2**63 - 1  # kernels and files have int64
 
 
 def plain(value: Any) -> Any:
-    """A scalar of numpy as one of Python, a text as a str; anything else as it is."""
+    """A numpy scalar as a Python scalar, a subclass of str as a str; any other value unchanged."""
     if isinstance(value, str):
         return str.__str__(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
 def text(option: str, value: Any, *, what: str = "column", optional: bool = False) -> Any:
-    """A text that names one `what`; None, too, where it is `optional`."""
+    """The text, not empty. what: the noun for messages. optional: None is allowed."""
     if optional and value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -37,17 +37,17 @@ def text(option: str, value: Any, *, what: str = "column", optional: bool = Fals
 
 
 def names(option: str, value: Any) -> tuple[str, ...]:
-    """Some names in order."""
+    """The names as a tuple, in order."""
     if isinstance(value, str):
         raise SchemaError(
             f"{option} takes a tuple of names, got the string {plain(value)!r}; write ({plain(value)!r},)"
         )
-    if not isinstance(value, Iterable) or isinstance(value, Mapping | set | frozenset):  # those have no order
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | set | frozenset):  # sets have no order
         raise SchemaError(f"{option} takes a tuple of names, got {value!r}")
-    found = tuple(map(plain, value))
-    if not all(isinstance(each, str) and each for each in found):
-        raise SchemaError(f"{option} takes names, got {found!r}")
-    return found
+    result = tuple(map(plain, value))
+    if not all(isinstance(name, str) and name for name in result):
+        raise SchemaError(f"{option} takes names, got {result!r}")
+    return result
 
 
 def is_number(value: Any) -> bool:
@@ -62,7 +62,7 @@ def is_integer(value: Any, least: int, most: int = _LARGEST) -> bool:
 def integer(
     option: str, value: Any, least: int, *, optional: bool = False, error: type[ValueError] = ValueError
 ) -> Any:
-    """The int; None, too, where it is `optional`."""
+    """The int. optional: None is allowed."""
     if optional and value is None:
         return None
     if not is_integer(value, least):
@@ -87,46 +87,47 @@ def positive(option: str, value: Any, *, finite: bool = True, error: type[ValueE
 
 
 def one_of(option: str, value: Any, allowed: Collection[Any], *, error: type[ValueError] = ValueError) -> Any:
-    """One of some texts, or None where it is among them."""
+    """One of the allowed texts; None may be one of `allowed`."""
     if not (value is None or isinstance(value, str)) or value not in allowed:
         raise error(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return plain(value)
 
 
 def tuple_of(value: Any, kind: Any) -> tuple[Any, ...]:
-    """One of a kind or several of them as a tuple; what is neither is left for the caller to refuse, as is a set: it
-    has another order in every process."""
+    """A single value of the type `kind`, or an iterable, as a tuple. The caller checks the types of the elements. A set
+    becomes the only element, so that this check rejects it: its order differs from process to process."""
     several = isinstance(value, Iterable) and not isinstance(value, kind | set | frozenset)
     return tuple(value) if several else (value,)
 
 
 def mapping_of(option: str, value: Any) -> dict[str, Any]:
+    """A mapping whose keys are names of fields, as a dict."""
     mapping = {} if value is None else value
     if not isinstance(mapping, Mapping) or not all(isinstance(name, str) and name for name in mapping):
         raise SchemaError(f"{option} maps field names, got {value!r}")
-    return {plain(name): plain(each) for name, each in mapping.items()}
+    return {plain(name): plain(item) for name, item in mapping.items()}
 
 
 def seconds(text: object, option: str) -> float:
-    """What a duration such as "10m" is in seconds."""
+    """The seconds of a duration such as "10m"."""
     match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise SchemaError(f"Follow({option}=...) is a duration such as '90s', '10m', '1.5h' or '2d', got {text!r}")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def bytes_of(given: int | str, name: str) -> int:
-    """`given` as a number of bytes: an integer, or a text like "256MB" or "1.5 GiB".
+def bytes_of(value: int | str, name: str) -> int:
+    """The bytes of a size: an integer, or a text like "256MB" or "1.5 GiB". name: the argument, for messages.
 
     Raises:
-        ValueError: neither of them, or less than 0. `name` is the argument that the message is about.
+        ValueError: not a size, or less than 0.
     """
-    if is_integer(given, 0):
-        return int(given)
-    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if is_integer(value, 0):
+        return int(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].upper() not in _BYTES:
         raise ValueError(
             f'{name} must be a number of bytes of at least 0, or a text like "256MB" with a unit of B, kB, MB, GB, TB, '
-            f"KiB, MiB, GiB, TiB, got {given!r}"
+            f"KiB, MiB, GiB, TiB, got {value!r}"
         )
     return round(float(match[1]) * _BYTES[match[2].upper()])

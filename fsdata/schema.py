@@ -1,11 +1,11 @@
-"""What a training sample is, independent of any source.
+"""The definition of a training sample, independent of any source.
 
-A `Schema` names the fields of a sample and their roles; a `ParquetSource` says how one set of files becomes them.
-Field names are the keys of `Batch.features`, so they are unique over the whole schema.
+A `Schema` has the fields of a sample and their roles; a `ParquetSource` maps one set of files to them. Field names are
+the keys of `Batch.features`, so they are unique over the whole schema.
 
-A `Field` says what one of them is: binding, decoding, layout, exchange and batch all ask it. What the files hold
-decides the rest (is a label a list, is a passthrough text), so a decoded row has the fields of the schema with some of
-them taken apart (`fsdata.decode.row_layout`).
+A `Field` is one of them, as binding, decoding, layout, exchange and batches need it. Some properties depend on the
+files (whether a label is a list, whether a passthrough is text). A decoded row therefore has the fields of the schema
+with some of them split in two (`fsdata.decode.row_layout`).
 """
 
 import difflib
@@ -22,15 +22,15 @@ from fsdata.errors import SchemaError
 from fsdata.options import integer, names, one_of, plain, text
 
 SAMPLES = "samples"
-"""What `global_mean` counts if nothing else is named."""
+"""The name under which `global_mean` counts samples, its default."""
 _LATER_ROLES = ("labels", "id_labels", "nested")
 _LATER = (*_LATER_ROLES, "share", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A long sequence in parts: the last `recent` events, and before them segments of `segment` events, cut from the
-    oldest on, each followed by `tokens` slots for what a model makes of it. See `fsdata.batch.jagged`.
+    """Divides a long sequence: the last `recent` events, and before them segments of `segment` events, counted from the
+    oldest event, each followed by `tokens` slots for a model's summary of it. See `fsdata.batch.jagged`.
 
     Raises:
         SchemaError: a number below 1, or `recent` below 0.
@@ -51,22 +51,22 @@ class Sequence:
     """A group of aligned list fields: in every sample all of them have the same length.
 
     Args:
-        name: the group's name, under which cost models see its lengths (the candidates' group is `candidates`).
+        name: the group's name; cost models get its lengths under it (the candidates' group is `candidates`).
         fields: id lists, int64; keys of `Batch.features`.
         floats: value lists (prices, quantities), float32; entries of `Batch.jagged`.
-        max_length: longer lists are truncated, counted in events; None keeps all.
-        keep: which end survives truncation.
+        max_length: maximum number of events; longer lists are truncated. None for no maximum.
+        keep: the end of a list that truncation keeps.
         labels: one number per event (watch time, a weight of the loss), float32; entries of `Batch.labels`.
         id_labels: one whole number per event (the next item, a class), int64; entries of `Batch.labels`.
         nested: any number of ids per event (the categories of an item), int64, from columns that are lists of lists;
             keys of `Batch.nested[name]`.
-        share: the key of the histories that the sequence comes from, `AsOf(on=...)`: samples of a batch that see
-            overlapping stretches of one history share them. Every field of the sequence then holds each merged stretch
-            once, as the lists of the first samples; `Batch.shared[name]` says where each sample finds its own, and
-            `fsdata.expand` makes them. Without such histories only the samples of one row share, see
-            `Schema(explode=...)`. A merged stretch holds events that happened after some of its samples: only
-            `expand` gives a model what it may see.
-        split: stand in parts, which `Batch.split[name]` describes; the values are those without it.
+        share: the key of the histories of the sequence, `AsOf(on=...)`: samples of a batch whose windows of one history
+            overlap share the merged window. Every field of the sequence then has each merged window once, as the list
+            of its first sample; `Batch.shared[name]` has the position of each sample's events in them, and
+            `fsdata.expand` returns the lists of the samples. Without `AsOf` only the samples of one row share, see
+            `Schema(explode=...)`. A merged window has events that happened after some of its samples: give a model the
+            result of `expand`, and not the merged windows.
+        split: divides the sequence, as `Batch.split[name]` describes; the values are the same as without it.
 
     Raises:
         SchemaError: no field along which events can be counted, or an option out of range.
@@ -107,10 +107,10 @@ class Sequence:
         return self.fields + self.nested + self.floats + self.id_labels + self.labels
 
     def __repr__(self) -> str:
-        """Saved states hold it: roles that were added later stand in it only where they are used."""
-        later = {role for role in _LATER if not getattr(self, role)}
-        shown = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.name not in later]
-        return f"Sequence({', '.join(shown)})"
+        """Saved states contain it, so options of later releases appear only if they are used."""
+        unused = {option for option in _LATER if not getattr(self, option)}
+        shown = [option.name for option in fields(self) if option.name not in unused]
+        return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,13 +122,13 @@ class Schema:
         candidates: the group of items to score, if samples carry several.
         context: scalar ids, int64; keys of `Batch.features` with length 1.
         dense: scalar features, the columns of `Batch.dense`, float32 [B, D].
-        labels: scalar per sample or list aligned with the candidates; the column's type decides. float32. Labels along
-            a sequence are `Sequence(labels=...)`.
+        labels: scalars per sample, or lists aligned with the candidates, by the type of the column; float32. Labels
+            along a sequence are `Sequence(labels=...)`.
         passthrough: one integer or text per sample that no model reads (a request's id); entries of
-            `Batch.passthrough`. The column's type decides: int64 [B], or a list of B strings.
-        explode: "candidates": every candidate of a row becomes a sample of its own, with all that the row has; see
-            docs/histories.md. Steps then still count rows: `batch_size` rows give as many samples as they have
-            candidates, and rows without candidates give none.
+            `Batch.passthrough`: int64 [B] or a list of B strings, by the type of the column.
+        explode: "candidates": every candidate of a row becomes a sample of its own, with all fields of the row; see
+            docs/histories.md. Steps still count rows: `batch_size` rows give as many samples as they have candidates,
+            and rows without candidates give none.
         time: the int64 or timestamp column by which `mix="time"` merges sources; not part of the batch unless it is
             also in `context`.
 
@@ -159,9 +159,9 @@ class Schema:
         for group in self.groups:
             if not isinstance(group, Sequence):
                 raise SchemaError(f"sequences and candidates hold Sequence objects, got {group!r}")
-        known = [group.name for group in self.groups]
-        if len(set(known)) < len(known):
-            raise SchemaError(f"two sequences share a name: {known}")
+        group_names = [group.name for group in self.groups]
+        if len(set(group_names)) < len(group_names):
+            raise SchemaError(f"two sequences share a name: {group_names}")
         if any(group.name == "candidates" for group in self.sequences):
             raise SchemaError("the name 'candidates' belongs to Schema(candidates=...)")
         if self.candidates is not None and self.candidates.name != "candidates":
@@ -175,18 +175,19 @@ class Schema:
             )
         nested = {name for group in self.groups for name in group.nested}
         for what, own in (("nested", nested), ("passthrough", set(self.passthrough))):
-            both = sorted(own & {*known, "candidates"})
+            both = sorted(own & {*group_names, "candidates"})
             if both:
                 raise SchemaError(
                     f"a {what} field and a sequence are both called {', '.join(both)}, and the lengths of both are "
                     f"known by name: give the {what} field another name and map it with "
                     "ParquetSource(columns={new: column})"
                 )
+        # `global_mean(over=name)` finds a count by name: of samples, a sequence, a nested field or a label along one.
         along = {name: group.name for group in self.groups for name in group.id_labels + group.labels}
         for name, group_name in along.items():
-            if name in known and name != group_name:
+            if name in group_names and name != group_name:
                 raise _clash(name, f"a label of the sequence {group_name!r}")
-        if SAMPLES in {*known, *nested, *along}:
+        if SAMPLES in {*group_names, *nested, *along}:
             raise SchemaError(
                 f"global_mean(over={SAMPLES!r}) counts the samples of a batch, so no sequence, nested field or label "
                 "of a sequence has this name: give it another one, and map a field with "
@@ -196,9 +197,9 @@ class Schema:
             raise SchemaError("a Schema needs at least one field")
 
     def check_list_labels(self, lists: Collection[str]) -> None:
-        """lists: names of labels whose columns are lists, which only the files show.
+        """Raise SchemaError if `global_mean` would confuse a label whose column is a list with another count.
 
-        Raises SchemaError where `global_mean` would count one of them as something else.
+        lists: names of labels whose columns are lists in the files.
         """
         sequences = {group.name for group in self.sequences}
         for name in self.labels:
@@ -206,18 +207,18 @@ class Schema:
                 raise _clash(name, "a label whose column is a list along the candidates")
 
     def __repr__(self) -> str:
-        """Saved states hold it: options that were added later stand in it only where they are used."""
-        later = {name for name in ("explode", "passthrough") if not getattr(self, name)}
-        shown = [each.name for each in fields(self) if each.name not in later]
+        """Saved states contain it, so options of later releases appear only if they are used."""
+        unused = {name for name in ("explode", "passthrough") if not getattr(self, name)}
+        shown = [option.name for option in fields(self) if option.name not in unused]
         return f"Schema({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __str__(self) -> str:
-        """Python code that makes it, on several lines; without what is not used."""
+        """Python code of the schema, on several lines, without unused options."""
         groups = "".join(f"        {_code(group)},\n" for group in self.sequences)
         lines = [f"    sequences=(\n{groups}    ),\n"] if self.sequences else []
-        for name in (each.name for each in fields(self) if each.name != "sequences" and getattr(self, each.name)):
-            value = getattr(self, name)
-            lines.append(f"    {name}={_code(value) if isinstance(value, Sequence) else repr(value)},\n")
+        for name in (option.name for option in fields(self) if option.name != "sequences"):
+            if value := getattr(self, name):
+                lines.append(f"    {name}={_code(value) if isinstance(value, Sequence) else repr(value)},\n")
         return f"Schema(\n{''.join(lines)})"
 
     @property
@@ -239,26 +240,27 @@ class Schema:
 
     @classmethod
     def infer(cls, path: str | Path, *, filesystem: Any = None) -> "Schema":
-        """A schema to begin with, of the columns of a file; `print` shows it as code, to be read and changed.
+        """A first schema, guessed from the columns of files; `print` shows it as code, to be read and changed.
 
-        Lists that have the same lengths in all rows that are looked at are one sequence, the longest are `uih`, and
-        those whose names say so the candidates. Scalars: integers are `context`, floats `dense`, booleans and what is
-        named like a click `labels`, text `passthrough`, the first time `time`. Only you know what else is a label.
-        Columns without a place are logged. `freescale init` writes the same guesses into a schema file, with their
-        reasons, and makes ids of texts. Blocks for reading the first rows of up to 8 files.
+        Lists with the same lengths in all sampled rows are one sequence: the longest are `uih`, and those with names
+        such as `candidates` the candidates. Scalars: integers are `context`, floats `dense`, booleans and columns with
+        names such as `click` `labels`, text `passthrough`, the first time `time`. Other labels cannot be guessed.
+        Columns without a role are logged. `freescale init` writes the same guesses into a schema file, with their
+        reasons, and hashes texts to ids. Blocks for reading the first rows of up to 8 files.
 
         path: a file, glob or folder, see `ParquetSource`.
 
         Raises:
-            FileNotFoundError, PermissionError; SchemaError: no rows, files whose columns do not fit together, or no
-            column that can be a field.
+            FileNotFoundError, PermissionError; SchemaError: no rows, files with different columns, or no column that
+            can be a field.
         """
-        found: Schema = importlib.import_module("fsdata.setup.infer_schema").infer_schema(path, filesystem)
-        return found
+        # By name: the core has no import of an extension.
+        schema: Schema = importlib.import_module("fsdata.setup.infer_schema").infer_schema(path, filesystem)
+        return schema
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Schema":
-        """Read the schema from the `[schema]` table of a TOML file (see docs/schema.md)."""
+        """The schema in the `[schema]` table of a TOML file (see docs/schema.md)."""
         return schema_of(load_toml(path), path)
 
 
@@ -274,14 +276,14 @@ FieldKind = Literal[
     "dense",
     "label",
     "passthrough",
-    # only of decoded rows
+    # only in decoded rows
     "counts",
     "nested_ids",
     "reference",
     "label_list",
     "text",
     "mask",
-    # only read, no fields of a sample
+    # only for reading, not in samples
     "time",
     "join_key",
     "row_time",
@@ -303,14 +305,14 @@ class Field:
     """One field of a sample, a column that only reading needs, or a part of a decoded row.
 
     Attributes:
-        name: of the schema, or one that says what part it is.
-        kind: what it is for. Of decoded rows `dense` is one field of D elements, and a nested field is two: `counts`,
-            how many ids every event has, which is as long as its sequence, and `nested_ids`, the ids of all events. A
-            `reference` says where the history of the sequence that it is named after lies, a `mask` whether the row
-            had a match in the side table of a field, and a `text` has bytes of UTF-8.
-        group: the sequence whose lengths it has; of `nested_ids` and `text` the field of the schema; of a `label` that
-            may be a list the candidates. None where every sample has `width` elements.
-        max_length, keep_last: of longer lists one end is kept.
+        name: its name in the schema, or a name derived from it.
+        kind: its role. In decoded rows `dense` is one field of D elements, and a nested field is two: `counts`, the
+            number of ids of every event, as long as its sequence, and `nested_ids`, the ids of all events. A
+            `reference` is the position of a history in its table, and has the name of its sequence; a `mask` is whether
+            the row has a match in the side table of a field; a `text` has UTF-8 bytes.
+        group: the sequence whose lengths it has; for `nested_ids` and `text` the field of the schema; for a `label`
+            that may be a list the candidates. None if every sample has `width` elements.
+        max_length, keep_last: the maximum length of lists, and the end that truncation keeps.
     """
 
     name: str
@@ -321,13 +323,13 @@ class Field:
     keep_last: bool = False
 
     @classmethod
-    def of(cls, name: str, kind: FieldKind, sequence: Sequence) -> "Field":
+    def from_sequence(cls, name: str, kind: FieldKind, sequence: Sequence) -> "Field":
         return cls(name, kind, sequence.name, max_length=sequence.max_length, keep_last=sequence.keep == "last")
 
     @property
     def number(self) -> Number:
-        """What its values become: `id` int64, and takes no floats; `value` float32; `time` int64, nanoseconds if the
-        column is a timestamp or date; `passthrough` int64, or UTF-8 where the column is text."""
+        """The conversion of its values: `id` to int64, from integers only; `value` to float32; `time` to int64,
+        nanoseconds if the column is a timestamp or date; `passthrough` to int64, or UTF-8 if the column is text."""
         if self.kind in _VALUES:
             return "value"
         if self.kind in _TIMES:
@@ -336,7 +338,7 @@ class Field:
 
     @property
     def shape(self) -> Shape:
-        """`either`: a list where the column is one. `nested`: a list of lists."""
+        """`either`: a list if the column is one. `nested`: a list of lists."""
         if self.kind == "label":
             return "scalar" if self.group is None else "either"
         return _SHAPES.get(self.kind, "scalar")
@@ -353,12 +355,12 @@ class Field:
 
     @property
     def is_list(self) -> bool:
-        """Of a decoded row."""
+        """Whether it is a list in a decoded row."""
         return self.group is not None
 
     @property
     def only_read(self) -> bool:
-        """Whether it is a time or a key of a row: no field of a sample, and without a null policy."""
+        """Whether it is a time or a key of a row, which is not in samples and has no null policy."""
         return self.kind in ("time", "join_key", "row_time")
 
     @property
@@ -368,23 +370,23 @@ class Field:
 
 def fields_of(schema: Schema) -> tuple[Field, ...]:
     """Every field of the schema once, without `time`."""
-    found = [Field(name, "context") for name in schema.context]
+    result = [Field(name, "context") for name in schema.context]
     for group in schema.groups:
-        found += [Field.of(name, "ids", group) for name in group.fields]
-        found += [Field.of(name, "nested", group) for name in group.nested]
-        found += [Field.of(name, "floats", group) for name in group.floats]
-        found += [Field.of(name, "id_label", group) for name in group.id_labels]
-        found += [Field.of(name, "event_label", group) for name in group.labels]
-    found += [Field(name, "dense") for name in schema.dense]
-    found += [
+        result += [Field.from_sequence(name, "ids", group) for name in group.fields]
+        result += [Field.from_sequence(name, "nested", group) for name in group.nested]
+        result += [Field.from_sequence(name, "floats", group) for name in group.floats]
+        result += [Field.from_sequence(name, "id_label", group) for name in group.id_labels]
+        result += [Field.from_sequence(name, "event_label", group) for name in group.labels]
+    result += [Field(name, "dense") for name in schema.dense]
+    result += [
         Field(name, "label", None if schema.candidates is None else schema.candidates.name) for name in schema.labels
     ]
-    found += [Field(name, "passthrough") for name in schema.passthrough]
-    return tuple(found)
+    result += [Field(name, "passthrough") for name in schema.passthrough]
+    return tuple(result)
 
 
 def schema_of(document: dict[str, Any], path: str | Path) -> Schema:
-    """Build the schema that the `[schema]` table of a parsed TOML document describes."""
+    """The schema in the `[schema]` table of a parsed TOML document."""
     if not isinstance(document.get("schema"), dict):
         raise SchemaError(f"{path}: no [schema] table")
     options = dict(table_of(document["schema"], f"{path}: schema", _keys_of(Schema)))
@@ -418,10 +420,10 @@ def _sequence(entry: Any, where: str, **defaults: Any) -> Sequence:
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:
-    """The document in a TOML file, which may have tables of others beside `schema` and `sources`.
+    """The document in a TOML file. Tables of other programs beside `schema` and `sources` are ignored.
 
     Raises:
-        SchemaError: not TOML, or a table with a misspelt name, which would be ignored.
+        SchemaError: not TOML, or a table whose name is a misspelt `schema` or `sources`.
     """
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -436,7 +438,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 
 
 def table_of(value: Any, where: str, keys: Collection[str]) -> dict[str, Any]:
-    """`value`, once it is known to be a table of a TOML file with no other keys than these."""
+    """`value`, checked: a table of a TOML file with no other keys than these."""
     if not isinstance(value, dict):
         raise SchemaError(f"{where} is a table, got {value!r}")
     unknown = sorted(set(value) - set(keys))
@@ -446,10 +448,12 @@ def table_of(value: Any, where: str, keys: Collection[str]) -> dict[str, Any]:
 
 
 def _code(group: Sequence) -> str:
-    """Python code that makes a sequence."""
-    used = [each for each in fields(group) if each.name != "name" and getattr(group, each.name) != each.default]
-    given = "".join(f", {each.name}={getattr(group, each.name)!r}" for each in used)
-    return f"Sequence({group.name!r}{given})"
+    """Python code of a sequence."""
+    used = [
+        option for option in fields(group) if option.name != "name" and getattr(group, option.name) != option.default
+    ]
+    arguments = "".join(f", {option.name}={getattr(group, option.name)!r}" for option in used)
+    return f"Sequence({group.name!r}{arguments})"
 
 
 def _clash(name: str, what: str) -> SchemaError:
@@ -462,4 +466,4 @@ def _clash(name: str, what: str) -> SchemaError:
 
 
 def _keys_of(kind: type) -> list[str]:
-    return [each.name for each in fields(kind)]
+    return [option.name for option in fields(kind)]

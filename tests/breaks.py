@@ -89,8 +89,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fsdata/nodes/steps.py",
-        before="self._open.appendleft(",
-        after="self._open.append(",
+        before="self._windows.appendleft(",
+        after="self._windows.append(",
         tests=("tests/data/nodes", "tests/data/together/test_loader_programs.py"),
         why="rows that max_tokens carries over come after those behind them, and a saved state counts them wrongly",
     ),

@@ -18,10 +18,10 @@ def main() -> None:
     from worlds import shared_world
 
     from fsdata.compose.reading import all_kernels
-    from fsdata.kernels.warm import compile_lacking
+    from fsdata.kernels.warm import compile_missing
     from fsranks.machine.cores import usable_cores
 
-    compile_lacking(all_kernels(), usable_cores(), print)
+    compile_missing(all_kernels(), usable_cores(), print)
     golden_tools.documents(FILES)
     shared_world(1).run(golden_comm._report, "several")
 

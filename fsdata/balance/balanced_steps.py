@@ -1,6 +1,6 @@
-"""The fourth node, if samples move between ranks: every rank yields its share of the balanced global batch.
+"""The fourth node with balancing: every rank yields its share of the balanced global batch.
 
-PAPER section 1, Algorithm 1. `fsdata.tensors.balanced_tensors` does the same with batches of any other loader.
+PAPER section 1, Algorithm 1. `fsdata.tensors.balanced_tensors` does the same for batches of any other loader.
 """
 
 from abc import abstractmethod
@@ -10,18 +10,17 @@ from typing import Any, TypeVar
 from fsdata.balance.exchange import RecordSpec, StepExchange, StepResult
 from fsdata.balance.exchange.transfer import RowsOf
 from fsdata.balance.options import Balance, StepPlanner
-from fsdata.nodes.node import Node
+from fsdata.nodes.node import Node, StepNode
 from fsdata.nodes.steps import Part, Step, Steps
-from fsdata.order.progress import Progress
 from fsdata.order.tokens import items_of
 
 T = TypeVar("T", covariant=True)
 
 
-class BalancedNode(Node[T]):
-    """Steps whose global batch is balanced over the ranks; ranks that ran out of data still get their share.
+class BalancedNode(StepNode[T]):
+    """Steps whose global batch is balanced over the ranks; ranks without further data still receive their share.
 
-    Rows that the plan carries over to the next step are put back, as if they had not been read.
+    Rows that the plan carries over to the next step are put back into the source, as if they had not been read.
 
     Args:
         source: yields this rank's part of every step; has `part()`, `position`, `defers_next`, `timing`, `context`.
@@ -35,67 +34,48 @@ class BalancedNode(Node[T]):
         self.planner = planner
         self.exchange = self.job.connect(self.source.context, "balance", timeout_s, StepExchange)
         self.job.planner, self.job.meets_in_steps = planner, True
-        self._made = 0
-        self._ended = False
 
     @property
     @abstractmethod
     def spec(self) -> RecordSpec:
-        """The fields of the samples; known after the first part of the source."""
+        """The fields of the samples; defined after the first part of the source."""
 
     @abstractmethod
-    def leaves_out(self, result: StepResult) -> bool:
-        """Whether the epoch ends before this step, whose samples are dropped."""
+    def ends_before(self, result: StepResult) -> bool:
+        """Whether the epoch ends before this step. The method counts its samples as dropped, where they are."""
 
     @abstractmethod
     def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> T:
-        """The output for the next node; advances the source. passed: [W] rows of every rank."""
+        """The item of this node; advances the source. passed: [W] rows of every rank."""
 
-    def on_begin(self, progress: Progress) -> None:
-        self._made = 0
-        self._ended = False
-
-    def next(self) -> T:
+    def step(self) -> T:
         """Raises StopIteration when all ranks have ended. Blocks on the source and on peers."""
-        try:
-            if self._ended or self.source.defers_next:
-                raise StopIteration
-            return self._step()
-        except BaseException:
-            self._end()
-            raise
-
-    def _end(self) -> None:
-        self._ended = True
-        self.job.end_steps()
-
-    def _step(self) -> T:
         part: Part = self.source.part()
         with self.source.timing.of("exchange"):
-            step = self.exchange.step(
+            result = self.exchange.step(
                 part.rows, self.spec, self.planner, part.status, self._first_events(part), self.rows_of
             )
-            left_out = self.leaves_out(step)
-            passed = [] if left_out else self._passed(step)
-        if left_out:
+            # Every rank decides from the same result, so all end before the same step without a further exchange.
+            ends = self.ends_before(result)
+            passed = [] if ends else self._passed(result)
+        if ends:
             raise StopIteration
-        if step.ended:
-            self._end()
-        # report_step counts from the first step of this epoch, the exchange from its own first one.
-        self.job.first_number = step.number - self._made
-        self._made += 1
-        return self.finish(part, step, passed)
+        if result.ended:
+            self.job.end_steps()
+        # `Job.report` counts steps of the epoch, the exchange counts all its steps since it was made.
+        self.job.exchange_offset = result.number - part.status.step
+        return self.finish(part, result, passed)
 
     def _first_events(self, part: Part) -> dict[str, Any]:
         """See `GlobalBatch.first_events`."""
         return {}
 
-    def _passed(self, step: StepResult) -> list[int]:
-        """Rows that every rank has passed with `step`."""
-        if not step.carried:
-            return [status.position for status in step.statuses]
+    def _passed(self, result: StepResult) -> list[int]:
+        """[W] rows that every rank has passed with this step."""
+        if not result.carried:
+            return [status.position for status in result.statuses]
         # The positions in the statuses include the carried rows: put them back, and gather the positions again.
-        self.source.put_back(step.rest)
+        self.source.put_back(result.rest)
         return self.exchange.gather_number(self.source.position)
 
 
@@ -131,15 +111,15 @@ class BalancedSteps(BalancedNode[Step]):
         assert part.rows is not None
         return self.source.data.first_events(part.rows)
 
-    def leaves_out(self, result: StepResult) -> bool:
+    def ends_before(self, result: StepResult) -> bool:
         steps = self.source
-        # Followed data: a short step waits for rows of the next segment. Its rows are not dropped.
+        # Followed data: the rows of a short step are read again at the begin of the next segment, so none is dropped.
         if steps.defer_short_step and not steps.sizes_known and any(status.ended for status in result.statuses):
             return True
-        left_out = not result.global_samples or (result.ended and steps.too_short(result.global_samples))
-        if left_out:
-            steps.drop(result.statuses[steps.rank].rows)
-        return left_out
+        ends = not result.global_samples or (result.ended and steps.too_short(result.global_samples))
+        if ends:
+            self.job.dropped += result.statuses[steps.rank].rows
+        return ends
 
     def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> Step:
         steps, spans = self.source, result.rows.spans()

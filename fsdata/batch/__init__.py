@@ -1,6 +1,6 @@
-"""What the loader yields: a `batch` of `jagged` and keyed values, with the loss that is right for unequal batches.
+"""What the loader yields: a `batch` of `jagged` and keyed values, and the loss scaling for batches of unequal size.
 
-Samples may share events: `windows` of histories are merged. A `batch_plan` says which fields lie in which tensor, and
-tensors lie in `host_memory`. `prefetch` makes batches ahead of the loop. `torchrec_binding` is the one place of fsdata
-that imports TorchRec.
+Samples may share events: `merged_windows` merges overlapping windows of a history. A `batch_plan` maps fields to
+tensors, which are allocated in `host_memory`. `prefetch` computes batches ahead of the training loop.
+`torchrec_binding` is the only file of fsdata that imports TorchRec.
 """

@@ -1,8 +1,8 @@
-"""What the loader yields, one rank's share of a global batch, and the loss of the global batch.
+"""`Batch`, one rank's share of a global batch, and `global_mean`, the loss of the global batch.
 
-Averaging gradients over ranks (what data-parallel training does) weighs every rank alike. If ranks hold different
-numbers of samples, a local mean would count the samples of a small batch for more; scaling by the global count instead
-gives exactly the gradient of the mean over the global batch.
+Data-parallel training averages gradients over ranks with equal weights. Where ranks have different numbers of samples,
+a local mean gives the samples of small batches a larger weight; scaling by the global count instead gives exactly the
+gradient of the mean over the global batch.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,25 +18,26 @@ from fsdata.schema import SAMPLES, Schema
 CostOf = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Lengths by sequence -> int64 [B]; see `fsdata.CostModel`."""
 
-_NO_VIEWS = "{} is one of the views of a batch (fsdata.views), which are not there"
+_NO_VIEWS = "{} is one of the views of a batch: it needs the extension fsdata.views, which is not installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What is known of one step, for losses, logs and tests.
+    """Counts of one step, for losses, logs and tests.
 
     Attributes:
         epoch, step: position of the step; `step` counts the steps yielded in this epoch, from 0.
         world_size: ranks that share the global batch.
-        samples, global_samples: samples of this rank (of a part of its batch, those of the part) and of all ranks.
-        global_items: group name -> elements of that group over all ranks ("candidates": how many candidates), where
-            known: always with one rank or with `balance`. Also under the names of labels that a sequence has, and of
-            nested fields, whose ids are counted.
+        samples, global_samples: samples of this rank's batch (or of the microbatch, see `Batch.parts`) and of all
+            ranks.
+        global_items: group name -> elements of that group over all ranks ("candidates": number of candidates). Set
+            with one rank and with `balance`. Labels of a sequence and nested fields have entries under their own
+            names; of nested fields the ids are counted.
         straggler_before, straggler_after: planned share of waiting (1 - mean / max of the ranks' cost) without and
             with balancing; None without `balance`.
         moved: share of the global batch's events (and ids of nested fields) that changed rank; None without `balance`.
-        carried: rows of all ranks that were read for this step and come in the next one, because with them no plan
-            keeps `Balance(max_tokens=...)`. They do not count in the other fields.
+        carried: rows of all ranks that were read for this step but are deferred to the next one, because no plan that
+            includes them satisfies `Balance(max_tokens=...)`. The other attributes do not count them.
     """
 
     epoch: int
@@ -53,28 +54,28 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B samples.
+    """One rank's batch of B samples.
 
     Attributes:
-        features: KeyedJaggedTensor, int64; keys are the schema's field names, scalars with length 1. One object. Where
-            torchrec is not installed: `fsdata.batch.jagged_features.JaggedFeatures`, a mapping to jagged tensors of
-            torch.
+        features: one KeyedJaggedTensor, int64; keys are the schema's field names, scalars have length 1. Where torchrec
+            is not installed: `fsdata.batch.jagged_features.JaggedFeatures`, a mapping to jagged tensors of torch.
         dense: float32 [B, D], columns in schema order.
         labels: name -> float32 [B]; `Jagged` float32 where the label is a list aligned with the candidates; `Jagged`
             float32 or int64 with the offsets of its sequence, for its `labels` and `id_labels`.
         jagged: name -> `Jagged` float32, the `floats` of the schema's sequences.
-        nested: sequence name -> KeyedJaggedTensor, int64, of the sequence's `nested` fields. Its batch are the E events
-            of this rank: `lengths()` [keys * E] says how many ids every event has. Which events belong to which sample
-            is said by the offsets of the sequence's other fields.
-        shared: sequence name -> where samples find their events, of sequences with `share`; see `fsdata.expand`.
-        split: sequence name -> how its events stand in parts, of sequences with `split`; see `fsdata.segment_mask`.
+        nested: sequence name -> KeyedJaggedTensor, int64, the sequence's `nested` fields. Its rows are the E events of
+            this rank: `lengths()` [keys * E] is the number of ids of every event. The offsets of the sequence's other
+            fields assign events to samples.
+        shared: name of a sequence with `share` -> position of each sample's events; see `fsdata.expand`.
+        split: name of a sequence with `split` -> its segments and recent events; see `fsdata.segment_mask`.
         passthrough: name -> int64 [B], or the strings of the samples, a list of B, which stays on the host.
-        mask: name -> bool [B], whether the sample had a match in the side table that the field comes from, of joins
-            with `missing="mask"`.
+        mask: name -> bool [B], for fields of joins with `missing="mask"`: whether the sample has a match in the side
+            table.
         origin: int64 [B, 2], the rank that read the sample and its row in that rank's batch before balancing.
         stats: counts and planned balance of the step.
-        schema: what the fields are; None in batches that no loader made.
-        cost: what `Balance(cost=...)` of the loader says, lengths by sequence -> int64 [B]; None without balance.
+        schema: the loader's schema; None in a batch that was constructed without a loader.
+        cost: the cost function of the loader's `Balance(cost=...)`, lengths by sequence -> int64 [B]; None without
+            balance.
     """
 
     features: Any
@@ -92,119 +93,111 @@ class Batch:
     cost: CostOf | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Field name -> what the batch has of it, for models that take tensors by name. `context` fields are int64 [B],
-        `dense` fields float32 [B], lists are `Jagged`, labels and passthrough fields as they are here.
+        """Field name -> values, for models that take tensors by name. `context` fields are int64 [B], `dense` fields
+        float32 [B], lists are `Jagged`, labels and passthrough fields are those of the batch.
 
-        Sequences with `share` are expanded, so that every sample has its own events. `nested` fields and masks of joins
-        are not in it: they stay in `batch.nested` and `batch.mask`.
+        Sequences with `share` are expanded: every sample has its own events. The dict has no `nested` fields and no
+        masks of joins: read them from `batch.nested` and `batch.mask`.
         """
         raise NotImplementedError(_NO_VIEWS.format("to_dict()"))
 
     def padded(self, max_length: int | Mapping[str, int] | None = None) -> dict[str, Any]:
         """`to_dict()` with lists as tensors [B, max_length]: the values first, then zeros. `{sequence}_mask`, bool
-        [B, max_length], says where values are. Of longer lists the end is kept that `Sequence(keep=...)` names.
+        [B, max_length], is True where values are. Longer lists are truncated as `Sequence(keep=...)` defines.
 
-        max_length: of all sequences, or by the sequence's name; None: that of the schema.
+        max_length: one for all sequences, or by the sequence's name; None: that of the schema.
 
         Raises:
-            ValueError: no length for a sequence, one below 1, or a name that is no sequence. SchemaError: a field is
-                called like a mask.
+            ValueError: no length for a sequence, a length below 1, or a name that is not a sequence.
+            SchemaError: a field has the name of a mask.
         """
         raise NotImplementedError(_NO_VIEWS.format("padded()"))
 
     def parts(self, number: int) -> list["Batch"]:
-        """The batch cut into `number` batches of consecutive samples that cost about the same, for steps that are
-        computed part by part (gradient accumulation). A part without samples is a batch like any other.
+        """Microbatches for gradient accumulation: `number` batches of consecutive samples and about equal cost. A
+        microbatch may have no samples.
 
-        A cut is at the sample boundary nearest to its share of the cost: by `cost`, or by tokens where there is none or
-        where it says 0 for all: the numbers that a sample has in `features`, `jagged` and `nested`, and 1.
+        Each cut is at the sample boundary nearest to its share of the cost. The cost is `cost`; where that is None or 0
+        for all samples, it is the tokens: the numbers of a sample in `features`, `jagged` and `nested`, plus 1.
 
-        `stats` are those of the step but for `samples`. So the sum of `global_mean(loss, part)` over the parts is that
-        of the whole batch, and so are its gradients: backward for each part, one average over ranks for all. Over
-        events that are shared, give the losses of what `expand` makes, `over` the name of the sequence: merged events
-        that lie in two parts would count twice.
+        `stats` are those of the step except for `samples`. The sum of `global_mean(loss, part)` over the microbatches
+        is therefore that of the whole batch, and so are its gradients: run backward for each, then average over ranks
+        once. For losses over shared events, pass the losses of the result of `expand` and, as `over`, the name of the
+        sequence: merged events that are in two microbatches would count twice.
 
-        Parts are views of the batch's tensors, with two exceptions that are copied: ids of a KeyedJaggedTensor with
-        several keys, and events of `shared` that do not lie one after another. A part holds the shared events that its
-        samples see, so those that samples on both sides of a cut see are in both parts. With 1 it is the batch itself.
+        Microbatches are views of the batch's tensors. Two kinds of values are copied: ids of a KeyedJaggedTensor with
+        several keys, and events of `shared` that are not consecutive. A microbatch contains the shared events that its
+        samples see, so events that samples on both sides of a cut see are in both. With 1 the result is this batch.
 
-        On a device this waits for the lengths: cut before `to` where that matters.
+        On a device this waits for the lengths: where that matters, call it before `to`.
 
         Raises:
-            ValueError: `number` is no integer of at least 1; fields with other rows than samples, or a
-                KeyedJaggedTensor with a batch size per key; `shared` or `nested` without a schema.
+            ValueError: `number` is not an integer of at least 1; a field has another number of rows than the batch has
+                samples; a KeyedJaggedTensor has a batch size per key; `shared` or `nested` without a schema.
         """
         raise NotImplementedError(_NO_VIEWS.format("parts()"))
 
     @property
     def loss_weight(self) -> float:
-        """samples * W / global samples: what a mean over this rank's samples is multiplied with, so that averaging
-        gradients over ranks gives the gradient of the global batch's mean."""
+        """samples * W / global samples: the factor for a mean over this rank's samples with which averaging gradients
+        over ranks gives the gradient of the global batch's mean."""
         return loss_weight(self.stats)
 
     def __len__(self) -> int:
         return self.stats.samples
 
     def __repr__(self) -> str:
-        """What it holds, in one line, without values."""
-        named = ("labels", "jagged", "nested", "shared", "split", "passthrough", "mask")
-        parts = [f"{kind}: {', '.join(of_kind)}" for kind in named if (of_kind := getattr(self, kind))]
-        where = f"epoch {self.stats.epoch}, step {self.stats.step}"
+        """Position, sizes and field names in one line, without values."""
+        roles = ("labels", "jagged", "nested", "shared", "split", "passthrough", "mask")
+        fields = [f"{role}: {', '.join(names)}" for role in roles if (names := getattr(self, role))]
+        position = f"epoch {self.stats.epoch}, step {self.stats.step}"
         samples = f"{self.stats.samples} of {self.stats.global_samples} samples"
         features, dense = f"features: {', '.join(self.features.keys())}", f"dense {list(self.dense.shape)}"
-        return f"Batch({'; '.join((where, samples, features, dense, *parts))})"
+        return f"Batch({'; '.join((position, samples, features, dense, *fields))})"
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        def move(value: Any) -> Any:
-            return value.to(device, non_blocking=non_blocking)
-
-        return self._map(move)
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         return self._map(lambda value: value.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        named = (
-            *self.shared.values(),
-            *self.split.values(),
-            *self.nested.values(),
-            *self.labels.values(),
-            *self.jagged.values(),
-            *(value for value in self.passthrough.values() if isinstance(value, torch.Tensor)),
-            *self.mask.values(),
-        )
-        for value in (self.features, self.dense, self.origin, *named):
+        def record(value: Any) -> Any:
             value.record_stream(stream)
+            return value
 
-    def _map(self, function: Any) -> "Batch":
-        """The same with `function` of every tensor and KeyedJaggedTensor. Offsets that fields share stay shared."""
-        known: dict[int, torch.Tensor] = {}
+        self._map(record)
 
-        def once(offsets: torch.Tensor) -> torch.Tensor:
-            if id(offsets) not in known:
-                known[id(offsets)] = function(offsets)
-            return known[id(offsets)]
+    def _map(self, function: Callable[[Any], Any]) -> "Batch":
+        """A copy with `function` applied to every tensor and KeyedJaggedTensor."""
+        offsets: dict[int, torch.Tensor] = {}
 
-        def each(value: Any) -> Any:
-            if isinstance(value, Jagged):
-                return Jagged(function(value.values), once(value.offsets))
-            return function(value)
+        def map_value(value: Any) -> Any:
+            if isinstance(value, list):  # the strings of a passthrough field
+                return value
+            if not isinstance(value, Jagged):
+                return function(value)
+            # Fields of a sequence have one offsets tensor: it is copied once, and their offsets stay one object, by
+            # which `parts` and users recognize fields with equal lengths.
+            if id(value.offsets) not in offsets:
+                offsets[id(value.offsets)] = function(value.offsets)
+            return Jagged(function(value.values), offsets[id(value.offsets)])
+
+        def map_all(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: map_value(value) for name, value in values.items()}
 
         return replace(
             self,
             features=function(self.features),
-            nested={name: function(value) for name, value in self.nested.items()},
+            nested=map_all(self.nested),
             dense=function(self.dense),
-            labels={name: each(value) for name, value in self.labels.items()},
-            jagged={name: each(value) for name, value in self.jagged.items()},
+            labels=map_all(self.labels),
+            jagged=map_all(self.jagged),
             origin=function(self.origin),
-            shared={name: value.map(function) for name, value in self.shared.items()},
-            split={name: value.map(function) for name, value in self.split.items()},
-            passthrough={
-                name: function(value) if isinstance(value, torch.Tensor) else value
-                for name, value in self.passthrough.items()
-            },
-            mask={name: function(value) for name, value in self.mask.items()},
+            shared={name: shared.map(function) for name, shared in self.shared.items()},
+            split={name: split.map(function) for name, split in self.split.items()},
+            passthrough=map_all(self.passthrough),
+            mask=map_all(self.mask),
         )
 
 
@@ -217,24 +210,24 @@ _CANDIDATES = "candidates"
 
 
 def global_mean(per_item_loss: torch.Tensor, batch: Any, over: str = SAMPLES) -> torch.Tensor:
-    """local sum * W / global count, a scalar: averaged over the W ranks, the mean over the global batch.
+    """local sum * W / global count, a scalar whose average over the W ranks is the mean over the global batch.
 
-    per_item_loss: [items of this rank]; on an empty rank [0], which gives a 0 that backward can run through.
-    batch: a `Batch`, the `.last` of `rebalance`, or a batch of your own (`adapt`) that kept the `stats` of its `Batch`
-        and, to count over labels, its `labels`.
+    per_item_loss: [items of this rank]; on an empty rank [0], which gives a 0 through which backward can run.
+    batch: a `Batch`, the `.last` of `rebalance`, or a batch of your own (`adapt`) with the `stats` of its `Batch` and,
+        to count over labels, its `labels`.
     over: "samples"; the name of a label, counted per sample or, where the label is a list, per candidate or event; or
         the name of a sequence, counted per event.
 
     The value on one rank is not the global mean, only the average over ranks is. Does not communicate or synchronise.
 
-    Raises ValueError if `per_item_loss` does not have one value per item, if `over` names nothing in the batch, or if
+    Raises ValueError if `per_item_loss` does not have one value per item, if `over` is not a name of the batch, or if
     the global count is unknown: elements are counted over ranks only with `balance` (or one rank).
     """
     stats = getattr(batch, "stats", None)
     if stats is None:
         raise ValueError(
-            f"global_mean needs the counts of all ranks, and a {type(batch).__name__} has no `stats`: keep those of "
-            "the Batch in it, stats=batch.stats"
+            f"global_mean needs the counts of all ranks, and a {type(batch).__name__} has no `stats`: copy those of "
+            "the Batch into it, stats=batch.stats"
         )
     local, total = _counts(batch, over)
     if per_item_loss.dim() != 1 or (local is not None and len(per_item_loss) != local):
@@ -247,7 +240,7 @@ def global_mean(per_item_loss: torch.Tensor, batch: Any, over: str = SAMPLES) ->
 
 
 def _counts(batch: Any, over: str) -> tuple[int | None, int]:
-    """Items of this rank (None if the batch does not say) and of all ranks."""
+    """Items of this rank (None if the batch does not have the number) and of all ranks."""
     stats = batch.stats
     labels = getattr(batch, "labels", {})
     labels = labels if isinstance(labels, Mapping) else {}
@@ -264,6 +257,6 @@ def _counts(batch: Any, over: str) -> tuple[int | None, int]:
             f"global_mean(over={over!r}): no such label or sequence; this batch can be counted over {names}"
         )
     raise ValueError(
-        f"global_mean(over={over!r}): the number of its items on all ranks is unknown. Use balance=Balance(), whose "
-        "ranks tell each other their lengths, or sum it up yourself"
+        f"global_mean(over={over!r}): the number of its items on all ranks is unknown. Use balance=Balance(), with "
+        "which ranks exchange their lengths, or reduce the count over the ranks yourself"
     )

@@ -1,4 +1,4 @@
-"""What the tensors of a batch are made of: all that follows from the layout, found once (pure planning)."""
+"""Maps the fields of a layout to the tensors of a batch: computed once per loader (pure planning)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,22 +11,24 @@ from fsdata.decode.row_layout import Layout
 from fsdata.schema import Field, FieldKind
 
 _DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.uint8}
-_NO_TENSOR = ("counts", "nested_ids", "reference", "mask")  # of no tensor of their own, or named elsewhere
+# Kinds of fields that are not listed in `labels` to `numbers`: nested fields and masks have tables of their own, and
+# references exist only between ranks.
+_NOT_LISTED = ("counts", "nested_ids", "reference", "mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchPlan:
-    """Where the fields of a layout go.
+    """Maps the fields of a layout to tensors. A *row* is the position of a field in the layout.
 
     Attributes:
-        tensors: (first, stop, dtype, width) of those that values are copied into; the values of the fields first, ...,
-            stop - 1 lie one after another. width: of the rows of the dense block, None of other tensors.
-        itemsize: int64 [F], bytes.
-        listed: [L], the first field of every sequence whose offsets some `Jagged` has.
+        tensors: (first, stop, dtype, width) of each tensor: it has the values of the rows first, ..., stop - 1, one row
+            after another. width: columns of the dense block, None for other tensors.
+        itemsize: int64 [F], bytes of a value.
+        listed: [L], the first row of every sequence that has fields in a `Jagged`: its lengths give the offsets.
         dense: the row of the dense block, if there is one.
-        labels, jagged: (field, row, place in `listed` of the sequence whose offsets it has, None if it is no list) of
+        labels, jagged: (field name, row, index into `listed` of its sequence or None if the field is not a list), for
             `Batch.labels` and `Batch.jagged`.
-        texts, numbers: (passthrough field, row). masks: (field, row).
+        texts, numbers: (name of a passthrough field, row). masks: (field name, row).
         nested: sequence -> (keys, counts, ids), see `Layout.nested`.
     """
 
@@ -42,18 +44,19 @@ class BatchPlan:
     nested: Mapping[str, tuple[tuple[str, ...], slice, slice]]
 
     @classmethod
-    def of(cls, layout: Layout) -> Self:
+    def from_layout(cls, layout: Layout) -> Self:
+        # The first `num_keys` rows are those of the KeyedJaggedTensor.
         rest = [(row, layout.fields[row]) for row in range(layout.num_keys, len(layout.fields))]
-        rest = [(row, field) for row, field in rest if field.kind not in _NO_TENSOR]
+        rest = [(row, field) for row, field in rest if field.kind not in _NOT_LISTED]
         first: dict[str | None, int] = {}
         for row, field in rest:
             if _is_jagged(field, layout):
                 first.setdefault(field.group, row)
-        number = {group: at for at, group in enumerate(first)}
+        list_index = {group: index for index, group in enumerate(first)}
 
-        def named(*kinds: FieldKind) -> tuple[tuple[str, int, int | None], ...]:
+        def fields_of_kind(*kinds: FieldKind) -> tuple[tuple[str, int, int | None], ...]:
             return tuple(
-                (field.name, row, number[field.group] if _is_jagged(field, layout) else None)
+                (field.name, row, list_index[field.group] if _is_jagged(field, layout) else None)
                 for row, field in rest
                 if field.kind in kinds
             )
@@ -63,8 +66,8 @@ class BatchPlan:
             itemsize=layout.itemsize,
             listed=tuple(first.values()),
             dense=next((row for row, field in rest if field.kind == "dense"), None),
-            labels=named("id_label", "label", "label_list", "event_label"),
-            jagged=named("floats"),
+            labels=fields_of_kind("id_label", "label", "label_list", "event_label"),
+            jagged=fields_of_kind("floats"),
             texts=tuple((field.name, row) for row, field in rest if field.kind == "text"),
             numbers=tuple((field.name, row) for row, field in rest if field.kind == "passthrough"),
             masks=tuple(layout.masks.items()),
@@ -82,9 +85,10 @@ def _is_jagged(field: Field, layout: Layout) -> bool:
 
 
 def _tensors(layout: Layout) -> Iterator[tuple[int, int, torch.dtype, int | None]]:
-    """In the order of the fields. References are on the way between ranks only."""
+    """`BatchPlan.tensors`, in the order of the rows. References have no tensor: they exist only between ranks."""
+    # Rows that share a tensor, first row -> stop: those of a KeyedJaggedTensor, which stores key after key.
     together = {0: layout.num_keys}
-    together |= {some.start: some.stop for pair in layout.nested.values() for some in pair}
+    together |= {rows.start: rows.stop for counts_and_ids in layout.nested.values() for rows in counts_and_ids}
     references = set(layout.references.values())
     row = 0
     while row < len(layout.fields):

@@ -1,4 +1,4 @@
-"""Where the tensors of a batch lie: in buffers that are used again, page-locked ones if a GPU reads them."""
+"""Memory for the tensors of batches: pooled buffers, or page-locked memory if a GPU reads the batches."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,24 +9,24 @@ import torch
 from fsdata.decode.reused_buffers import Pool
 
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
-_SMALL = 1 << 16
+_SMALL = 1 << 16  # bytes; below, numpy's allocator costs less than a pooled buffer and its finalizer
 _KINDS = {torch.int64: "<i8", torch.float32: "<f4", torch.uint8: "|u1"}
 
 
 class HostMemory(Protocol):
-    """What makes the tensors of batches; used by one thread at a time."""
+    """Allocates the tensors of batches; used by one thread at a time."""
 
     def tensor(self, count: int, dtype: torch.dtype, width: int | None = None) -> torch.Tensor:
         """An uninitialised tensor [count]; with a width [count / width, width]."""
         ...
 
     def tensor_of(self, numbers: np.ndarray) -> torch.Tensor:
-        """int64 of the same shape; shares the memory of `numbers` if it is in C order and any memory will do."""
+        """An int64 tensor of these values; may share the memory of `numbers`."""
         ...
 
 
-class Reused:
-    """Buffers of `pool`, which come back when the last tensor that shares them is gone; small tensors from numpy."""
+class PooledMemory:
+    """Buffers of `pool`, which return to it when their last tensor is freed; small tensors from numpy."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -41,17 +41,17 @@ class Reused:
 
 
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor [count] of torch's allocator of page-locked memory, which keeps what is freed."""
+    """An uninitialised tensor [count] from torch's caching allocator of page-locked memory."""
     return torch.empty(count, dtype=dtype, pin_memory=True)
 
 
-class PageLocked:
-    """Page-locked memory, from `allocate`.
+class PageLockedMemory:
+    """Page-locked memory from `allocate`.
 
     A loop may drop a batch right after `batch.to(device, non_blocking=True)`, while the device still reads it. torch's
-    allocator knows of such copies: it records an event for each, and gives memory out again when these have passed.
-    `Pool` learns only that nothing refers to a tensor any more, and would give it out too early. So no `Pool` here:
-    with torch's allocator, too, no page is locked twice.
+    allocator records an event for each such copy, and reuses memory after these events. `Pool` reuses memory as soon
+    as no reference is left, which would be too early. torch's allocator also keeps freed memory page-locked, so that
+    each page is locked once.
     """
 
     def __init__(self, allocate: Allocate = page_locked) -> None:

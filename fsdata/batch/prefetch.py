@@ -1,7 +1,6 @@
-"""Steps made ahead of the training loop, in a thread that ends with the loop, with the loader, and with Python.
+"""Computes items ahead of the training loop, in a thread that ends with the loop, with the loader, and with Python.
 
-An `IteratorGuard` says which iterator may take the next batch: one at a time, in the process that the thread belongs
-to.
+`IteratorGuard` allows one iterator of a loader at a time, in the process in which the loader's threads run.
 """
 
 import copy
@@ -19,71 +18,76 @@ _TOOK_OVER = (
     "loader for each"
 )
 STATE_LOADED = (
-    "this iterator has ended: load_state_dict() moved its loader to another place. Begin a new iter() of the loader, "
-    "which starts at the loaded state"
+    "this iterator has ended: load_state_dict() moved its loader to another position. Call iter() again, which starts "
+    "at the loaded state"
 )
 
 
 class IteratorGuard:
-    """Handed to the newest iterator of a loader; the one before it loses it. For the training thread alone."""
+    """A token that only the newest iterator of a loader has. Used by the training thread only."""
 
     def __init__(self) -> None:
-        self._holder: object = None
-        self._why_lost = _TOOK_OVER
+        self._token = object()
+        self._reason = _TOOK_OVER
         self._process: int | None = None
 
     @property
     def forked(self) -> bool:
-        """This process is a child of the one that `settle` was called in: it has none of its threads."""
+        """Whether this process was forked from the one that called `bind_process`, and so has none of its threads."""
         return self._process not in (None, os.getpid())
 
-    def settle(self) -> None:
-        """Threads and connections belong to this process from now on."""
+    def bind_process(self) -> None:
+        """From now on, threads and connections belong to this process."""
         self._process = os.getpid()
 
     def check_process(self) -> None:
-        """Raises RuntimeError in a forked child, where everything else would wait for ever."""
+        """Raises RuntimeError in a forked child, where waiting for a thread would never end."""
         if self.forked:
             raise RuntimeError(
                 f"this loader was used in process {self._process} before process {os.getpid()} was forked from it, "
                 "which has none of its threads and would wait for ever. Make the loader in the process that iterates it"
             )
 
-    def take(self) -> object:
-        """What the new iterator shows to `check`."""
+    def acquire(self) -> object:
+        """The token of a new iterator; earlier tokens become invalid."""
         self.check_process()
-        self._holder, self._why_lost = object(), _TOOK_OVER
-        return self._holder
+        self.revoke(_TOOK_OVER)
+        return self._token
 
-    def revoke(self, why: str) -> None:
-        """No iterator has the turn until the next `take`; `check` raises `why`."""
-        self._holder, self._why_lost = object(), why
+    def revoke(self, reason: str) -> None:
+        """Make the current token invalid: `check` raises RuntimeError(reason)."""
+        self._token, self._reason = object(), reason  # a new object: no iterator has it
 
-    def check(self, shown: object) -> None:
-        """Raises RuntimeError in a forked child, and if the turn was revoked or another iterator has taken over."""
+    def check(self, token: object) -> None:
+        """Raises RuntimeError in a forked child, or if the token is invalid."""
         self.check_process()
-        if shown is not self._holder:
-            raise RuntimeError(self._why_lost)
+        if token is not self._token:
+            raise RuntimeError(self._reason)
 
 
 ItemT = TypeVar("ItemT")
 
 
-class _Making(Generic[ItemT]):
-    """Calls `make` for every item until it returns None, fails, or is stopped: all that the thread refers to.
+class _PrefetchQueue(Generic[ItemT]):
+    """Items that `make` returned, and the state shared by the prefetch thread and the training thread.
+
+    The thread refers to this object only, not to `Prefetcher`: so an abandoned `Prefetcher` is collected while the
+    thread runs, and its `__del__` stops the thread.
 
     Attributes:
-        changed: guards the others, and is notified when one of them changes.
-        ready: items that were made and not taken yet.
-        error: what `make` raised after them.
-        stopped: begin no further item. ended: nothing comes after what is ready.
-        thread: that makes an item just now.
+        changed: guards the other attributes, and is notified when one of them changes.
+        ready: items that `take` has not returned yet.
+        error: raised by `make`; `take` raises it after the ready items.
+        stopped: no further call of `make` begins. ended: no item follows those that are ready.
+        thread: the thread that is inside `make`, None between calls.
     """
 
     def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
         self._make = make
         self._depth = depth
         self._pin = pin
+        # Its lock is reentrant: the garbage collector may call `Prefetcher.__del__`, and so `stop`, in a thread that is
+        # inside one of the blocks below.
         self.changed = threading.Condition()
         self.ready: deque[ItemT] = deque()
         self.error: BaseException | None = None
@@ -91,12 +95,13 @@ class _Making(Generic[ItemT]):
         self.thread: int | None = None
 
     def next(self) -> ItemT | None:
+        """Call `make` in this thread. None at the end and after `stop`."""
         if self.stopped:
             return None
-        self.thread = threading.get_ident()
+        self.thread = threading.get_ident()  # so that `end`, called by `make`, does not wait for itself
         try:
             item = self._make()
-            if self._pin:
+            if self._pin:  # here, so that an error of the copy is raised at the item, too
                 item = pinned(item)
         except BaseException:
             self.stopped = True
@@ -108,14 +113,20 @@ class _Making(Generic[ItemT]):
         return item
 
     def run(self, device: int | None) -> None:
-        """The thread. device: see `_enter`."""
+        """The thread's function. device: of CUDA, where the thread pins."""
         try:
-            _enter(device)
-            while self._has_room() and self._made(self.next()):
-                pass
-        except BaseException as error:
+            if device is not None:
+                torch.set_num_threads(1)  # of this thread: its copies to pinned memory would otherwise use all cores
+                torch.cuda.set_device(device)
+            # Room first: `depth` bounds the items in memory, including the one that is computed.
+            while self._has_room() and (item := self.next()) is not None:
+                with self.changed:
+                    self.ready.append(item)
+                    self.changed.notify_all()
+        except BaseException as error:  # KeyboardInterrupt and SystemExit of `make`, too, are raised by `take`
             self.error = error
         finally:
+            # Always: `take` and `wait` would otherwise block for ever.
             with self.changed:
                 self.stopped = self.ended = True
                 self.changed.notify_all()
@@ -126,11 +137,11 @@ class _Making(Generic[ItemT]):
             self.changed.notify_all()
 
     def take(self) -> ItemT | None:
-        """The next item, None at the end. Raises what `make` raised."""
+        """The next item, None at the end. Raises the error of `make`."""
         with self.changed:
             while not self.ready and not self.ended:
                 self.changed.wait()
-            if self.ready:
+            if self.ready:  # before the error: it belongs to the item after these
                 self.changed.notify_all()
                 return self.ready.popleft()
         if self.error is not None:
@@ -138,107 +149,89 @@ class _Making(Generic[ItemT]):
         return None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until the thread makes nothing any more; whether it does not."""
+        """Wait until the thread has ended its last call of `make`, at most `seconds`; whether it has."""
         with self.changed:
             return self.changed.wait_for(lambda: self.ended, seconds)
 
     def _has_room(self) -> bool:
-        """Wait until there is room for one more item, or this is stopped; whether there is."""
+        """Wait until there is room for one more item (True), or `stop` was called (False)."""
         with self.changed:
             while len(self.ready) >= self._depth and not self.stopped:
                 self.changed.wait()
             return not self.stopped
 
-    def _made(self, item: ItemT | None) -> bool:
-        """Whether it is one."""
-        if item is None:
-            return False
-        with self.changed:
-            self.ready.append(item)
-            self.changed.notify_all()
-        return True
-
 
 class Prefetcher(Generic[ItemT]):
-    """What `make` returns, computed up to `depth` items ahead in a thread; depth 0 makes them in the calling thread.
+    """Calls `make` up to `depth` items ahead in a thread; with depth 0, in the calling thread when an item is taken.
 
-    When nothing refers to this object any more, the thread ends after the item in hand. Python waits for it before it
-    ends: an owner that may live so long calls `end` in `before_pools_end`. A daemon thread is no way out: one that
-    comes out of C++ after Python's end would end the process by std::terminate.
+    When no reference to this object is left, the thread ends after its current item. Python waits for the thread at
+    exit: an owner that may live so long calls `end` in `before_pools_end`. A daemon thread would not help: one that
+    returns from C++ after the end of the interpreter ends the process by std::terminate.
 
     Args:
-        make: returns the next item, or None at the end. Called in one thread at a time.
-        pin: pin items in that thread, too (CUDA). Batches that lie in page-locked memory from the start need no such
-            step, see `fsdata.batch.host_memory`.
+        make: returns the next item, or None at the end. Called by one thread at a time.
+        pin: copy items to page-locked memory in that thread (CUDA). Batches that are allocated in page-locked memory
+            do not need it, see `fsdata.batch.host_memory`.
     """
 
     def __init__(self, make: Callable[[], ItemT | None], *, depth: int, pin: bool) -> None:
-        self._making = _Making(make, depth=depth, pin=pin)
+        self._queue = _PrefetchQueue(make, depth=depth, pin=pin)
         self._depth = depth
         self._device = torch.cuda.current_device() if pin else None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
     def __del__(self) -> None:
-        if os.getpid() == self._process:  # a forked child has no thread that would release the lock
-            self._making.stop()
+        if os.getpid() == self._process:  # in a forked child, the thread that may own the lock does not exist
+            self._queue.stop()
 
     @property
     def waiting(self) -> int:
-        """Items that were made and not taken yet. From any thread."""
-        return len(self._making.ready)
+        """Items that are ready. From any thread."""
+        return len(self._queue.ready)
 
     def take(self) -> ItemT | None:
-        """The next item; None at the end. After `end`, those that were made before it. Blocks until it is made.
+        """The next item; None at the end. After `end`, the items that were ready. Blocks until there is an item.
 
-        Raises what `make` raised, whatever that is, at the item concerned.
+        Raises any error of `make` in place of the item for which it was raised.
         """
         if self._depth == 0:
-            return self._making.next()
-        if self._thread is None and not self._making.stopped:
+            return self._queue.next()
+        if self._thread is None and not self._queue.stopped:
             self._begin()
-        return None if self._thread is None else self._making.take()
+        return None if self._thread is None else self._queue.take()
 
     def _begin(self) -> None:
-        # Ctrl-C may interrupt `start`, and the thread runs all the same: so it is known beforehand.
-        self._thread = threading.Thread(target=self._making.run, args=(self._device,), name="fsdata-prefetch")
+        # Assigned before `start`: Ctrl-C may interrupt `start` after the thread has begun, and `end` must join it.
+        self._thread = threading.Thread(target=self._queue.run, args=(self._device,), name="fsdata-prefetch")
         try:
             self._thread.start()
-        except RuntimeError:  # the system has no further thread
+        except RuntimeError:  # the system cannot start another thread; a later call tries again
             self._thread = None
             raise
 
     def end(self, grace_s: float | None = None, give_up: Callable[[], object] = lambda: None) -> None:
-        """Begin no further item, and wait for the one in hand. Called by `make` itself, this does not wait.
+        """Stop after the current item, and wait for the thread. Called from inside `make`, it does not wait.
 
-        After `grace_s`, or at Ctrl-C, it calls `give_up`, which has to wake the thread, and goes on waiting.
+        After `grace_s`, or at Ctrl-C, it calls `give_up`, which must make `make` return, and continues to wait.
         """
-        self._making.stop()
-        if self._thread is None or self._making.thread == threading.get_ident():
+        self._queue.stop()
+        if self._thread is None or self._queue.thread == threading.get_ident():
             return
         try:
-            ended = self._making.wait(grace_s)
+            ended = self._queue.wait(grace_s)
         except BaseException:
             give_up()
             raise
         if not ended:
             give_up()
-            self._making.wait()
+            self._queue.wait()
         self._thread.join()
 
 
-def _enter(device: int | None) -> None:
-    """At the beginning of a thread. device: of CUDA, where the thread pins."""
-    if device is not None:
-        torch.set_num_threads(1)  # for this thread: copies to pinned memory would take all cores
-        torch.cuda.set_device(device)
-
-
 def pinned(value: Any) -> Any:
-    """A batch in pinned memory: by its own `pin_memory`, else through mappings, lists, tuples and dataclasses.
-
-    What holds no tensors of these kinds stays as it is.
-    """
+    """A copy in page-locked memory: by the object's own `pin_memory`, else recursively through mappings, lists, tuples
+    and dataclasses. Other objects are returned unchanged."""
     if callable(getattr(value, "pin_memory", None)):
         return value.pin_memory()
     if isinstance(value, MutableMapping):

@@ -1,4 +1,4 @@
-"""The one place of fsdata that imports TorchRec, on first use (it takes seconds)."""
+"""The only file of fsdata that imports TorchRec, on first use: the import takes seconds."""
 
 import functools
 from itertools import accumulate
@@ -12,12 +12,12 @@ from fsranks.libraries import keep_fx_notice_away
 
 @functools.cache
 def _torchrec() -> Any:
-    """None where it is not installed."""
+    """The module, or None where it is not installed."""
     try:
         import torchrec
     except ModuleNotFoundError as error:
         if error.name == "torchrec":
-            keep_fx_notice_away()  # jagged tensors of torch lead to it, too
+            keep_fx_notice_away()  # jagged tensors of torch cause the notice, too
             return None
         raise _broken(error) from error
     except ImportError as error:
@@ -28,9 +28,9 @@ def _torchrec() -> Any:
 
 def _broken(error: ImportError) -> ImportError:
     return ImportError(
-        "fsdata delivers features as a torchrec KeyedJaggedTensor, and torchrec is there but cannot be imported "
-        f"({error}). Install it as the README's section 'Installing' says, or take it away to get jagged tensors of "
-        "torch"
+        "fsdata yields features as a torchrec KeyedJaggedTensor, but the installed torchrec cannot be imported "
+        f"({error}). Install it as described in the README's section 'Installing', or uninstall it to get jagged "
+        "tensors of torch"
     )
 
 
@@ -43,15 +43,15 @@ def keyed_jagged_tensor(
     length_per_key: list[int] | None = None,
 ) -> Any:
     """A KeyedJaggedTensor of values and weights [sum of lengths] and lengths [len(keys) * stride], key after key; a
-    `JaggedFeatures` of the same where torchrec is not installed.
+    `JaggedFeatures` where torchrec is not installed.
 
-    length_per_key: the sums of the lengths of each key, if the caller knows them. TorchRec would compute them where the
-    lengths lie, and on CUDA wait for them.
+    length_per_key: the sum of the lengths of each key, if the caller has it on the host. Otherwise TorchRec computes it
+    on the device of the lengths, and on CUDA waits for it.
     """
     torchrec = _torchrec()
     if torchrec is None:
         assert weights is None
-        return JaggedFeatures.of(keys, values, lengths, stride)
+        return JaggedFeatures.from_lengths(keys, values, lengths, stride)
     return torchrec.KeyedJaggedTensor(
         keys=list(keys),
         values=values,
@@ -72,7 +72,7 @@ def is_keyed_jagged_tensor(value: object) -> bool:
 
 @functools.cache
 def register_pipelineable(batch_type: type) -> None:
-    """Let TorchRec's pipelines accept `batch_type`, which has `to`, `record_stream` and `pin_memory`."""
+    """Register `batch_type` with TorchRec's pipelines. It must have `to`, `record_stream` and `pin_memory`."""
     if _torchrec() is None:
         return
     from torchrec.streamable import Pipelineable

@@ -44,6 +44,7 @@ class BoundsReader:
         positions = chunks[self.leaf :: leaves, [kernel.LEAST, kernel.GREATEST]]
         bounds = np.empty((2, len(positions)), np.int64)
         for group, (least, greatest) in enumerate(positions.tolist()):
+            # One end alone is not used: unknown bounds have one mark for both ends.
             low = self._value(raw, least) if least >= 0 <= greatest else None
             high = self._value(raw, greatest) if low is not None else None
             # Rounded outwards: bounds may be too wide, but must not exclude a value.
@@ -58,14 +59,14 @@ class BoundsReader:
 def readers(metadata: pq.FileMetaData, schema: pa.Schema, names: Iterable[str]) -> dict[str, BoundsReader]:
     """Name -> reader, of the columns in `names` whose bounds can be read."""
     leaves = dict(zip(schema.names, leaves_of(schema), strict=True))
-    found = {}
+    result = {}
     for name in names:
         if len(schema.get_all_field_indices(name)) == 1:
             leaf = leaves[name][0]
             reader = _reader(leaf, metadata.schema.column(leaf), plain(schema.field(name).type))
             if reader is not None:
-                found[name] = reader
-    return found
+                result[name] = reader
+    return result
 
 
 def _reader(leaf: int, column: pq.ColumnSchema, arrow: pa.DataType) -> BoundsReader | None:
@@ -106,5 +107,5 @@ def as_columns(bounds: np.ndarray, arrow: pa.DataType) -> tuple[pa.Array, pa.Arr
     """(smallest, largest) as columns of the type, null where they are unknown."""
     kind, none = plain(arrow), bounds[1] < bounds[0]
     stored = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    low, high = (pa.array(np.where(none, 0, each), pa.int64(), mask=none).cast(stored).cast(kind) for each in bounds)
+    low, high = (pa.array(np.where(none, 0, end), pa.int64(), mask=none).cast(stored).cast(kind) for end in bounds)
     return low, high

@@ -11,18 +11,20 @@ Letters: N files, G row groups.
 import io
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from fsdata.catalog.bounds import Bounds, BoundsReader, joined, readers
-from fsdata.catalog.footers import Counter, Footer, checked, digest, parsed, raw_footer
-from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef
+from fsdata.catalog.footers import CheckedFooter, Counter, check_footer, digest, parse_footer, raw_footer
+from fsdata.catalog.listing.file_list import FileList, FileRef
 from fsdata.catalog.listing.hosts import Hosts
 from fsdata.catalog.retry import Retrying
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
@@ -30,7 +32,7 @@ from fsdata.errors import CorruptFileError
 from fsranks.machine.cores import usable_cores
 
 SHARED_FROM = 1_000  # files; for fewer, every process makes a catalog of its own
-_BLOCK = 256  # files that one thread reads at a time
+_BLOCK = 256  # files that one thread reads at a time, at most
 _VERSION = 3  # of the shared arrays: other versions of fsdata on this host use other names
 _BOUNDS = "bounds of "
 _ARRAYS = ("size", "schema_of", "first", "rows")
@@ -65,49 +67,22 @@ class Catalog:
     def digest(self, file: int) -> str:
         return self.digests[file].tobytes().hex()
 
-    def without(self, some: Sequence[int]) -> "Catalog":
-        """All files except `some`."""
-        if not some:
+    def without(self, numbers: Sequence[int]) -> "Catalog":
+        """All files except `numbers`."""
+        if not numbers:
             return self
-        return _chosen([self], self.files.without(some), np.delete(np.arange(len(self)), some))
+        return _chosen([self], self.files.without(numbers), np.delete(np.arange(len(self)), numbers))
 
     def plus(self, others: "Catalog") -> "Catalog":
         """The files of this one, under their numbers, then the others."""
         return _chosen([self, others], self.files.plus(others.files), np.arange(len(self) + len(others)))
 
-    @property
-    def schema_of_group(self) -> np.ndarray:
-        """int32 [G]."""
-        return np.repeat(self.schema_of, np.diff(self.first))
-
     def schema(self, file: int) -> pa.Schema:
         return self.schemas[self.schema_of[file]]
 
 
-def catalog_of(footers: Sequence[Footer]) -> Catalog:
-    """The catalog of files whose footers are already parsed."""
-    schemas: list[pa.Schema] = []
-    for footer in footers:
-        if not any(footer.schema is each for each in schemas):
-            schemas.append(footer.schema)
-    number = {id(schema): n for n, schema in enumerate(schemas)}
-    first = footers[0].file
-    groups = [footer.row_groups for footer in footers]
-    return Catalog(
-        FileList.of(
-            [(each.file.filesystem, each.file.path, UNKNOWN) for each in footers], first.path[: -len(first.name)]
-        ),
-        np.array([footer.size for footer in footers]),
-        np.frombuffer(bytes.fromhex("".join(footer.digest for footer in footers)), np.uint8).reshape(-1, 16),
-        np.array([number[id(footer.schema)] for footer in footers], np.int32),
-        tuple(schemas),
-        np.cumsum([0, *map(len, groups)]),
-        np.array([rows for of_file in groups for rows in of_file], np.int64),
-    )
-
-
 EMPTY = Catalog(
-    FileList.of([]),
+    FileList.from_entries([]),
     np.empty(0, np.int64),
     np.empty((0, 16), np.uint8),
     np.empty(0, np.int32),
@@ -156,9 +131,16 @@ def open_catalog(
             return _packed(*_read(files, bounds_of, threads=at_once, retry=retry, shown=shown))
 
         def read(share: range) -> bytes:
-            return _as_bytes(_packed(*_read(files.part(share), bounds_of, threads=at_once, retry=retry, shown=shown)))
+            return _to_bytes(_packed(*_read(files.share(share), bounds_of, threads=at_once, retry=retry, shown=shown)))
 
-        return _packed(*_together(files, [_of_bytes(each) for each in hosts.shared(name, len(files), read)]))
+        shares = [_from_bytes(raw) for raw in hosts.shared(name, len(files), read)]
+        counts = [len(share["size"]) + len(json.loads(share["faults"].tobytes())) for share in shares]
+        ends = np.cumsum([0, *counts]).tolist()
+        parts = [
+            _unpacked(files.share(range(begin, end)), share)
+            for (begin, end), share in zip(pairwise(ends), shares, strict=True)
+        ]
+        return _packed(*_joined(files, parts))
 
     shared = SharedArrays(name, make, f"{label}, its footers")
     catalog, faults = _unpacked(files, shared.arrays)
@@ -182,15 +164,15 @@ def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying, bou
 
     Raises: as `open_catalog`.
     """
-    if set(bounds_of) - set(old.bounds):
+    if set(bounds_of) - set(old.bounds):  # the footers of all files have to be read for these columns
         old = EMPTY
     old_number = {old.files.path(number): number for number in range(len(old))}
     # Index of each file among the entries of `old`, followed by those that are read now.
     entry = np.array([old_number.get(files.path(number), -1) for number in range(len(files))], np.int64)
-    there = entry >= 0
+    listed_before = entry >= 0
     versions = old.files.versions[entry, :2] if len(old) else np.zeros((len(files), 2), np.int64)
     # A time of 0 is unknown: such a file may have changed.
-    same = there & (versions == files.versions[:, :2]).all(axis=1) & (versions[:, 1] > 0)
+    same = listed_before & (versions == files.versions[:, :2]).all(axis=1) & (versions[:, 1] > 0)
     opened_files = files.without(np.flatnonzero(same).tolist())
     fresh, faults = _read(opened_files, bounds_of, threads=threads, retry=retry)
     opened = np.flatnonzero(~same)
@@ -201,21 +183,27 @@ def updated(old: Catalog, files: FileList, *, threads: int, retry: Retrying, bou
     return Update(
         catalog=_chosen((old, fresh), files.without(bad.tolist()), entry[kept]),
         faults=[(files.name(number), error) for number, (_, error) in zip(bad.tolist(), faults, strict=True)],
-        new=int((~there).sum()),
-        changed=int((there & ~same).sum()),
-        gone=len(old_number) - int(there.sum()),
+        new=int((~listed_before).sum()),
+        changed=int((listed_before & ~same).sum()),
+        gone=len(old_number) - int(listed_before.sum()),
     )
 
 
 def _chosen(parts: Sequence[Catalog], files: FileList, entry: np.ndarray) -> Catalog:
     """A catalog of the entries `entry`, int64 [N], of the concatenated parts. files: the files of these entries."""
-    distinct = _Schemas()  # parts may have equal schemas as different objects
     all_schemas = [schema for part in parts for schema in part.schemas]
     before = np.cumsum([0, *(len(part.schemas) for part in parts)])
     schema_of = np.concatenate([part.schema_of + first for part, first in zip(parts, before, strict=False)])[entry]
+    # Each schema once, in the order of files: parts may have equal schemas as different objects.
+    schemas: list[pa.Schema] = []
     numbers = np.zeros(len(all_schemas), np.int32)
-    for used in np.unique(schema_of).tolist():
-        numbers[used] = distinct.add(all_schemas[used])
+    by_object: dict[int, int] = {}  # most parts have the same objects, and comparing many schemas takes long
+    for number in schema_of[np.sort(np.unique(schema_of, return_index=True)[1])].tolist():
+        schema = all_schemas[number]
+        if id(schema) not in by_object:
+            by_object[id(schema)] = _number_of(schema, schemas)
+        numbers[number] = by_object[id(schema)]
+    # The row groups of each entry are consecutive: their numbers are those of the result, shifted entry by entry.
     groups = np.concatenate([np.diff(part.first) for part in parts])
     begins = (np.cumsum(groups) - groups)[entry]
     groups = groups[entry]
@@ -228,10 +216,10 @@ def _chosen(parts: Sequence[Catalog], files: FileList, entry: np.ndarray) -> Cat
         size=np.concatenate([part.size for part in parts])[entry],
         digests=np.concatenate([part.digests for part in parts])[entry],
         schema_of=numbers[schema_of],
-        schemas=tuple(distinct.found),
+        schemas=tuple(schemas),
         first=np.concatenate([[0], ends]),
         rows=np.concatenate([part.rows for part in parts])[chosen],
-        bounds={name: of[:, chosen] for name, of in bounds.items()},
+        bounds={name: ends[:, chosen] for name, ends in bounds.items()},
     )
 
 
@@ -246,37 +234,35 @@ def _packed(catalog: Catalog, faults: Faults) -> Arrays:
     return {
         **{name: getattr(catalog, name) for name in _ARRAYS},
         "digests": catalog.digests.reshape(-1),
-        **{_BOUNDS + name: of.reshape(-1) for name, of in catalog.bounds.items()},
+        **{_BOUNDS + name: ends.reshape(-1) for name, ends in catalog.bounds.items()},
         "schemas": np.concatenate([np.empty(0, np.uint8), *schemas]),
         "schema_ends": np.cumsum([0, *map(len, schemas)]),
         "faults": np.frombuffer(messages, np.uint8),
     }
 
 
-def _as_bytes(arrays: Arrays) -> bytes:
+def _to_bytes(arrays: Arrays) -> bytes:
     raw = io.BytesIO()
     np.savez(raw, allow_pickle=False, **arrays)
     return raw.getvalue()
 
 
-def _of_bytes(raw: bytes) -> Arrays:
+def _from_bytes(raw: bytes) -> Arrays:
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:  # the bytes come from a peer: never unpickle
         return dict(arrays)
 
 
-def _together(files: FileList, shares: Sequence[Arrays]) -> tuple[Catalog, Faults]:
-    """The catalog of all files from the arrays of consecutive shares."""
-    parts: list[Catalog] = []
+def _joined(files: FileList, parts: Sequence[tuple[Catalog, Faults]]) -> tuple[Catalog, Faults]:
+    """The catalog of `files` from those of consecutive shares of them."""
+    catalogs = [EMPTY]  # for the types of its arrays, if there are no parts
     faults: Faults = []
     first = 0
-    for share in shares:
-        count = len(share["size"]) + len(json.loads(share["faults"].tobytes()))
-        catalog, of_share = _unpacked(files.part(range(first, first + count)), share)
-        parts.append(catalog)
-        faults += [(first + number, error) for number, error in of_share]
-        first += count
-    whole = files.without([number for number, _ in faults])
-    return _chosen(parts, whole, np.arange(len(whole))), faults
+    for catalog, of_part in parts:
+        catalogs.append(catalog)
+        faults += [(first + number, error) for number, error in of_part]
+        first += len(catalog) + len(of_part)
+    usable = files.without([number for number, _ in faults])
+    return _chosen(catalogs, usable, np.arange(len(usable))), faults
 
 
 def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
@@ -288,7 +274,7 @@ def _unpacked(files: FileList, shared: Arrays) -> tuple[Catalog, Faults]:
         digests=shared["digests"].reshape(-1, 16),
         schemas=tuple(pa.ipc.read_schema(pa.py_buffer(schema.tobytes())) for schema in schemas),
         **{name: shared[name] for name in _ARRAYS},  # type: ignore[arg-type]
-        bounds={name[len(_BOUNDS) :]: of.reshape(2, -1) for name, of in shared.items() if name.startswith(_BOUNDS)},
+        bounds={name[len(_BOUNDS) :]: ends.reshape(2, -1) for name, ends in shared.items() if name.startswith(_BOUNDS)},
     )
     return catalog, faults
 
@@ -301,77 +287,42 @@ def _read(
     Raises:
         FileNotFoundError, PermissionError, OSError: a file that cannot be reached.
     """
-    schemas = _Schemas(bounds_of=tuple(bounds_of))
-    blocks = [range(begin, min(begin + _BLOCK, len(files))) for begin in range(0, len(files), _BLOCK)]
+    reader = _FooterReader(tuple(bounds_of), retry)
+    # Some four blocks per thread, so that all threads end at about the same time.
+    size = min(max(len(files) // (4 * threads), 1), _BLOCK)
+    blocks = [files.share(range(begin, min(begin + size, len(files)))) for begin in range(0, len(files), size)]
 
     with Counter(shown or "", len(files), shown=shown is not None) as counter:
 
-        def read(block: range) -> _Block:
-            result = _Block.read(files, block, schemas, retry)
+        def read(block: FileList) -> tuple[Catalog, Faults]:
+            part = reader.read(block)
             counter.advance(len(block))
-            return result
+            return part
 
         if threads <= 1 or len(files) <= 1:
-            entries = [read(block) for block in blocks]
+            parts = [read(block) for block in blocks]
         else:
             with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
-                entries = list(pool.map(read, _narrow(blocks, threads)))
-    faults = [fault for block in entries for fault in block.faults]
-    groups = np.concatenate([np.empty(0, np.int64), *(block.groups for block in entries)])
-    # The empty arrays: concatenate needs one array at least, and keeps the type where there are no files.
-    catalog = Catalog(
-        files.without([number for number, _ in faults]),
-        np.concatenate([np.empty(0, np.int64), *(block.size for block in entries)]),
-        np.concatenate([np.empty((0, 16), np.uint8), *(block.digests for block in entries)]),
-        np.concatenate([np.empty(0, np.int32), *(block.schema_of for block in entries)]),
-        tuple(schemas.found),
-        np.concatenate([[0], np.cumsum(groups)]),
-        np.concatenate([np.empty(0, np.int64), *(block.rows for block in entries)]),
-        joined([block.bounds for block in entries], [len(block.rows) for block in entries], bounds_of),
-    )
-    return catalog, faults
-
-
-def _narrow(blocks: Sequence[range], threads: int) -> list[range]:
-    """Smaller blocks, some four per thread, so that all threads end at about the same time."""
-    size = max(sum(map(len, blocks)) // (4 * threads), 1)
-    return [block[at : at + size] for block in blocks for at in range(0, len(block), size)]
-
-
-@dataclass(slots=True)
-class _Block:
-    """The entries of some files."""
-
-    size: np.ndarray
-    digests: np.ndarray
-    schema_of: np.ndarray
-    groups: np.ndarray
-    rows: np.ndarray
-    bounds: Bounds
-    faults: list[tuple[int, CorruptFileError]]
-
-    @classmethod
-    def read(cls, files: FileList, block: range, schemas: "_Schemas", retry: Retrying) -> "_Block":
-        entries, faults = [], []
-        for number in block:
-            file = files[number]
-            try:
-                entries.append(retry.call(lambda file=file: _entry(file, schemas), file))  # type: ignore[misc]
-            except CorruptFileError as error:
-                faults.append((number, error))
-        return cls(
-            np.array([entry.size for entry in entries], np.int64),
-            np.frombuffer(bytes.fromhex("".join(entry.digest for entry in entries)), np.uint8).reshape(-1, 16),
-            np.array([entry.schema for entry in entries], np.int32),
-            np.array([len(entry.rows) for entry in entries], np.int64),
-            np.concatenate([np.empty(0, np.int64), *(entry.rows for entry in entries)]),
-            joined([entry.bounds for entry in entries], [len(entry.rows) for entry in entries], schemas.bounds_of),
-            faults,
-        )
+                parts = list(pool.map(read, blocks))
+    return _joined(files, parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Kind:
+    """Footers with identical bytes of schema and key-value metadata.
+
+    Attributes:
+        schema: its number. leaves: number of leaf columns. readers: by the names in `bounds_of`.
+    """
+
+    schema: int
+    leaves: int
+    readers: Mapping[str, BoundsReader]
+
+
+class _Entry(NamedTuple):
+    """The numbers of one file in a catalog; bounds as in `Catalog`."""
+
     size: int
     digest: str
     schema: int
@@ -379,54 +330,64 @@ class _Entry:
     bounds: Bounds
 
 
-def _entry(file: FileRef, schemas: "_Schemas") -> _Entry:
-    """The entry of one file. Our own kernel reads its numbers; pyarrow parses it only if its schema is new."""
-    raw, size = raw_footer(file)
-    numbers = checked(raw, size, file)
+class _FooterReader:
+    """Reads footers with our own kernel; pyarrow parses only the first footer of each kind. Thread-safe."""
 
-    def parse() -> tuple[pa.Schema, int, dict[str, BoundsReader]]:
-        metadata, schema, _ = parsed(raw, size, file, {})
-        return schema, metadata.num_columns, readers(metadata, schema, schemas.bounds_of)
+    def __init__(self, bounds_of: tuple[str, ...], retry: Retrying) -> None:
+        self._bounds_of = bounds_of
+        self._retry = retry
+        self._schemas: list[pa.Schema] = []
+        self._kinds: dict[str, _Kind] = {}
+        self._lock = threading.Lock()
 
-    kind = schemas.kind(numbers.described, b"".join([numbers.by_key, *map(b"%d ".__mod__, numbers.encrypted)]), parse)
-    bounds = {name: reader.read(raw, numbers.chunks, kind.leaves) for name, reader in kind.readers.items()}
-    return _Entry(size, digest(raw), kind.number, numbers.rows, bounds)
+    def read(self, files: FileList) -> tuple[Catalog, Faults]:
+        """The catalog of some files, and the faults of those without a usable footer."""
+        entries: list[_Entry] = []
+        faults: Faults = []
+        for number, file in enumerate(files):
+            try:
+                entries.append(self._retry.call(partial(self._entry, file), file))
+            except CorruptFileError as error:
+                faults.append((number, error))
+        groups = [len(entry.rows) for entry in entries]
+        digests = bytes.fromhex("".join(entry.digest for entry in entries))
+        catalog = Catalog(
+            files.without([number for number, _ in faults]),
+            size=np.array([entry.size for entry in entries], np.int64),
+            digests=np.frombuffer(digests, np.uint8).reshape(-1, 16),
+            schema_of=np.array([entry.schema for entry in entries], np.int32),
+            schemas=tuple(self._schemas),
+            first=np.cumsum([0, *groups]),
+            rows=np.concatenate([np.empty(0, np.int64), *(entry.rows for entry in entries)]),
+            bounds=joined([entry.bounds for entry in entries], groups, self._bounds_of),
+        )
+        return catalog, faults
 
+    def _entry(self, file: FileRef) -> _Entry:
+        raw, size = raw_footer(file)
+        footer = check_footer(raw, size, file)
+        kind = self._kind(footer, file)
+        bounds = {name: reader.read(raw, footer.chunks, kind.leaves) for name, reader in kind.readers.items()}
+        return _Entry(size, digest(raw), kind.schema, footer.rows, bounds)
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Footers with identical bytes of schema and key-value metadata: number of their schema, leaf columns."""
-
-    number: int
-    leaves: int
-    readers: Mapping[str, BoundsReader]
-
-
-@dataclass(slots=True)
-class _Schemas:
-    """Distinct schemas, found by the bytes that describe them. Thread-safe."""
-
-    found: list[pa.Schema] = field(default_factory=list)
-    bounds_of: tuple[str, ...] = ()
-    _kinds: dict[str, _Kind] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def kind(
-        self, described: bytes, by_key: bytes, parse: Callable[[], tuple[pa.Schema, int, dict[str, BoundsReader]]]
-    ) -> _Kind:
-        key = digest(len(described).to_bytes(8, "little") + described + by_key)
+    def _kind(self, footer: CheckedFooter, file: FileRef) -> _Kind:
+        length = len(footer.schema_bytes).to_bytes(8, "little")
+        encrypted = map(b"%d ".__mod__, footer.encrypted)
+        key = digest(b"".join([length, footer.schema_bytes, footer.key_value_bytes, *encrypted]))
         kind = self._kinds.get(key)
         if kind is None:
-            # Outside the lock: two threads may parse equal schemas, and `add` then gives both the same number.
-            schema, leaves, by_name = parse()
+            # Outside the lock: two threads may parse equal schemas, which then get the same number.
+            metadata, schema, _ = parse_footer(footer, file, {})
+            by_name = readers(metadata, schema, self._bounds_of)
             with self._lock:
-                self._kinds[key] = kind = _Kind(self.add(schema), leaves, by_name)
+                self._kinds[key] = kind = _Kind(_number_of(schema, self._schemas), metadata.num_columns, by_name)
         return kind
 
-    def add(self, schema: pa.Schema) -> int:
-        """The number of the schema. The caller has the lock, or is the only thread."""
-        number = next((n for n, each in enumerate(self.found) if each.equals(schema, check_metadata=True)), None)
-        if number is None:
-            number = len(self.found)
-            self.found.append(schema)
-        return number
+
+def _number_of(schema: pa.Schema, schemas: list[pa.Schema]) -> int:
+    """The number of the schema in the list, to which it is added if it is new."""
+    number = next((n for n, other in enumerate(schemas) if other.equals(schema, check_metadata=True)), None)
+    if number is None:
+        number = len(schemas)
+        schemas.append(schema)
+    return number

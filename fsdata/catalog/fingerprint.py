@@ -35,7 +35,7 @@ def fingerprint(
     return items
 
 
-def parts(catalog: Catalog) -> dict[str, str]:
+def file_descriptions(catalog: Catalog) -> dict[str, str]:
     """Name -> description of every file, to list the differing ones in a message; empty if there are too many."""
     if len(catalog) > _MOST_NAMED:
         return {}
@@ -78,9 +78,9 @@ def _name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _hash(parts: Iterable[str]) -> str:
+def _hash(texts: Iterable[str]) -> str:
     result = blake2b(digest_size=8)
-    for part in parts:
-        raw = part.encode()
+    for text in texts:
+        raw = text.encode()
         result.update(len(raw).to_bytes(8, "little") + raw)  # with lengths, so that "ab", "c" differs from "a", "bc"
     return result.hexdigest()

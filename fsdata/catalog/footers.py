@@ -1,15 +1,14 @@
-"""Reads and checks the footers of many files at once, with a counter on the terminal if it takes long."""
+"""Reads, checks and parses the footer of one file; a counter for the terminal while many are read."""
 
 import logging
 import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 from fsdata.catalog.binding.arrow_types import marked
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.remote_file import RemoteFile
-from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import footer as kernel
 
@@ -93,30 +91,6 @@ _FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """The footer of a file; its numbers are consistent with each other and with the size of the file.
-
-    Attributes:
-        digest: hash of the raw footer, the file's identity.
-        schema: without the key-value metadata, which `metadata` has; with marks on `encrypted_columns`; one object for
-            all files of the same schema.
-        null_counts: int64 [row groups, leaf columns], -1 where the footer has none, or more than values.
-    """
-
-    file: FileRef
-    size: int
-    digest: str
-    metadata: pq.FileMetaData = field(repr=False)
-    schema: pa.Schema = field(repr=False)
-    null_counts: np.ndarray = field(repr=False, compare=False)
-
-    @property
-    def row_groups(self) -> list[int]:
-        """Rows of every row group."""
-        return [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
     """A file, or one of its row groups, that was skipped under `on_error="skip"`.
@@ -130,59 +104,95 @@ class Skipped:
     reason: str
 
 
-def read_footers(files: Sequence[FileRef], *, threads: int, retry: Retrying) -> list[Footer | CorruptFileError]:
-    """One entry per file, in order: its footer, or the error of an unusable one."""
-    schemas: Schemas = {}
+@dataclass(frozen=True, slots=True)
+class CheckedFooter:
+    """A footer whose numbers are consistent with each other and with the size of the file.
 
-    def one(file: FileRef) -> Footer | CorruptFileError:
-        try:
-            return retry.call(lambda: read_footer(file, schemas), file)
-        except CorruptFileError as error:
-            return error
+    Attributes:
+        raw: with length and magic.
+        chunks: int64 [row groups x leaf columns, 11], see `fsdata.kernels.footer`.
+        rows: int64 [row groups].
+        schema_bytes, key_value_bytes: the parts of `raw` with the schema and with the key-value metadata.
+    """
 
-    if threads <= 1 or len(files) == 1:
-        return [one(file) for file in files]
-    with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="fsdata-footer") as pool:
-        return list(pool.map(one, files))
+    raw: bytes
+    chunks: np.ndarray
+    rows: np.ndarray
+    schema_bytes: bytes
+    key_value_bytes: bytes
+
+    @property
+    def encrypted(self) -> tuple[int, ...]:
+        """The leaf columns that are encrypted in any row group."""
+        if not self.chunks[:, kernel.ENCRYPTION].any():
+            return ()
+        leaves = len(self.chunks) // len(self.rows)
+        return tuple(sorted({chunk % leaves for chunk in np.flatnonzero(self.chunks[:, kernel.ENCRYPTION]).tolist()}))
 
 
-def read_footer(file: FileRef, schemas: Schemas) -> Footer:
-    """Read and parse one footer.
+def check_footer(raw: bytes, size: int, file: FileRef) -> CheckedFooter:
+    """Check every number of the footer on which reading relies.
+
+    pyarrow must not see a footer before this check: it throws C++ exceptions for some wrong numbers, which end the
+    process. size: bytes of the file.
+
+    Raises:
+        CorruptFileError: the footer contradicts itself, or the size of the file.
+    """
+    report = np.zeros(5, np.int64)
+    room = size - len(raw)  # data of a chunk must end before the footer
+    chunks, positions, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
+    if report[0] != kernel.OK:
+        raise _contradiction(file, report.tolist())
+    begin, end, unordered, first, last = positions.tolist()
+    # The kernel only notices chunks out of order: few files have them, and only these are sorted here.
+    if unordered and _overlap(chunks):
+        raise CorruptFileError(
+            f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
+        )
+    return CheckedFooter(raw, chunks, rows, raw[begin:end], raw[first:last])
+
+
+class ParsedFooter(NamedTuple):
+    """A checked footer, as pyarrow parses it.
+
+    Attributes:
+        metadata: of encrypted columns only the public part.
+        schema: without the key-value metadata; with marks on `encrypted_columns`; one object for all files of the same
+            schema.
+        chunks: int64 [row groups, leaf columns, 11], see `fsdata.kernels.footer`.
+    """
+
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    chunks: np.ndarray
+
+
+def parse_footer(footer: CheckedFooter, file: FileRef, schemas: Schemas) -> ParsedFooter:
+    """Parse a footer with pyarrow.
 
     schemas: Arrow schemas of other files, by the bytes from which they are made. Making one takes a third of the time
         of parsing a footer, so files of one schema share it.
 
     Raises:
-        FileNotFoundError, PermissionError: naming the file.
-        CorruptFileError: not Parquet, truncated, or a footer that cannot be parsed or contradicts itself.
+        CorruptFileError: pyarrow cannot parse it, or finds another number of column chunks.
     """
-    raw, size = raw_footer(file)
-    metadata, schema, chunks = parsed(raw, size, file, schemas)
-    return Footer(file, size, digest(raw), metadata, schema, chunks[:, :, kernel.NULLS].copy())
-
-
-def parsed(raw: bytes, size: int, file: FileRef, schemas: Schemas) -> tuple[pq.FileMetaData, pa.Schema, np.ndarray]:
-    """(pyarrow's metadata; the schema; int64 [row groups, leaf columns, 11], see `fsdata.kernels.footer`).
-
-    See `read_footer`. raw: with length and magic. The metadata of encrypted columns has only their public part.
-    """
-    numbers = checked(raw, size, file)  # first: wrong numbers would end the process inside pyarrow
     try:
-        metadata = pq.read_metadata(pa.BufferReader(MAGIC + _without_encryption(raw, numbers.chunks)))
+        metadata = pq.read_metadata(pa.BufferReader(MAGIC + _without_encryption(footer)))
         shape = metadata.num_row_groups, metadata.num_columns
-        if len(numbers.chunks) != shape[0] * shape[1]:
-            raise _contradiction(file, (kernel.COLUMNS, -1, -1, len(numbers.chunks), shape[0] * shape[1]))
-        key = numbers.described, (metadata.metadata or {}).get(b"ARROW:schema"), numbers.encrypted
+        if len(footer.chunks) != shape[0] * shape[1]:
+            raise _contradiction(file, (kernel.COLUMNS, -1, -1, len(footer.chunks), shape[0] * shape[1]))
+        key = footer.schema_bytes, (metadata.metadata or {}).get(b"ARROW:schema"), footer.encrypted
         schema = schemas.get(key)
         if schema is None:
-            made = arrow_schema(metadata).remove_metadata()
+            plain = arrow_schema(metadata).remove_metadata()
             # setdefault: another thread may have made it meanwhile, and all files must share one object
-            schema = schemas.setdefault(key, marked(made, numbers.encrypted) if numbers.encrypted else made)
+            schema = schemas.setdefault(key, marked(plain, footer.encrypted) if footer.encrypted else plain)
     except CorruptFileError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{file.path}: the footer cannot be parsed: {_first_line(error)}") from error
-    return metadata, schema, numbers.chunks.reshape(*shape, kernel.CHUNK_COLUMNS)
+    return ParsedFooter(metadata, schema, footer.chunks.reshape(*shape, kernel.CHUNK_COLUMNS))
 
 
 def arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
@@ -200,61 +210,19 @@ def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us", **options)
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The checked numbers of a footer.
-
-    Attributes:
-        chunks: int64 [row groups x leaf columns, 11], see `fsdata.kernels.footer`.
-        rows: int64 [row groups].
-        described: the bytes of the schema; by_key: those of the key-value metadata.
-    """
-
-    chunks: np.ndarray
-    rows: np.ndarray
-    described: bytes
-    by_key: bytes
-
-    @property
-    def encrypted(self) -> tuple[int, ...]:
-        """The leaf columns that are encrypted in any row group."""
-        if not self.chunks[:, kernel.ENCRYPTION].any():
-            return ()
-        leaves = len(self.chunks) // len(self.rows)
-        return tuple(sorted({chunk % leaves for chunk in np.flatnonzero(self.chunks[:, kernel.ENCRYPTION]).tolist()}))
-
-
-def _without_encryption(raw: bytes, chunks: np.ndarray) -> bytes:
+def _without_encryption(footer: CheckedFooter) -> bytes:
     """The footer without its encryption fields: pyarrow 26 ends the process if a column chunk is requested for which
     it has no key."""
+    raw, chunks = footer.raw, footer.chunks
     spans = chunks[chunks[:, kernel.ENCRYPTION] > 0][:, [kernel.ENCRYPTION, kernel.ENCRYPTION_END]].tolist()
     if not spans:
         return raw
-    parts, at = [], 0
+    rest, at = [], 0
     for begin, end in spans:
-        parts.append(raw[at:begin])
+        rest.append(raw[at:begin])
         at = end
-    rest = b"".join([*parts, raw[at : -len(_END)]])
-    return rest + len(rest).to_bytes(4, "little") + MAGIC
-
-
-def checked(raw: bytes, size: int, file: FileRef) -> Numbers:
-    """Check every number of the footer on which reading relies.
-
-    Raises:
-        CorruptFileError: the footer contradicts itself, or the size of the file.
-    """
-    report = np.zeros(5, np.int64)
-    room = size - len(raw)
-    chunks, positions, rows = kernel.read_chunks(np.frombuffer(raw, np.uint8, len(raw) - len(_END)), room, report)
-    if report[0] != kernel.OK:
-        raise _contradiction(file, report.tolist())
-    begin, end, unordered, first, last = positions.tolist()
-    if unordered and _overlap(chunks):
-        raise CorruptFileError(
-            f"{file.path}: the footer contradicts itself: column chunks overlap. Write the file again"
-        )
-    return Numbers(chunks, rows, raw[begin:end], raw[first:last])
+    stripped = b"".join([*rest, raw[at : -len(_END)]])
+    return stripped + len(stripped).to_bytes(4, "little") + MAGIC
 
 
 def _contradiction(file: FileRef, report: Sequence[int]) -> CorruptFileError:
@@ -284,8 +252,8 @@ def column_ranges(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list
     """First byte and end of the column chunks of `leaves`, dictionaries included, in the order of `leaves`."""
     chunks = [row_group.column(leaf) for leaf in leaves]
     # Some writers set 0 as the position of a dictionary that is not there: `filter` drops it, and None.
-    begins = [min(filter(None, (each.dictionary_page_offset, each.data_page_offset))) for each in chunks]
-    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
+    begins = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
+    return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, chunks, strict=True)]
 
 
 def open_file(file: FileRef) -> Any:
@@ -305,14 +273,14 @@ def digest(raw: bytes) -> str:
 
 def footer_bytes(handle: Any, size: int, file: FileRef) -> bytes:
     """The footer with its length and magic, from the end of the file."""
-    if size < 12:
+    if size < 12:  # magic at both ends, and the length
         raise CorruptFileError(f"{file.path}: not a Parquet file: only {size} bytes")
     guess = min(_LOCAL_TAIL_BYTES if file.local else _TAIL_BYTES, size)
     tail = handle.read_at(guess, size - guess)
     if tail[-4:] != MAGIC:
         raise CorruptFileError(f"{file.path}: {_what_instead(handle.read_at(4, 0), tail[-4:], size)}")
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + 4 > size:  # 4: the magic at the beginning
+    if length + 4 > size:  # before any allocation of that length; 4: the magic at the beginning
         raise CorruptFileError(
             f"{file.path}: the footer claims {length} bytes in a file of {size}: it was cut or overwritten"
         )

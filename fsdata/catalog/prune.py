@@ -53,7 +53,7 @@ def may_have_rows(catalog: Catalog, source: ParquetSource) -> np.ndarray:
     keep = np.ones(len(catalog.rows), bool)
     if source.condition is None or not set(source.condition.columns) & set(catalog.bounds):
         return keep
-    schema_of = catalog.schema_of_group
+    schema_of = np.repeat(catalog.schema_of, np.diff(catalog.first))  # [G]
     for condition in expressions.conjuncts(source.condition):
         bound = None if condition.polars is None else _bound(condition.polars)
         if bound is not None:
@@ -67,19 +67,19 @@ def _may_be_true(condition: expressions.Expression, values: list[dict[str, pa.Sc
     """bool [folders]: the condition for the values of each folder; true if a folder lacks a key that it reads."""
     possible = np.ones(len(values), bool)
     # The condition is evaluated once per distinct combination of values: many folders have equal ones.
-    alike: dict[tuple[pa.Scalar, ...], list[int]] = defaultdict(list)
+    folders_of: dict[tuple[pa.Scalar, ...], list[int]] = defaultdict(list)
     for number, of_folder in enumerate(values):
         if set(condition.columns) <= set(of_folder):
-            alike[tuple(of_folder[name] for name in condition.columns)].append(number)
-    if not alike or not condition.columns:
+            folders_of[tuple(of_folder[name] for name in condition.columns)].append(number)
+    if not folders_of or not condition.columns:
         return possible
-    columns = [pa.array([each.as_py() for each in column], column[0].type) for column in zip(*alike, strict=True)]
+    columns = [pa.array([key.as_py() for key in keys], keys[0].type) for keys in zip(*folders_of, strict=True)]
     rows = pa.RecordBatch.from_arrays(columns, list(condition.columns))
     try:
         (answer,) = expressions.evaluate([condition], [pa.bool_()], rows)
     except (SchemaError, DataError):
         return possible  # reading the files raises it again, with a better message
-    for numbers, true in zip(alike.values(), answer.fill_null(False).to_pylist(), strict=True):
+    for numbers, true in zip(folders_of.values(), answer.fill_null(False).to_pylist(), strict=True):
         possible[numbers] = true
     return possible
 
@@ -114,11 +114,15 @@ def _bound(condition: "pl.Expr") -> "pl.Expr | None":
     document = json.loads(condition.meta.serialize(format="json"))
     if not isinstance(document, dict):
         return None
-    parts = condition.meta.pop()[::-1]
+    operands = condition.meta.pop()[::-1]
     if "BinaryExpr" in document:
-        return _of_binary(document["BinaryExpr"]["op"], *parts)
-    if "Function" in document and all(not part.meta.root_names() for part in parts[1:]) and _is_column(parts[0]):
-        return _of_function(document["Function"]["function"], *parts)
+        return _of_binary(document["BinaryExpr"]["op"], *operands)
+    if (
+        "Function" in document
+        and all(not operand.meta.root_names() for operand in operands[1:])
+        and _is_column(operands[0])
+    ):
+        return _of_function(document["Function"]["function"], *operands)
     return None
 
 
@@ -141,14 +145,14 @@ def _of_binary(op: str, left: "pl.Expr", right: "pl.Expr") -> "pl.Expr | None":
 def _of_function(function: Any, column: "pl.Expr", *values: "pl.Expr") -> "pl.Expr | None":
     import polars as pl
 
-    known = function.get("Boolean") if isinstance(function, dict) else None
+    boolean = function.get("Boolean") if isinstance(function, dict) else None
     low, high = _ends(column)
-    if isinstance(known, dict) and "IsBetween" in known and len(values) == 2:
+    if isinstance(boolean, dict) and "IsBetween" in boolean and len(values) == 2:
         return (high >= values[0]) & (low <= values[1])
-    if isinstance(known, dict) and "IsIn" in known and len(values) == 1:
+    if isinstance(boolean, dict) and "IsIn" in boolean and len(values) == 1:
         members = pl.select(values[0]).to_series()
         members = members.explode() if isinstance(members.dtype, pl.List | pl.Array) else members
-        if known["IsIn"]["nulls_equal"] and members.null_count():
+        if boolean["IsIn"]["nulls_equal"] and members.null_count():
             return None  # true for nulls, which have no bounds
         members = members.drop_nulls().unique()
         if 0 < len(members) <= _MANY:

@@ -56,7 +56,7 @@ class SharedArrays:
     """Read-only arrays by name, for as long as this object lives.
 
     Args:
-        name: what the arrays are; the same name must mean the same contents. Letters and digits.
+        name: identifies the arrays: equal names must mean equal contents. Letters and digits.
         make: makes them, in one process of the host while the others wait. Its argument is an empty folder for arrays
             that do not fit in memory, with `on_disk`, else None.
         what: for messages.
@@ -72,7 +72,7 @@ class SharedArrays:
     def __init__(self, name: str, make: Callable[[Path | None], Arrays], what: str, *, on_disk: bool = False) -> None:
         with _own_folders() as folders, _locked(folders[0], f"arrays-{name}.lock", what):
             _remove_leftovers(folders)
-            shared = _in_use(folders, name) or _made(folders, name, make, what, on_disk=on_disk)
+            shared = _in_use(folders, name) or _created(folders, name, make, what, on_disk=on_disk)
         self.arrays = shared.arrays
         self.close = weakref.finalize(self, _release, shared)
 
@@ -148,8 +148,8 @@ def _own_folder(path: Path, *, make: bool = True) -> Iterator[_Folder]:
     except NotADirectoryError as error:
         raise PermissionError(f"{path} is a link or a file in place of a folder: {todo}") from error
     try:
-        found = os.fstat(handle)
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = os.fstat(handle)
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(f"{path} belongs to another user or can be written by others: {todo}")
         yield _Folder(path, handle)
     finally:
@@ -201,19 +201,19 @@ def _try_lock(file: FileIO) -> bool:
 def _in_use(folders: Sequence[_Folder], name: str) -> _SharedFile | None:
     """The arrays, if other processes use them: files that no process uses are gone, see `_remove_leftovers`."""
     for folder in folders:
-        for each in os.listdir(folder.handle):
-            if each.startswith(f"arrays-{name}-") and _NAME.fullmatch(each):
+        for entry in os.listdir(folder.handle):
+            if entry.startswith(f"arrays-{name}-") and _NAME.fullmatch(entry):
                 with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
-                    file = opened.enter_context(folder.open(each))
+                    file = opened.enter_context(folder.open(entry))
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    if folder.has(each, file):  # its last user may have left before this lock was taken
-                        shared = _SharedFile(_mapped(folder, each), folder.path / each, file)
+                    if folder.has(entry, file):  # its last user may have left before this lock was taken
+                        shared = _SharedFile(_mapped(folder, entry), folder.path / entry, file)
                         opened.pop_all()
                         return shared
     return None
 
 
-def _made(
+def _created(
     folders: Sequence[_Folder], name: str, make: Callable[[Path | None], Arrays], what: str, *, on_disk: bool
 ) -> _SharedFile:
     *in_memory, disk = folders

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fsdata.batch.batch import Batch
-from fsdata.batch.windows import Windows
+from fsdata.batch.merged_windows import MergedWindows
 from fsdata.compose import installed
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
@@ -18,7 +18,7 @@ def batch_type() -> type[Batch]:
     return batch.Batch
 
 
-def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, Windows]]:
+def share_events(spans: Spans, layout: Layout) -> tuple[list[Spans], np.ndarray, dict[str, MergedWindows]]:
     """Samples whose windows of events overlap share the events; see `fsdata.histories.shared_events`."""
     from fsdata.histories.shared_events import share
 

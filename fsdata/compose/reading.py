@@ -14,7 +14,7 @@ from fsdata.compose import installed
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode import ColumnDecoder
 from fsdata.decode.given_rows import GivenRows
-from fsdata.decode.open_files import Known, OpenParquet, RemoteReads
+from fsdata.decode.open_files import ExpectedFile, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_reader import SmallGroups
@@ -83,7 +83,7 @@ def files_of(source: ParquetSource, *args: Any, lists: bool = False, pool: Pool 
     """
     pages: ColumnDecoder | None = None
     together: Callable[[SourceFiles], SmallGroups] | None = None
-    remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None
+    remote: Callable[[Callable[[ExpectedFile], OpenParquet]], RemoteReads] | None = None
     # With decoder="pages" a missing extension is an error; without the option pyarrow takes its place.
     if lists and source.uses_pages and (source.only_pages or installed("pages")):
         from fsdata.pages.page_decoder import PageDecoder
@@ -106,11 +106,11 @@ def _class_of_files(source: ParquetSource) -> Any:
 
         return GrowingFiles
     if source.table is not None:
-        from fsdata.lake.table_files import TableFiles
+        from fsdata.lake.tables import TableFiles
 
         return TableFiles
     if source.catalog is not None:
-        from fsdata.lake.catalog_files import CatalogFiles
+        from fsdata.lake.catalog_file import CatalogFiles
 
         return CatalogFiles
     return SourceFiles

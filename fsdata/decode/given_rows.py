@@ -37,7 +37,7 @@ class GivenRows(BatchReader):
         self._rows: RowSource = source.rows
         rows = np.array(self._rows.rows, np.int64).reshape(-1)
         self.catalog = Catalog(
-            FileList.of([(LocalFileSystem(), self._rows.label, UNKNOWN)]),
+            FileList.from_entries([(LocalFileSystem(), self._rows.label, UNKNOWN)]),
             size=np.zeros(1, np.int64),
             digests=np.frombuffer(blake2b(self._rows.identity.encode(), digest_size=16).digest(), np.uint8)[None],
             schema_of=np.zeros(1, np.int32),
@@ -52,7 +52,7 @@ class GivenRows(BatchReader):
     @property
     def counted(self) -> dict[Field, Counted]:
         (kind,) = self.kinds
-        return {each.field: Counted.of(each, self.label) for each in kind.bindings if each.unit is not None}
+        return {each.field: Counted.from_binding(each, self.label) for each in kind.bindings if each.unit is not None}
 
     def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
         """See `BatchReader`. Raises ArrowInvalid, which counts as damage, if the source returned something else."""

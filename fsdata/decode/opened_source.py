@@ -11,7 +11,7 @@ from pyarrow.fs import LocalFileSystem
 
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.binding.key_types import HashedTypes, between
-from fsdata.catalog.fingerprint import fingerprint, parts
+from fsdata.catalog.fingerprint import file_descriptions, fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
@@ -24,7 +24,7 @@ from fsdata.decode.plan import DecodePlan
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.decode.row_reader import RowReader
-from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of, may_drop
+from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema
 from fsdata.sources.source import ParquetSource
@@ -82,7 +82,7 @@ class OpenSource:
         self.list_labels, self.default_labels = self._label_forms(schema)
         self.texts = frozenset(each.field.name for kind in self._files.kinds for each in kind.bindings if each.is_text)
         self._count()
-        self.may_drop = may_drop(source, schema) or any(each.may_drop for each in self.attached)
+        self.may_drop = _may_drop(source, schema) or any(each.may_drop for each in self.attached)
         self.fingerprint = fingerprint(
             source, self._files.catalog, [each.fingerprint for each in self.attached], self._files.version
         )
@@ -94,7 +94,7 @@ class OpenSource:
 
     def parts(self) -> dict[str, str]:
         """Details behind the items `files` and `footers` of the fingerprint; see `fsdata.catalog.fingerprint`."""
-        return parts(self._files.catalog)
+        return file_descriptions(self._files.catalog)
 
     def _count(self) -> None:
         """Collect the units of integers. Raises SchemaError if compared keys or times have different units."""
@@ -300,3 +300,8 @@ def other_forms(sources: Sequence[OpenSource], schema: Schema) -> Iterator[tuple
             yield name, source, f"{name} is a hash, and {what}: {todo}"
     for name, number, what in mixed([source.counted for source in sources]):
         yield name, sources[number], what
+
+
+def _may_drop(source: ParquetSource, schema: Schema) -> bool:
+    drops = any(source.policy(name) == "drop" for name in schema.field_names)
+    return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None

@@ -128,24 +128,24 @@ def layout_of(
     """
     schema.check_list_labels(list_labels)
     keys = [Field(name, "context") for name in schema.context]
-    keys += [Field.of(name, "ids", group) for group in schema.groups for name in group.fields]
+    keys += [Field.from_sequence(name, "ids", group) for group in schema.groups for name in group.fields]
     rest = []
     for group in schema.groups:
-        rest += [Field.of(name, "counts", group) for name in group.nested]
+        rest += [Field.from_sequence(name, "counts", group) for name in group.nested]
         rest += [Field(ids_of(name), "nested_ids", name) for name in group.nested]
     rest += [Field(_AS_OF + group.name, "reference", width=REFERENCE) for group in schema.groups if group.name in as_of]
-    rest += [Field.of(name, "id_label", group) for group in schema.groups for name in group.id_labels]
+    rest += [Field.from_sequence(name, "id_label", group) for group in schema.groups for name in group.id_labels]
     rest += [Field(name, "passthrough") for name in schema.passthrough if name not in texts]
-    rest += [Field.of(name, "floats", group) for group in schema.groups for name in group.floats]
+    rest += [Field.from_sequence(name, "floats", group) for group in schema.groups for name in group.floats]
     if schema.dense:
         rest.append(Field("dense", "dense", width=len(schema.dense)))
     for name in schema.labels:
         if name in list_labels:
             assert schema.candidates is not None
-            rest.append(Field.of(name, "label_list", schema.candidates))
+            rest.append(Field.from_sequence(name, "label_list", schema.candidates))
         else:
             rest.append(Field(name, "label"))
-    rest += [Field.of(name, "event_label", group) for group in schema.groups for name in group.labels]
+    rest += [Field.from_sequence(name, "event_label", group) for group in schema.groups for name in group.labels]
     rest += [Field(name, "text", name) for name in schema.passthrough if name in texts]
     rest += [Field(_MASK + name, "mask") for name in schema.field_names if name in masks]
     shared = tuple(group.name for group in schema.groups if group.share is not None)

@@ -31,11 +31,6 @@ def check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
             )
 
 
-def may_drop(source: ParquetSource, schema: Schema) -> bool:
-    drops = any(source.policy(name) == "drop" for name in schema.field_names)
-    return drops or source.condition is not None or source.on_error == "skip" or schema.explode is not None
-
-
 def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Field]:
     """What the rows of the main table have to have: fields that no table is joined for, keys, and times.
 

@@ -16,7 +16,7 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.decode import ColumnDecoder, decode_rows
 from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.open_files import Known, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
+from fsdata.decode.open_files import ExpectedFile, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_groups import RowGroup, RowGroups
 from fsdata.decode.row_reader import DamagePolicy, Plans, RowReader, SmallGroups
@@ -72,12 +72,12 @@ class SourceFiles(RowReader):
         hosts: Hosts | None = None,
         pages: ColumnDecoder | None = None,
         together: "Callable[[SourceFiles], SmallGroups] | None" = None,
-        remote: Callable[[Callable[[Known], OpenParquet]], RemoteReads] | None = None,
+        remote: Callable[[Callable[[ExpectedFile], OpenParquet]], RemoteReads] | None = None,
         notes: list[Fault] | None = None,
     ) -> None:
         super().__init__(source, label, notes)
         self.retry = retry
-        self._last_known: tuple[int, Known] | None = None
+        self._last_known: tuple[int, ExpectedFile] | None = None
         self._show = show
         self._hosts = hosts
         self._threads = at_once = threads or usable_cores()
@@ -225,7 +225,7 @@ class SourceFiles(RowReader):
 
     def fetch(self, plans: Plans, group: RowGroup) -> RemoteGroup | None:
         """See `RowReader`; None if the file is local."""
-        known, number = self.known_file(group.file), group.file
+        known, number = self.expected_file(group.file), group.file
         if known.file.local:
             return None
         leaves = plans[self.kind_of[number]].leaves
@@ -233,24 +233,24 @@ class SourceFiles(RowReader):
             raise ModuleNotFoundError(f"{known.file.path}: files that are not local are read by fsdata.remote")
         return self._remote.group(known, group.index, leaves)
 
-    def known_file(self, number: int) -> Known:
+    def expected_file(self, number: int) -> ExpectedFile:
         """Path, size and digest of a file, which are compared when it is opened."""
         last = self._last_known  # the next row group is mostly of the same file
         if last is not None and last[0] == number:
             return last[1]
-        known = self._what_is_known(number)
+        known = self._expect(number)
         self._last_known = number, known
         return known
 
-    def _what_is_known(self, number: int) -> Known:
+    def _expect(self, number: int) -> ExpectedFile:
         catalog = self.catalog
-        return Known(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
+        return ExpectedFile(catalog.files[number], int(catalog.size[number]), catalog.digest(number))
 
     def decode(
         self, plans: Plans, group: RowGroup, rows: range | None = None, fetched: RemoteGroup | None = None
     ) -> DecodedRows | None:
         """See `RowReader`. Reads the bytes of a remote row group that was not read ahead."""
-        known, plan = self.known_file(group.file), plans[self.kind_of[group.file]]
+        known, plan = self.expected_file(group.file), plans[self.kind_of[group.file]]
         remote = fetched or self.fetch(plans, group)
         rows, faults = group.range if rows is None else rows, self.faults_of(group)
         with DamagePolicy(self, group) as damage:
@@ -296,7 +296,7 @@ class SourceFiles(RowReader):
             for binding in kind.bindings:
                 if binding.unit is not None and binding.field not in found:
                     file = self.catalog.files.name(int(np.argmax(self.kind_of == number)))
-                    found[binding.field] = Counted.of(binding, f"{self.label}, {file}")
+                    found[binding.field] = Counted.from_binding(binding, f"{self.label}, {file}")
         return found
 
     def close(self) -> None:

@@ -1,20 +1,20 @@
-"""Balancing behind the embedding stage: rows of looked-up values move to the ranks of a plan, outputs come home.
+"""Balances the stage after the embeddings: looked-up rows move to other ranks, outputs return to their home rank.
 
     with Dispatcher(planner) as dispatcher:
-        handle = dispatcher.plan({"uih": lengths})      # one exchange of lengths, then every rank plans alike
-        values = dispatch(values, handle)               # this rank's samples after balancing
-        outputs = combine(model(values), handle)        # one row per sample, at home again, in the order they left
+        handle = dispatcher.plan({"uih": lengths})      # one exchange of lengths, then every rank computes the plan
+        values = dispatch(values, handle)               # of this rank's samples after balancing
+        outputs = combine(model(values), handle)        # one row per sample on its home rank, in the original order
 
-Backward mirrors it: gradients of outputs go where the outputs were made, gradients of values go home. Labels and losses
-never move. Nothing is added up on the way, so a model that treats every sample alone gives bit for bit what it gives at
-home (paper, section 1: dispatch and combine).
+Backward mirrors this: gradients of outputs go to the rank that computed the outputs, gradients of values return to the
+home rank. Labels and losses do not move. The exchanges sum nothing, so the outputs of a model that computes every
+sample independently are bitwise identical to those without balancing (paper, section 1: dispatch and combine).
 
-Every call is collective and blocks; ranks make the same calls in the same order, backward passes included. A rank that
-has no samples takes part all the same.
+Every call is collective and blocks; all ranks make the same calls in the same order, backward passes included. A rank
+without samples takes part, too.
 
-`EmbeddingBalance` does it for a model, by hooks.
+`EmbeddingBalance` makes these calls for a model, by hooks.
 
-Letters: K keys, n samples of this rank before, m after, W ranks, T items before, U after.
+Letters: K keys, N samples of all ranks, n samples of this rank before, m after, W ranks, T items before, U after.
 """
 
 import zlib
@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fsdata.balance.kernels.called import BALANCING
 from fsdata.balance.options import AUTO, Balance, StepPlanner
-from fsdata.balance.step_plan import GlobalBatch, Planner
+from fsdata.balance.step_plan import Assignment, GlobalBatch, Planner
 from fsdata.embedding.kernels.jagged_ops import Ranges, ranged_combine, ranged_dispatch
 from fsdata.errors import MismatchError
 from fsdata.kernels import ranges
@@ -41,15 +41,15 @@ from fsranks.control_group import ControlGroup
 from fsranks.libraries import compile_kernel
 from fsranks.rank_context import resolve
 
-_CALLS = ("dispatch", "dispatch_samples", "combine", "plan")
+_CALLS = ("dispatch", "dispatch_samples", "combine", "plan")  # codes of the words that ranks compare
 _PLAN = _CALLS.index("plan")
 
 
 class Dispatcher:
-    """Plans steps and moves values over a gloo group of its own. Making it is collective.
+    """Plans steps and moves values over its own gloo group. The constructor is collective.
 
-    planner: as for a loader; the same function on every rank. Values on CUDA travel over `process_group` (default: the
-    default group, which needs a backend for CUDA); control stays on gloo.
+    planner: as for a loader; the same function on every rank. Values on CUDA are sent over `process_group` (default:
+    the default group, which needs a backend for CUDA); control words always over gloo.
 
     Raises ValueError without an initialised process group.
     """
@@ -65,31 +65,82 @@ class Dispatcher:
         self._number = 0
 
     def plan(self, lengths: Mapping[str, Tensor]) -> "Handle":
-        """Where this step's samples go. lengths: key -> integers [n], the same keys in the same order on every rank.
+        """The destinations of this step's samples, for any number of dispatches and combines. Lengths on CUDA are
+        copied to the host, which synchronises.
 
-        The handle serves any number of dispatches and combines. Lengths on CUDA are waited for.
+        lengths: key -> integers [n], the same keys in the same order on every rank.
 
         Raises:
-            MismatchError: on all ranks, where keys differ; ValueError where a rank's lengths do among themselves.
-            PeerError: a rank died, left, or did not come within `timeout_s`.
+            MismatchError: on all ranks, if keys differ between ranks.
+            ValueError: lengths of one rank have different shapes.
+            PeerError: a rank died, left, or did not make the call within `timeout_s`.
         """
-        mine = _table(lengths)
-        device = next(iter(lengths.values())).device
-        counts, everywhere = self._gather(list(lengths), mine)
-        home = np.repeat(np.arange(len(counts)), counts)
+        counts, all_lengths = self._gather(list(lengths), _length_table(lengths))
         number, self._number = self._number, self._number + 1
-        statuses = tuple(StatusWord(epoch=0, step=number) for _ in counts)
         batch = GlobalBatch(
-            number=number, lengths=dict(zip(lengths, everywhere, strict=True)), home=home, statuses=statuses
+            number=number,
+            lengths=dict(zip(lengths, all_lengths, strict=True)),
+            home=np.repeat(np.arange(len(counts)), counts),
+            statuses=tuple(StatusWord(epoch=0, step=number) for _ in counts),
         )
-        assignment = self._planner(batch)
-        return _handle(
-            self, number, tuple(lengths), everywhere, counts, np.asarray(assignment.rank), self.context.rank, device,
-            (assignment.straggler_before, assignment.straggler_after),
-        )  # fmt: skip
+        return self._handle(batch, self._planner(batch), counts, next(iter(lengths.values())).device)
+
+    def _handle(self, batch: GlobalBatch, assignment: Assignment, counts: np.ndarray, device: torch.device) -> "Handle":
+        """counts: int64 [W], samples by home rank; device: of the lengths, and so of the values that will move."""
+        # Every rank has the lengths and the ranks of all samples, so sizes of the exchanges need no communication.
+        rank, all_lengths = np.asarray(assignment.rank), np.stack(list(batch.lengths.values()))
+        me, first = self.context.rank, np.cumsum(counts) - counts
+        mine, received = slice(int(first[me]), int(first[me] + counts[me])), np.flatnonzero(rank == me)
+        sender = batch.home[received]
+        before, after, destinations, senders, origin, ones_before, ones_after = _to_device(
+            device,
+            [
+                all_lengths[:, mine],
+                all_lengths[:, received],
+                rank[mine],
+                sender,
+                np.stack([sender, received - first[sender]], axis=1),
+                np.ones((1, counts[me]), np.int64),
+                np.ones((1, len(received)), np.int64),
+            ],
+        )
+        checksum = zlib.crc32(np.ascontiguousarray(rank, np.int64).tobytes())
+
+        def leg(call: str, items: np.ndarray, before: Tensor, after: Tensor) -> _Leg:
+            """items: [N] of each sample; before, after: lengths [K, n] and [K, m], on the device."""
+            sent, incoming = (
+                _items_by_rank(ranks, items[samples], len(counts))
+                for ranks, samples in ((rank[mine], mine), (sender, received))
+            )
+            return _Leg(
+                dispatcher=self,
+                step=batch.number,
+                plan=checksum,
+                call=call,
+                pack=ranged_dispatch(before, destinations, items=sum(sent)),
+                sent=sent,
+                received=incoming,
+                unpack=ranged_combine(after, senders, items=sum(incoming)),
+            )
+
+        items = all_lengths.sum(0)
+        samples = leg("dispatch_samples", np.ones_like(items), ones_before, ones_after)
+        return Handle(
+            keys=tuple(batch.lengths),
+            lengths=after,
+            items=all_lengths[:, received].sum(1).tolist(),
+            origin=origin,
+            straggler_before=assignment.straggler_before,
+            straggler_after=assignment.straggler_after,
+            moved=float(items[rank != batch.home].sum() / max(items.sum(), 1)),
+            _values=leg("dispatch", items, before, after),
+            _samples=samples,
+            # Outputs take the reverse way of rows per sample, whatever the lengths of the samples.
+            _outputs=replace(samples.inverse, call="combine"),
+        )
 
     def close(self) -> None:
-        """Leave no connection. Idempotent."""
+        """Close all connections. Idempotent."""
         if self._group is not None:
             self._group.close("closed its Dispatcher")
 
@@ -107,12 +158,13 @@ class Dispatcher:
         """int64 [W] samples, int64 [K, N] lengths of the global batch, by home rank."""
         if self._group is None:
             return np.array([mine.shape[1]]), mine
-        named = zlib.crc32("\0".join(keys).encode())
-        words = self._group.all_gather(np.array([_PLAN, self._number, len(keys), named, mine.shape[1]], np.int64))
+        names = zlib.crc32("\0".join(keys).encode())
+        # Two exchanges: the second one needs equal sizes on all ranks, which the first one provides and checks.
+        words = self._group.all_gather(np.array([_PLAN, self._number, len(keys), names, mine.shape[1]], np.int64))
         if (words[:, :4] != words[0, :4]).any():
             raise MismatchError(
                 f"ranks do not plan the same step: on rank {self.context.rank} it is step {self._number} with the keys "
-                f"{keys}; [call, step, keys, their checksum] by rank: {words[:, :4].tolist()}"
+                f"{keys}; [call, step, number of keys, checksum of keys] by rank: {words[:, :4].tolist()}"
             )
         counts = words[:, 4]
         padded = np.zeros((len(keys), int(counts.max())), np.int64)
@@ -122,17 +174,17 @@ class Dispatcher:
         return counts, np.concatenate(parts, axis=1)
 
     def exchange(self, word: np.ndarray, out: Tensor, mine: Tensor, received: list[int], sent: list[int]) -> None:
-        """Items to and from every rank, once all ranks have said the same `word`.
+        """All-to-all of items, after all ranks have sent the same control `word`.
 
-        Sizes that disagree would end the process inside gloo, so ranks that do different things have to be told apart
-        before.
+        The word is compared first, because sizes that disagree between ranks end the process inside gloo.
         """
         if self._group is None:
             out.copy_(mine)
             return
         words = self._group.all_gather(word)
         if (words != words[0]).any():
-            raise MismatchError(f"ranks are at different exchanges: {'; '.join(map(_said, words.tolist()))} (by rank)")
+            calls = "; ".join(map(_describe, words.tolist()))
+            raise MismatchError(f"ranks are at different exchanges: {calls} (by rank)")
         if out.device.type == "cpu":
             self._group.all_to_all(out, mine, received, sent)
         else:
@@ -141,11 +193,11 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Leg:
-    """One way: pack, exchange, unpack. sent, received: [W] items."""
+    """One direction of a move: pack, exchange, unpack. sent, received: [W] items."""
 
     dispatcher: Dispatcher = field(repr=False)
     step: int
-    plan: int  # checksum
+    plan: int  # checksum of the ranks of all samples
     call: str
     pack: Ranges
     sent: list[int]
@@ -153,10 +205,10 @@ class _Leg:
     unpack: Ranges
 
     def run(self, values: Tensor, *, back: bool) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad():  # `_Exchange` defines the backward
             mine = self.pack.apply(values)
             out = torch.empty((sum(self.received), *values.shape[1:]), dtype=values.dtype, device=values.device)
-            word = np.array([_CALLS.index(self.call), self.step, self.plan, back, _width(values)])
+            word = np.array([_CALLS.index(self.call), self.step, self.plan, back, _item_bytes(values)])
             self.dispatcher.exchange(word, out, mine, self.received, self.sent)
             return self.unpack.apply(out)
 
@@ -167,14 +219,14 @@ class _Leg:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Handle:
-    """Where one step's samples are before and after; reusable.
+    """The placement of one step's samples before and after balancing; reusable.
 
     Attributes:
-        keys: K.
+        keys: [K].
         lengths: int64 [K, m], of this rank's samples after balancing, in order of (home rank, row).
-        items: [K] sums of these lengths, known without waiting for the device.
-        origin: int64 [m, 2], home rank and row of each of them.
-        straggler_before, straggler_after: planned share of waiting, if the planner says.
+        items: [K] sums of these lengths, on the host.
+        origin: int64 [m, 2], home rank and row of each of these samples.
+        straggler_before, straggler_after: planned share of waiting, None if the planner does not compute it.
         moved: share of the global batch's items that change rank.
     """
 
@@ -198,19 +250,19 @@ class Handle:
 def dispatch(values: Tensor, handle: Handle) -> Tensor:
     """[U, ...] the values of this rank's samples after balancing, from [T, ...]; both key-major.
 
-    Differentiable: gradients go home. Raises ValueError for another number of items than was planned, MismatchError
-    where ranks are at different exchanges, PeerError where one is gone.
+    Differentiable: gradients return to the home rank. Raises ValueError for another number of items than was planned,
+    MismatchError if ranks are at different exchanges, PeerError if a rank is lost.
     """
     return _Exchange.apply(values, handle._values)
 
 
 def dispatch_samples(rows: Tensor, handle: Handle) -> Tensor:
-    """[m, ...] from [n, ...]: what belongs to samples as a whole, such as dense features. As `dispatch` otherwise."""
+    """[m, ...] from [n, ...]: one row per sample, such as dense features. Otherwise as `dispatch`."""
     return _Exchange.apply(rows, handle._samples)
 
 
 def combine(outputs: Tensor, handle: Handle) -> Tensor:
-    """[n, ...] from [m, ...]: one row per sample goes home, to the place of the sample. As `dispatch` otherwise."""
+    """[n, ...] from [m, ...]: returns one row per sample to its home rank and row. Otherwise as `dispatch`."""
     return _Exchange.apply(outputs, handle._outputs)
 
 
@@ -222,123 +274,65 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        # Collective: autograd runs it in the same order on every rank only if their graphs are equal. The control word
+        # of the exchange detects ranks that differ.
         return ctx.leg.inverse.run(gradient, back=True), None
 
 
-def _handle(
-    dispatcher: Dispatcher,
-    number: int,
-    keys: tuple[str, ...],
-    everywhere: np.ndarray,
-    counts: np.ndarray,
-    rank: np.ndarray,
-    me: int,
-    device: torch.device,
-    stragglers: tuple[float | None, float | None],
-) -> Handle:
-    """everywhere: int64 [K, N]; counts: int64 [W] samples by home rank; rank: [N] where each goes."""
-    world_size = len(counts)
-    first = np.cumsum(counts) - counts
-    home = np.repeat(np.arange(world_size), counts)
-    mine, here = slice(int(first[me]), int(first[me] + counts[me])), np.flatnonzero(rank == me)
-    came = home[here]
-    before, after, to, of, origin, *ones = _moved_to(
-        device,
-        [
-            everywhere[:, mine],
-            everywhere[:, here],
-            rank[mine],
-            came,
-            np.stack([came, here - first[came]], axis=1),
-            np.ones((1, counts[me]), np.int64),
-            np.ones((1, len(here)), np.int64),
-        ],
-    )
-    digest = zlib.crc32(np.ascontiguousarray(rank, np.int64).tobytes())
-
-    def leg(call: str, items: np.ndarray, lengths: tuple[Tensor, Tensor]) -> _Leg:
-        """items: [N] of each sample; lengths: [K, n] and [K, m], on the device."""
-        sent, received = _sums(rank[mine], items[mine], world_size), _sums(came, items[here], world_size)
-        return _Leg(
-            dispatcher=dispatcher,
-            step=number,
-            plan=digest,
-            call=call,
-            pack=ranged_dispatch(lengths[0], to, items=sum(sent)),
-            sent=sent,
-            received=received,
-            unpack=ranged_combine(lengths[1], of, items=sum(received)),
-        )
-
-    items = everywhere.sum(0)
-    samples = leg("dispatch_samples", np.ones_like(items), (ones[0], ones[1]))
-    return Handle(
-        keys=keys,
-        lengths=after,
-        items=everywhere[:, here].sum(1).tolist(),
-        origin=origin,
-        straggler_before=stragglers[0],
-        straggler_after=stragglers[1],
-        moved=float(items[rank != home].sum() / max(items.sum(), 1)),
-        _values=leg("dispatch", items, (before, after)),
-        _samples=samples,
-        _outputs=replace(samples.inverse, call="combine"),
-    )
-
-
-def _moved_to(device: torch.device, arrays: list[np.ndarray]) -> list[Tensor]:
-    """int64 tensors there, by one copy: each of several would wait for the device."""
+def _to_device(device: torch.device, arrays: list[np.ndarray]) -> list[Tensor]:
+    """int64 tensors on the device, by a single copy: each copy from pageable memory waits for the device."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64))
-    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    tensors = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [tensor.view(array.shape) for tensor, array in zip(tensors, arrays, strict=True)]
 
 
-def _width(values: Tensor) -> int:
-    """Bytes of an item: ranks that send items of another size may not meet."""
+def _item_bytes(values: Tensor) -> int:
+    """Part of the control word, so that ranks with items of different sizes do not start an exchange."""
     return values[:0].flatten(1).shape[1] * values.element_size() if values.dim() > 1 else values.element_size()
 
 
-def _said(word: list[int]) -> str:
-    call, step, plan, back, width = word
-    return f"{_CALLS[call]}{' backward' * back} of step {step} (plan {plan:08x}, {width} bytes an item)"
+def _describe(word: list[int]) -> str:
+    call, step, plan, back, item_bytes = word
+    return f"{_CALLS[call]}{' backward' * back} of step {step} (plan {plan:08x}, {item_bytes} bytes an item)"
 
 
-def _sums(rank: np.ndarray, items: np.ndarray, world_size: int) -> list[int]:
+def _items_by_rank(rank: np.ndarray, items: np.ndarray, world_size: int) -> list[int]:
     """[W] items of the samples of each rank."""
+    # Not numpy.bincount: it adds weights in float64.
     total = torch.zeros(world_size, dtype=torch.int64)
     return total.index_add_(0, *map(torch.from_numpy, (rank.astype(np.int64), items))).tolist()
 
 
-def _table(lengths: Mapping[str, Tensor]) -> np.ndarray:
+def _length_table(lengths: Mapping[str, Tensor]) -> np.ndarray:
     """int64 [K, n]."""
     if not lengths:
         raise ValueError("lengths is empty: name at least one key")
-    shapes = {key: list(given.shape) for key, given in lengths.items()}
+    shapes = {key: list(tensor.shape) for key, tensor in lengths.items()}
     if any(len(shape) != 1 or shape != next(iter(shapes.values())) for shape in shapes.values()):
         raise ValueError(f"lengths must be [n] for every key, with the same n: {shapes}")
-    if any(given.is_floating_point() for given in lengths.values()):
-        raise TypeError(f"lengths must be integers: { {key: given.dtype for key, given in lengths.items()} }")
+    if any(tensor.is_floating_point() for tensor in lengths.values()):
+        raise TypeError(f"lengths must be integers: { {key: tensor.dtype for key, tensor in lengths.items()} }")
     return torch.stack(list(lengths.values())).cpu().numpy().astype(np.int64)
 
 
 class EmbeddingBalance:
-    """Balance the dense part of a model: its inputs are moved after the look-up, its outputs come home.
+    """Balances the dense part of a model: moves its inputs after the lookup, and returns its outputs to the home ranks.
 
         with EmbeddingBalance(model.embeddings, model.dense) as balanced:
             for batch in loader:
                 rows = model.embeddings(batch.features)         # of this rank's samples after balancing
                 logits = model.dense(rows, balanced.move(batch.dense))   # of the samples of `batch`
-                loss = criterion(logits, batch.labels)          # labels and loss stay at home
+                loss = criterion(logits, batch.labels)          # labels and loss do not move
 
-    embedding: a module whose output, or what its awaitable gives, is a dict of JaggedTensors, such as a sharded
-    EmbeddingCollection. dense: a module that treats every sample alone and whose output is a tensor [m, ...] with one
-    row per sample, or a tuple or dict of such. The hooks last as long as the block; every forward of `embedding` plans
-    anew. Collective and blocking: see `fsdata.embedding.embedding_balance`.
+    embedding: a module whose output, or the result of its awaitable, is a dict of JaggedTensors, such as a sharded
+    EmbeddingCollection. dense: a module that computes every sample independently and whose output is a tensor [m, ...]
+    with one row per sample, or a tuple or dict of such. The hooks are removed at the end of the block; every forward of
+    `embedding` makes a new plan. Collective and blocking: see `fsdata.embedding.embedding_balance`.
 
     process_group: the ranks that share a global batch; default all. timeout_s: how long a rank waits for another.
 
-    Raises ValueError without torch.distributed, and for a Balance with autotune or method="auto", which need a
-    loader's reports.
+    Raises ValueError without torch.distributed, and for a Balance with autotune or method="auto", which need the
+    compute times that a loader measures.
     """
 
     def __init__(
@@ -353,7 +347,8 @@ class EmbeddingBalance:
         balance = balance or Balance()
         if balance.autotune or balance.method == AUTO:
             raise ValueError(
-                'autotune=True and method="auto" need the compute times that a loader is told: leave them off here'
+                'autotune=True and method="auto" need the compute times that a loader measures: EmbeddingBalance does '
+                "not support them"
             )
         make_ready(BALANCING)
         compile_kernel(ranges.copy_all)
@@ -366,11 +361,14 @@ class EmbeddingBalance:
         )
         self._hooks: list[RemovableHandle] = []
         self.handle: Handle | None = None
-        """Of the last forward of `embedding`: lengths, origin and planned straggler share."""
+        """The plan of the last forward of `embedding`."""
 
     def __enter__(self) -> Self:
         embedding, dense = self._modules
-        self._hooks = [embedding.register_forward_hook(self._moved), dense.register_forward_hook(self._home)]
+        self._hooks = [
+            embedding.register_forward_hook(self._dispatch_embeddings),
+            dense.register_forward_hook(self._combine_outputs),
+        ]
         return self
 
     def __exit__(
@@ -383,33 +381,36 @@ class EmbeddingBalance:
     def move(self, rows: torch.Tensor) -> torch.Tensor:
         """[m, ...] from [n, ...]: other inputs of the dense module, one row per sample. After the embeddings' forward.
 
-        Raises RuntimeError before it.
+        Raises RuntimeError before the first one.
         """
-        return dispatch_samples(rows, self._planned())
+        return dispatch_samples(rows, self._current_plan())
 
-    def _moved(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        found = output.wait() if hasattr(output, "wait") else output
-        if not isinstance(found, dict) or not all(hasattr(jagged, "lengths") for jagged in found.values()):
+    def _dispatch_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        embeddings = output.wait() if hasattr(output, "wait") else output
+        if not isinstance(embeddings, dict) or not all(hasattr(jagged, "lengths") for jagged in embeddings.values()):
             raise TypeError(
-                f"{type(module).__name__} gave a {type(found).__name__}: EmbeddingBalance moves dicts of JaggedTensors"
+                f"{type(module).__name__} returned a {type(embeddings).__name__}: EmbeddingBalance moves dicts of "
+                "JaggedTensors"
             )
-        self.handle = handle = self._dispatcher.plan({key: jagged.lengths() for key, jagged in found.items()})
-        values = dispatch(torch.cat([jagged.values() for jagged in found.values()]), handle)
-        parts = values.split(handle.items)
+        self.handle = handle = self._dispatcher.plan({key: jagged.lengths() for key, jagged in embeddings.items()})
+        # All keys in one exchange: the concatenation is key-major, as `dispatch` needs it.
+        values = dispatch(torch.cat([jagged.values() for jagged in embeddings.values()]), handle)
         return {
-            key: type(jagged)(values=part, lengths=lengths)
-            for (key, jagged), part, lengths in zip(found.items(), parts, handle.lengths, strict=True)
+            key: type(jagged)(values=own, lengths=lengths)
+            for (key, jagged), own, lengths in zip(
+                embeddings.items(), values.split(handle.items), handle.lengths, strict=True
+            )
         }
 
-    def _home(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        handle = self._planned()
+    def _combine_outputs(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        handle = self._current_plan()
         if isinstance(output, dict):
             return {name: combine(tensor, handle) for name, tensor in output.items()}
         if isinstance(output, tuple):
             return tuple(combine(tensor, handle) for tensor in output)
         return combine(output, handle)
 
-    def _planned(self) -> Handle:
+    def _current_plan(self) -> Handle:
         if self.handle is None:
-            raise RuntimeError("nothing is planned yet: the embedding module's forward comes first")
+            raise RuntimeError("there is no plan yet: run the forward of the embedding module first")
         return self.handle

@@ -10,29 +10,30 @@ from fsdata.sources.source import Growing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(Growing):
-    """New files of a folder or glob are read when they have come, each file once.
+    """Reads new files of a folder or glob as they arrive, each file once.
 
-    The files that are there at one time make an *extension* of the data: its row groups are dealt out, shuffled if the
-    loader shuffles, and read like those of an epoch, and rows that do not fill a global batch wait for the next
-    extension. All ranks take the same files in the same order: rank 0 looks, and tells the others between two steps.
+    The new files that are found at one time make an *extension* of the data: its row groups are dealt to the ranks,
+    shuffled if the loader shuffles, and read like those of an epoch. Rows that do not fill a global batch are read with
+    the next extension. All ranks read the same files in the same order: rank 0 looks for them, and sends their names to
+    the others between two steps.
 
-    A file that comes behind others that were read already (a smaller path, or older times) is late: it is read with the
-    next extension, and a warning is logged.
+    A file is late if files behind it in the order were already read (with a larger path, or newer times): it is read
+    with the next extension, and a warning is logged.
 
     Args:
-        by: `"path"`: in the order of their paths, as far as all before them are whole; for names that ascend, such as
-            `day=2026-11-23/part-0001.parquet`. `"time"`: in the order of their largest `Schema.time`, by the
-            statistics in their footers.
-        lag: how much later than its place in the order a file may come. By path: a file is read when it was not changed
-            for so long. By time: when another file has times that are later by so much; a number without unit counts
-            in the units of the time column. "90s", "10m", "1.5h", "2d".
-        idle: end the epoch when nothing new has come for so long; None never ends it. Files that wait by time are read
-            before the end, and one that is still not whole is an error that names it.
-        every: how often to look.
-        at_most: files of one extension. Where many are there already, they are several extensions.
+        by: `"path"`: in the order of paths, as long as all files before them are whole; for ascending names such as
+            `day=2026-11-23/part-0001.parquet`. `"time"`: in the order of their largest `Schema.time`, by the statistics
+            in their footers.
+        lag: how long files may arrive later than their position in the order. By path: a file is read once it has not
+            been modified for this time. By time: once another file has times that are later by this time; a number
+            without unit is in the unit of the time column. "90s", "10m", "1.5h", "2d".
+        idle: end the epoch when no new file has come for this time; None never ends it. Files deferred by their times
+            are read before the end, and one that is still not whole is an error that names it.
+        every: interval between two looks for new files.
+        at_most: the most files of one extension; more files become several extensions.
 
     Raises:
-        SchemaError: a value that is none of these.
+        SchemaError: a value is out of range.
     """
 
     by: Literal["path", "time"] = "path"

@@ -1,11 +1,14 @@
-"""The steps of data that grows: those of one segment after another, and between them what all ranks agree on."""
+"""The node behind the steps of followed data: yields those of one segment after another, the same on all ranks.
+
+Rank 0 alone looks at the folder. Between two segments ranks exchange one message per tick: rank 0 sends the next files,
+if there are any, and every rank learns whether another one has failed or left.
+"""
 
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from fsdata.growing.segment import FOLLOWS, FileAt
+from fsdata.growing.segment import FileAt
 from fsdata.growing.watcher import News, Watcher
 from fsdata.nodes.node import Node
 from fsdata.nodes.status_exchange import StatusExchange, failures_reported_to_peers
@@ -17,33 +20,35 @@ _TICK_S = 1.0
 
 
 class Followed(Node[Step]):
-    """The steps of `source`, without an end until nothing new has come for a while. Blocks until there is data.
+    """The steps of `source`, segment by segment, until no new file has come for a while. Blocks until there is data.
 
-    A segment ends before a step for which some rank has too few rows: what is left goes into the next segment. Then
-    rank 0 says in a tick, about once a second, which files come next, that nothing has come, or that this is the end.
+    A segment ends before a step for which some rank has too few rows; these rows begin the next segment. Then rank 0
+    sends in a tick, about once a second, the next files, or that there are none yet, or that this is the end.
 
     Args:
         source: `LocalSteps` or `BalancedSteps`.
-        timeout_s: how long this rank waits for others between segments; making it is collective where there are some.
-        alive: whether anything still needs these steps: else there is no waiting for data.
+        timeout_s: how long this rank waits for others between segments. With several ranks the constructor is
+            collective.
+        alive: whether these steps are still needed; if not, the node does not wait for data.
     """
 
     def __init__(
         self, source: Node[Step], *, timeout_s: float = 300.0, alive: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(source, begins_segments=True)
+        source.job.begin_by_segments()  # before this node joins: it begins the segments itself
+        super().__init__(source)
         self._steps: Steps = source.source
         self._data = self.units.data
         context = self.units.context
         self._world_size = context.world_size
-        self._exchange = self.job.exchange
-        if self._world_size > 1:
-            self._exchange = self.job.connect(context, FOLLOWS, timeout_s, StatusExchange)
         self._alive = alive
         self._stopped = threading.Event()
         self._watcher: Watcher | None = None
         self._progress = Progress.start(0, self._world_size)
         self._begun = self._ended = False
+        # Last: if it fails, the job is closed, and this node with it.
+        if self._world_size > 1:
+            self.job.connect(context, "a followed source", timeout_s, StatusExchange)
 
     def place(self) -> Progress:
         return self._progress
@@ -57,10 +62,10 @@ class Followed(Node[Step]):
             self._watcher = self._data.watcher(None if progress.segment is None else progress.segment.seen)
 
     def next(self) -> Step:
-        """Raises StopIteration at the end, and where this rank is stopped."""
+        """Raises StopIteration at the end of the epoch, and if `on_stop` was called."""
         try:
-            if not self._begun and self._progress.segment is not None:
-                self._enter(News((), {}), hold=True)
+            if not self._begun and self._progress.segment is not None:  # resumed inside a segment
+                self._enter(News((), {}))
             while not self.job.over:
                 step = self._step() if self._begun else None
                 if step is not None:
@@ -75,16 +80,13 @@ class Followed(Node[Step]):
         raise StopIteration
 
     def on_stop(self) -> None:
-        """Wait for no further data: `next` ends soon."""
+        """From another thread: `next` ends soon instead of waiting for data."""
         self._stopped.set()
 
     def on_end(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-
-    def on_close(self) -> None:
-        self.on_end()
 
     def _step(self) -> Step | None:
         try:
@@ -95,46 +97,51 @@ class Followed(Node[Step]):
         return step
 
     def _extended(self) -> bool:
-        """Wait for the next segment, or the end; False if this rank is stopped."""
+        """Wait for the next segment, or the end; False if `on_stop` was called."""
         while not self._stopped.is_set() and self._alive():
             news = self._tick()
             if news is None:
                 continue
             self._ended = not news.files
-            self._enter(news, hold=not self._ended)
+            self._enter(news)
             return True
         return False
 
-    def _enter(self, news: News, *, hold: bool) -> None:
-        """Go on with these files; no rank does before all have opened theirs."""
-        with failures_reported_to_peers(self._exchange, self._status()):
+    def _enter(self, news: News) -> None:
+        """Begin the segment of these files, after all ranks have opened them; at the end that of the rows left."""
+        exchange = self.job.exchange
+        with failures_reported_to_peers(exchange, self._status()):
             if news.files:
                 self._progress = self._data.extended(self._progress, news.files, news.seen, self._world_size)
             if self._progress.segment is not None:
                 self._data.enter(self._progress, self._world_size)
-        if self._exchange is not None:
-            self._exchange.agree(self._status())
+        if exchange is not None:
+            exchange.agree(self._status())  # raises on all ranks if one could not open its files
         if self._progress.segment is None:
-            return
+            return  # the epoch ends without any file
         if not self._alive():
-            raise RuntimeError("the loader is gone")  # no loop waits for a step any more
-        self._steps.defer_short_step = hold
+            # The user dropped the loader while this thread waited: nothing would use, or end, the work begun here.
+            raise RuntimeError("the loader no longer exists")
+        # At the end there is no further segment that could begin with the rows of a short step: it is yielded.
+        self._steps.defer_short_step = not self._ended
         self.job.begin_segment(self._progress)
         self._begun = True
-        if self._watcher is not None and hold:
-            self._watcher.look_ahead()
+        if self._watcher is not None and not self._ended:
+            self._watcher.prefetch()
 
     def _tick(self) -> News | None:
-        with failures_reported_to_peers(self._exchange, self._status()):
-            mine = None if self._watcher is None else self._watcher.poll(_TICK_S, self._stopped)
-        if self._exchange is None:
-            return mine
-        text = b"" if mine is None else json.dumps([[file.state() for file in mine.files], mine.seen]).encode()
-        said: list[Any] = self._exchange.gather(text, self._status())
-        if not said[0]:
+        """The next files, on all ranks; None: there are none yet."""
+        exchange = self.job.exchange
+        with failures_reported_to_peers(exchange, self._status()):
+            news = None if self._watcher is None else self._watcher.poll(_TICK_S, self._stopped)
+        if exchange is None:
+            return news
+        text = b"" if news is None else json.dumps([[file.state() for file in news.files], news.seen]).encode()
+        received = exchange.gather(text, self._status())[0]  # from rank 0
+        if not received:
             return None
-        files, seen = json.loads(said[0])
-        return News(tuple(map(FileAt.of_state, files)), seen)
+        files, seen = json.loads(received)
+        return News(tuple(map(FileAt.from_state, files)), seen)
 
     def _status(self) -> StatusWord:
         return StatusWord(epoch=self._progress.epoch, step=self._progress.step)

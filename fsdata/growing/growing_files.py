@@ -88,4 +88,4 @@ class GrowingFiles(SourceFiles):
     def named(self, names: Sequence[str]) -> FileList:
         """Files below the root, by name."""
         system, root = self.root
-        return FileList.of(((system, root + name, UNKNOWN) for name in names), root)
+        return FileList.from_entries(((system, root + name, UNKNOWN) for name in names), root)

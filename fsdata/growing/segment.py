@@ -1,8 +1,8 @@
-"""A stretch of data that is followed: the row groups of one extension, and what was left of the stretch before.
+"""A segment of followed data: the row groups of one extension, after the rows that were left of the segment before.
 
-Units are counted from the beginning of the job and keep their numbers, so that a shuffled window gives its rows in the
-same order in whichever stretch they are read. A stretch is dealt like an epoch; what is left of it, less than a global
-batch, comes first in the next one.
+A segment is dealt like an epoch. The rows left at its end, less than a global batch, begin the next segment. Units are
+numbered from the beginning of the job and keep their numbers, because the order of the rows of a shuffled window
+depends on them: it is the same in whichever segment they are read.
 
 Letters: U units of the extension, W ranks.
 """
@@ -17,10 +17,6 @@ from fsdata.order.deal import deal, permutation
 from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
 
 VERSION = 2
-FOLLOWS = "a source that is followed"  # why ranks meet in every step
-_NONE = np.empty(0, np.int64)
-_NOTHING = grouped(_NONE, _NONE, _NONE, 1)
-
 
 SideFile = tuple[int, str, str]
 """A file of a late side table: number of the join, name, digest of the footer."""
@@ -28,7 +24,7 @@ SideFile = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class FileAt:
-    """A file by its name and the digest of its footer in hex; `sides`: where the matches of its rows are."""
+    """A file by its name and the digest of its footer in hex. sides: the files with the matches of its rows."""
 
     name: str
     digest: str
@@ -38,15 +34,15 @@ class FileAt:
         return [self.name, self.digest, *([list(map(list, self.sides))] if self.sides else [])]
 
     @classmethod
-    def of_state(cls, state: Sequence[Any]) -> "FileAt":
-        name, digest, *sides = state
-        of = tuple((int(join), str(file), str(its)) for join, file, its in (sides[0] if sides else ()))
-        return cls(str(name), str(digest), of)
+    def from_state(cls, state: Sequence[Any]) -> "FileAt":
+        name, digest, *rest = state
+        sides = rest[0] if rest else ()
+        return cls(str(name), str(digest), tuple((int(join), str(file), str(hexed)) for join, file, hexed in sides))
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAt:
-    """Where a unit of an earlier extension is: a row group of a file of the segment."""
+    """The location of a unit of an earlier extension: a row group of a file of the segment."""
 
     unit: int
     file: int
@@ -55,15 +51,15 @@ class UnitAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """What is read between two extensions.
+    """The rows that are read between two extensions.
 
     Attributes:
         number: of the extension, from 0.
         first_unit: the number of its first unit.
-        files: some with rows that were left, then those of the extension, in order.
-        rows: of the extension's files, rows of every row group, 0 if it is left out.
-        rest: the windows that were left.
-        rest_units: where their units are.
+        files: the files with rows left, then those of the extension, in order.
+        rows: for each file of the extension, the rows of every row group; 0 if the group is skipped.
+        rest: the windows left of the segment before.
+        rest_units: the locations of their units.
         seen: which files were read, see `fsdata.growing.watermark`; JSON-able.
     """
 
@@ -78,27 +74,36 @@ class Segment:
     @property
     def new_units(self) -> list[tuple[UnitAt, int]]:
         """The units of the extension and their rows."""
-        old = len(self.files) - len(self.rows)
-        there = [(old + n, group, rows) for n, of in enumerate(self.rows) for group, rows in enumerate(of) if rows]
-        return [(UnitAt(self.first_unit + n, file, group), rows) for n, (file, group, rows) in enumerate(there)]
+        first_file = len(self.files) - len(self.rows)
+        groups = [
+            (file, group, rows)
+            for file, rows_of_groups in enumerate(self.rows, start=first_file)
+            for group, rows in enumerate(rows_of_groups)
+            if rows
+        ]
+        return [(UnitAt(unit, file, group), rows) for unit, (file, group, rows) in enumerate(groups, self.first_unit)]
 
     def streams(self, world_size: int, *, shuffle: bool, shuffle_window: int, seed: int) -> list[Stream]:
-        """Every rank's stream."""
-        unit_rows = np.array([rows for of in self.rows for rows in of if rows], np.int64)
+        """The stream of every rank."""
+        unit_rows = np.array([rows for rows_of_groups in self.rows for rows in rows_of_groups if rows], np.int64)
         count, left = len(unit_rows), len(self.rest)
+        # 3: no other permutation with this seed has this key, see `fsdata.order.deal`.
         order = permutation(count, seed, 0, 3, self.number) if shuffle else np.arange(count)
+        # The spans that are dealt: the windows of `rest`, then the units of the extension, in shuffled order.
         rows = np.concatenate([self.rest.last - self.rest.first, unit_rows[order]])
         size = shuffle_window if shuffle else 1
         streams = []
         for hand in deal(rows, world_size):
-            of_rest = hand.span < left
-            span, start, stop = (of[~of_rest] for of in hand)
+            is_rest = hand.span < left
+            span, start, stop = (column[~is_rest] for column in hand)
             new = grouped(self.first_unit + order[span - left], start, stop, size)
-            streams.append(one_after_another([self.rest.of(*(of[of_rest] for of in hand)), new]))
+            rest = self.rest.of(*(column[is_rest] for column in hand))
+            streams.append(one_after_another([rest, new]))
         return streams
 
     def state(self) -> dict[str, Any]:
-        """JSON-able; see `of_state`."""
+        """JSON-able; see `from_state`."""
+        # The units of the extension are not listed: `files` and `rows` give them, in order.
         return {
             "version": VERSION,
             "number": self.number,
@@ -114,18 +119,21 @@ class Segment:
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> "Segment":
-        """Raises KeyError, TypeError or ValueError if it is not one."""
+    def from_state(cls, state: dict[str, Any]) -> "Segment":
+        """Raises KeyError, TypeError or ValueError if `state` is not the state of a segment."""
         if state["version"] != VERSION:
-            raise ValueError(f"a place in data that grows of version {state['version']}, this one reads {VERSION}")
+            raise ValueError(
+                f"the segment of a followed source has version {state['version']}, this fsdata reads version {VERSION}"
+            )
         windows = [(int(first), int(last), pieces) for first, last, pieces in state["rest"]]
-        pieces = np.array([piece for _, _, of in windows for piece in of], np.int64).reshape(-1, 3).T
-        ends = np.cumsum([len(of) for _, _, of in windows], dtype=np.int64)
+        pieces = np.array([piece for _, _, of_window in windows for piece in of_window], np.int64).reshape(-1, 3).T
+        counts = np.array([len(of_window) for _, _, of_window in windows], np.int64)
+        ends = np.cumsum(counts)
         rest = Stream(
             unit=pieces[0],
             start=pieces[1],
             stop=pieces[2],
-            begins=ends - np.array([len(of) for _, _, of in windows], np.int64),
+            begins=ends - counts,
             ends=ends,
             first=np.array([first for first, _, _ in windows], np.int64),
             last=np.array([last for _, last, _ in windows], np.int64),
@@ -133,7 +141,7 @@ class Segment:
         return cls(
             number=int(state["number"]),
             first_unit=int(state["first_unit"]),
-            files=tuple(map(FileAt.of_state, state["files"])),
+            files=tuple(map(FileAt.from_state, state["files"])),
             rows=tuple(tuple(map(int, rows)) for rows in state["rows"]),
             rest=rest,
             rest_units=tuple(UnitAt(int(unit), int(file), int(group)) for unit, file, group in state["rest_units"]),
@@ -142,5 +150,6 @@ class Segment:
 
 
 def rest_of(streams: Sequence[Stream]) -> Stream:
-    """What every rank has left, as one stream."""
-    return compact(in_turn(streams)) if streams else _NOTHING
+    """The rows left in the streams of all ranks, as one stream. streams: empty before the first segment."""
+    none = np.empty(0, np.int64)
+    return compact(in_turn(streams)) if streams else grouped(none, none, none, 1)

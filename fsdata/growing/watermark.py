@@ -1,6 +1,6 @@
-"""Which files of a growing folder may be read next, and which were read already; no file is opened here.
+"""The rules by which files of a growing folder are read next (pure planning; no file is opened here).
 
-Files have an order, by path or by their latest time. What was taken is known by its name.
+Files are ordered by path, or by their latest time. A file that was taken for an extension is remembered by its name.
 """
 
 from base64 import b64decode, b64encode
@@ -12,22 +12,22 @@ from typing import Any, Literal
 from fsdata.catalog.listing.file_list import FileList
 
 EARLIEST = -(2**63)
-_BYTES = 8  # of a name
+_DIGEST_BYTES = 8  # a state has one digest per file, and must stay small
 Key = tuple[int, str]
-"""The place of a file in the order: its latest time (0 by path), and its name."""
+"""The position of a file in the order: its latest time (0 by path), and its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A file that was found.
+    """A file that was found in the folder.
 
     Attributes:
-        modified: when it was changed last, ns; not later than it was found, and then where its store does not say it.
-        stamp: its size and time of modification as the store says them: others say that it was changed.
-        whole: it has a footer; None: nobody has looked; False: it had none when somebody looked.
+        modified: time of the last modification, ns, see `modified_at`.
+        stamp: size and time of modification in the listing of the store: they differ after the file was changed.
+        whole: it has a footer; False: it had none when it was last opened; None: it was not opened yet.
         time: its latest time, ns or the unit of an integer column; by path 0, without rows `EARLIEST`.
-        matched: its rows wait for no late side table.
-        empty: it has no rows, so it comes late nowhere.
+        matched: its rows need not wait for a late side table.
+        empty: it has no rows, so it is never reported as late.
     """
 
     name: str
@@ -45,11 +45,13 @@ class Arrived:
 
 @dataclass(slots=True)
 class Taken:
-    """What was taken: whether a file was is never guessed.
+    """The files that were taken for an extension.
+
+    All names are stored, not only the last position: a late file with a smaller position has not been taken.
 
     Attributes:
-        names: a digest of the name of each, 8 bytes.
-        upto: the last one in order.
+        names: digests of their names.
+        upto: the last position that was taken.
     """
 
     names: set[bytes] = field(default_factory=set)
@@ -59,21 +61,22 @@ class Taken:
         return _digest(name) in self.names
 
     def add(self, names: Iterable[str], upto: Key) -> None:
-        """upto: the last of them in order."""
+        """upto: the position of the last of them."""
         self.names |= set(map(_digest, names))
         self.upto = max(self.upto, upto)
 
     def absent(self, there: Iterable[str]) -> set[bytes]:
-        """The digests of those that are not there."""
+        """The digests of taken files that are not `there`."""
         return self.names - set(map(_digest, there))
 
     def state(self) -> dict[str, Any]:
         return {"names": b64encode(b"".join(sorted(self.names))).decode(), "upto": list(self.upto)}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> "Taken":
-        raw, (time, name) = b64decode(state["names"], validate=True), state["upto"]
-        return cls({raw[at : at + _BYTES] for at in range(0, len(raw), _BYTES)}, (int(time), str(name)))
+    def from_state(cls, state: Mapping[str, Any]) -> "Taken":
+        digests, (time, name) = b64decode(state["names"], validate=True), state["upto"]
+        starts = range(0, len(digests), _DIGEST_BYTES)
+        return cls({digests[start : start + _DIGEST_BYTES] for start in starts}, (int(time), str(name)))
 
 
 def stamps_of(files: FileList) -> dict[str, tuple[int, int]]:
@@ -82,39 +85,44 @@ def stamps_of(files: FileList) -> dict[str, tuple[int, int]]:
 
 
 def modified_at(stamp: tuple[int, int], found: int) -> int:
-    """`Arrived.modified` of a file that was found with this stamp at this time, ns.
+    """`Arrived.modified` of a file that was first found with this stamp at the time `found`, ns.
 
-    A clock that is ahead gives times to come, and some stores give none (0).
+    Never later than `found`: the clock of a store may be ahead. Some stores state no time (0).
     """
     return min(stamp[1] or found, found)
 
 
 def _digest(name: str) -> bytes:
-    return blake2b(name.encode(), digest_size=_BYTES).digest()
+    return blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def next_to_look_at(files: Sequence[Arrived], *, by: Literal["path", "time"], before: int) -> list[str]:
-    """Names of the files to be opened now. `files`: those that were not taken; `before`: changed no later, ns."""
+def files_to_open(files: Sequence[Arrived], *, by: Literal["path", "time"], before: int) -> list[str]:
+    """Names of the files whose footers are to be read now. files: all that were not taken. before: see
+    `files_to_read`."""
     settled = [file for file in files if file.modified <= before] if by == "path" else files
     return [file.name for file in settled if not file.whole]
 
 
-def visible(
+def files_to_read(
     files: Sequence[Arrived], taken: Taken, *, by: Literal["path", "time"], before: int, latest: int | None
 ) -> list[Arrived]:
     """The files that may be read now, in order.
 
-    By path: those changed no later than `before` (ns), as far as all files before them are whole. By time: whole files
-    whose times are not later than `latest`; None: all whole files. Files that wait for matches let no others pass. Late
-    ones wait for nobody.
+    A file that may not be read yet blocks the files behind it, except by time a file that is not whole, as its position
+    is unknown. Late files block no others.
+
+    Args:
+        files: all that were not taken.
+        before: by path, ns: a file modified later may still change.
+        latest: by time: files with later times may still be preceded by others. None: there is no such limit.
     """
-    found = []
+    readable = []
     for file in sorted(files, key=lambda file: file.key):
         if by == "time" and not file.whole:
             continue
-        in_time = file.modified <= before if by == "path" else latest is None or file.time <= latest
-        if file.whole and file.matched and in_time:
-            found.append(file)
+        settled = file.modified <= before if by == "path" else latest is None or file.time <= latest
+        if file.whole and file.matched and settled:
+            readable.append(file)
         elif file.key > taken.upto:
-            break
-    return found
+            break  # files behind it would be read before it, and make it late
+    return readable

@@ -1,4 +1,5 @@
-"""Rows that are events of a table of histories: found once per host, and put into columns where they are read.
+"""`AsOf.anchors`: rows that are events of a table of histories. They are selected once per host; their columns are
+gathered from the table when they are read.
 
 Letters: E events, K keys, A anchors (the events that are rows), T windows of time.
 """
@@ -27,24 +28,24 @@ from fsdata.histories.spill_buffer import SpillBuffer
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 
-_FEWEST, _MOST = 256, 4096  # rows that are read at once, as a row group of a file is
-_GROUPS = 64  # of a window of time with fewer rows: so finely can a share of it be shuffled
-_CHUNK = 1 << 18  # events or anchors that are looked at together
-_SORTED = 1 << 24  # anchors that are sorted in memory
-_MOST_WINDOWS = 1 << 22  # of time
+_FEWEST, _MOST = 256, 4096  # rows of a group, which takes the place of a row group of a file
+_GROUPS = 64  # groups of a short window of time: the granularity of dealing to ranks and of shuffling
+_CHUNK = 1 << 18  # events or anchors that are processed together
+_SORTED = 1 << 24  # anchors that are sorted at once in memory; more are first distributed to stretches of time
+_MOST_WINDOWS = 1 << 22  # of time: each takes memory in every process
 _ROWS, _WINDOWS = "rows", "windows"
 _VERSION = 1  # of the arrays that processes share
 
 
 class EventGroups(Groups):
-    """Anchors as row groups; none lies in two windows of time.
+    """Anchors as row groups. A group belongs to one window of time.
 
     Attributes:
-        row_counts: int64 [groups]. ends: int64 [T], the groups of each window end there.
+        row_counts: int64 [groups]. ends: int64 [T], number of groups up to the end of each window.
     """
 
     def __init__(self, source: int, windows: np.ndarray) -> None:
-        """windows: int64 [T + 1], the anchors of each."""
+        """windows: int64 [T + 1], the first anchor of each window, and the number of all anchors."""
         rows = np.diff(windows)
         size = np.clip(-(-rows // _GROUPS), _FEWEST, _MOST)
         counts = -(-rows // size)
@@ -62,20 +63,21 @@ class EventGroups(Groups):
 
 
 class EventRows(BatchReader):
-    """The anchors of a source, bound to the fields that are wanted. Thread-safe after construction.
+    """The anchors of a source, bound to the wanted fields. Thread-safe after construction.
 
-    Making it finds them, or maps those that another process of this host has found.
+    The constructor selects the anchors, or maps the arrays of another process of this host that has selected them.
 
     Attributes:
         catalog: of the files of the table.
-        windows: int64 [T + 1], where the anchors of each window of time begin; all are one window without.
+        windows: int64 [T + 1], the first anchor of each window of time, and the number of all anchors; one window
+            without `time_window`.
 
     Args:
         attached: the opened tables of the source, the histories first.
-        others: see `SourceFiles`.
+        index, label, notes: see `SourceFiles`.
 
     Raises:
-        SchemaError: fields cannot be served; see `open_source`.
+        SchemaError: fields cannot be bound; see `open_source`.
     """
 
     groups: EventGroups
@@ -94,12 +96,14 @@ class EventRows(BatchReader):
         self._events = events = source.events
         table = attached[0]
         assert isinstance(table, HistoryTable)
-        lookups = [each for each in attached if isinstance(each, LookupTable)]
+        lookups = [stage for stage in attached if isinstance(stage, LookupTable)]
         begin = time.perf_counter()
         super().__init__(source, label, notes)
         self._table = table
         self.catalog = table.catalog
-        self._found = {name: each for each in lookups for name in each.join.fields if each.join.on in table.lists}
+        self._lookups = {
+            name: lookup for lookup in lookups for name in lookup.join.fields if lookup.join.on in table.lists
+        }
         self.source = _with_lists_of_one(source, wanted, self._names)
         schema = pa.schema([(name, self._type(name)) for name in self._names])
         self.kinds = [bind_rows(self.source, wanted, schema, label)]
@@ -107,7 +111,7 @@ class EventRows(BatchReader):
         name = f"events{blake2b(repr(contents).encode(), digest_size=16).hexdigest()}"
         self._shared = SharedArrays(
             name,
-            _Finding(table, events).arrays,
+            _AnchorSelection(table, events).arrays,
             f"{label}, its rows",
             on_disk=table.join.bucketed is not None,
         )
@@ -124,32 +128,32 @@ class EventRows(BatchReader):
 
     @property
     def known(self) -> dict[str, Counted]:
-        """What the integers of the columns of an event count."""
-        found = {name: each.counted[name] for name, each in self._found.items() if name in each.counted}
-        return {**found, **self._table.counted}
+        """Column of an event -> the unit of its integers."""
+        units = {name: lookup.counted[name] for name, lookup in self._lookups.items() if name in lookup.counted}
+        return {**units, **self._table.counted}
 
     @property
     def counted(self) -> dict[Field, Counted]:
-        """What the integers of fields count, of those that are columns of an event: results of expressions over events
-        are integers whose unit is not known."""
-        known, (kind,) = self.known, self.kinds
-        found = dict[Field, Counted]()
+        """Field -> the unit of its integers. Only fields that are columns of an event have one: the unit of the result
+        of an expression is unknown."""
+        units, (kind,) = self.known, self.kinds
+        counted = dict[Field, Counted]()
         for binding in kind.bindings:
-            made = self.source.computed.get(binding.field.name)
-            column = (
-                made.columns[0] if made is not None and made.listed and made.form in made.columns else binding.column
-            )
-            if column in known:
-                found[binding.field] = known[column]
-        return found
+            expression = self.source.computed.get(binding.field.name)
+            # A column as a list of one element, see `_with_lists_of_one`, is an expression without an operation.
+            is_column = expression is not None and expression.listed and expression.form in expression.columns
+            column = expression.columns[0] if expression is not None and is_column else binding.column
+            if column in units:
+                counted[binding.field] = units[column]
+        return counted
 
     @property
     def _names(self) -> list[str]:
-        return [self._table.join.on, POSITION, *self._table.lists, *self._found]
+        return [self._table.join.on, POSITION, *self._table.lists, *self._lookups]
 
     def _type(self, name: str) -> pa.DataType:
-        if name in self._found:
-            return pa.float32() if self._found[name].is_float(name) else pa.int64()
+        if name in self._lookups:
+            return pa.float32() if self._lookups[name].is_float(name) else pa.int64()
         if name in self._table.lists:
             return pa.from_numpy_dtype(self._table.values(name).dtype)
         return pa.int64()
@@ -158,30 +162,28 @@ class EventRows(BatchReader):
         return self.faults
 
     def batch(self, group: RowGroup, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
-        """Anchors [start, stop) of all."""
-        return self._batch(self._shared[_ROWS][start:stop], names)
-
-    def _batch(self, events: np.ndarray, names: Sequence[str]) -> pa.RecordBatch:
-        """Some columns of events, int64 [n]."""
+        """Columns of the anchors [start, stop); the numbers count the anchors of all groups."""
         table = self._table
+        events = self._shared[_ROWS][start:stop]
         key = np.searchsorted(table.offsets, events, side="right") - 1
-        found = []
+        columns = []
         for name in names:
             if name == POSITION:
-                found.append(events - table.offsets[key])
+                columns.append(events - table.offsets[key])
             elif name == table.join.on:
-                found.append(table.keys[key])
-            elif name in self._found:
-                lookup = self._found[name]
+                columns.append(table.keys[key])
+            elif name in self._lookups:
+                lookup = self._lookups[name]
+                # A lookup resolves rows of a column: here one row with the ids of all anchors.
                 ids = Column.of(table.values(lookup.join.on)[events].astype(np.int64), width=len(events))
                 dtype = np.float32 if lookup.is_float(name) else np.int64
-                found.append(lookup.over(ids, name).gathered(dtype, np.zeros(1, np.int64)))  # one row has all
+                columns.append(lookup.over(ids, name).gathered(dtype, np.zeros(1, np.int64)))
             else:
-                found.append(table.values(name)[events])
-        return pa.RecordBatch.from_arrays([pa.array(each) for each in found], list(names))
+                columns.append(table.values(name)[events])
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], list(names))
 
     def describe(self) -> dict[str, Any]:
-        """What was found; JSON-able. See `SourceFiles.describe`."""
+        """Sizes and times; JSON-able. See `SourceFiles.describe`."""
         return {
             "files": len(self.catalog),
             "pruned_files": 0,
@@ -199,24 +201,18 @@ class EventRows(BatchReader):
 
 
 def _with_lists_of_one(source: ParquetSource, wanted: Sequence[Field], names: Sequence[str]) -> ParquetSource:
-    """With lists of one element where a field of a sequence or of the candidates is made of one value. names: of the
-    columns of an event; a field without one is bound as a missing column."""
-    lists = [field.name for field in wanted if field.shape == "list"]
-    if not lists:
-        return source
-
+    """The source with lists of one element for fields of a sequence or of the candidates, because columns of an event
+    have one value. names: of the columns of an event; a field without one is bound as a missing column."""
     columns = dict(source.columns)
-    for name in lists:
-        given = columns.get(name, name)
-        if isinstance(given, str) and given not in names:
-            continue
-        made = source.expression_of(name)
-        columns[name] = replace(made, listed=True)
+    for name in (field.name for field in wanted if field.shape == "list"):
+        column = columns.get(name, name)
+        if not isinstance(column, str) or column in names:
+            columns[name] = replace(source.expression_of(name), listed=True)
     return replace(source, columns=columns)
 
 
-class _Finding:
-    """Finds the anchors of a table."""
+class _AnchorSelection:
+    """Selects the anchors of a table."""
 
     def __init__(self, table: HistoryTable, events: Events) -> None:
         self._table = table
@@ -224,45 +220,48 @@ class _Finding:
 
     def arrays(self, scratch: Path | None) -> Arrays:
         """`rows`: int64 [A], the events that are anchors, in the order in which they are read, window after window;
-        `windows`: int64 [T + 1], where those of each window begin. scratch: where they lie until then, if not in
+        `windows`: int64 [T + 1], the first anchor of each window. scratch: a folder for temporary files, None to use
         memory."""
         anchors, first = SpillBuffer(np.dtype(np.int64), scratch and scratch / "anchors"), None
-        inside = self._kept_keys()
+        kept_keys = self._kept_keys()
         for events, key in self._candidates():
+            # The time of the first row is computed before the split, so that all splits have the same windows.
             if self._table.join.time is not None and len(events):
                 earliest = int(self._table.times[events].min())
                 first = earliest if first is None else min(first, earliest)
-            anchors.add(events if inside is None else events[inside[key]])
+            anchors.add(events if kept_keys is None else events[kept_keys[key]])
         rows = anchors.whole()
         width, by_time = self._events.time_window, self._events.order == "time"
         if first is None or (width is None and not by_time):
             return {_ROWS: rows, _WINDOWS: np.array([0, len(rows)])}
         if width is None and len(rows) <= _SORTED:
             return {_ROWS: rows[np.argsort(self._table.times[rows], kind="stable")], _WINDOWS: np.array([0, len(rows)])}
-        last = max((int(self._table.times[some].max()) for some in _chunks(rows)), default=first)
+        last = max((int(self._table.times[chunk].max()) for chunk in _chunks(rows)), default=first)
+        # To sort more anchors by time than fit in memory, they are distributed to stretches of time, which are sorted
+        # one after another.
         stretch = width or (last - first) // (len(rows) // _SORTED + 1) + 1
         number = (last - first) // stretch + 1
         if number > _MOST_WINDOWS:
             unit = "integers" if self._table.integer_times else "nanoseconds"
             raise SchemaError(
                 f"{self._table.label}: anchors(time_window={width}) makes {number} windows of times from {first} to "
-                f"{last}, and at most {_MOST_WINDOWS} can be kept. {self._table.join.time} counts {unit}: give the "
+                f"{last}, and at most {_MOST_WINDOWS} are supported. {self._table.join.time} is in {unit}: give the "
                 "window in the same unit"
             )
-        found, windows = self._by_window(rows, first, stretch, number, scratch)
+        by_window, windows = self._by_window(rows, first, stretch, number, scratch)
         if by_time:
             for begin, end in zip(windows[:-1].tolist(), windows[1:].tolist(), strict=True):
-                some = np.array(found[begin:end])
-                found[begin:end] = some[np.argsort(self._table.times[some], kind="stable")]
-        return {_ROWS: found, _WINDOWS: windows if width else np.array([0, len(rows)])}
+                window = np.array(by_window[begin:end])
+                by_window[begin:end] = window[np.argsort(self._table.times[window], kind="stable")]
+        return {_ROWS: by_window, _WINDOWS: windows if width else np.array([0, len(rows)])}
 
     def _kept_keys(self) -> np.ndarray | None:
-        """bool [K]: whose events may be rows; None: all."""
+        """bool [K]: keys whose events may be rows; None: all."""
         split = self._events.split
         return None if split is None else split.holds(pa.array(self._table.keys))
 
     def _candidates(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(int64 [n], anchors of all keys in order, some at a time; int64 [n], the place of the key of each)."""
+        """Chunks of (int64 [n], the anchors of all keys, ascending; int64 [n], the index of the key of each)."""
         table, condition = self._table, self._events.condition
         for begin in range(0, table.events, _CHUNK):
             end = min(begin + _CHUNK, table.events)
@@ -279,25 +278,27 @@ class _Finding:
     def _by_window(
         self, rows: np.ndarray, first: int, stretch: int, windows: int, scratch: Path | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(the rows, window after window and in their order inside each; int64 [T + 1], where each begins)."""
+        """(the rows, window after window, in stable order; int64 [T + 1], the first row of each window)."""
+        # A counting sort in two passes over chunks: the times of all rows need not fit in memory.
         counts = np.zeros(windows, np.int64)
-        for some in _chunks(rows):
-            counts += np.bincount(self._windows_of(some, first, stretch), minlength=windows)
+        for chunk in _chunks(rows):
+            counts += np.bincount(self._windows_of(chunk, first, stretch), minlength=windows)
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        found = np.empty(len(rows), np.int64)
+        by_window = np.empty(len(rows), np.int64)
         if scratch is not None and len(rows):
-            found = np.memmap(scratch / "by window", np.int64, "w+", shape=len(rows))
-        at = bounds[:-1].copy()
-        for some in _chunks(rows):
-            window = self._windows_of(some, first, stretch)
+            by_window = np.memmap(scratch / "by window", np.int64, "w+", shape=len(rows))
+        next_of = bounds[:-1].copy()
+        for chunk in _chunks(rows):
+            window = self._windows_of(chunk, first, stretch)
             order = np.argsort(window, kind="stable")
-            here, begins, sizes = np.unique(window[order], return_index=True, return_counts=True)
-            found[np.repeat(at[here] - begins, sizes) + np.arange(len(order))] = some[order]
-            at[here] += sizes
-        return found, bounds
+            distinct, begins, sizes = np.unique(window[order], return_index=True, return_counts=True)
+            by_window[np.repeat(next_of[distinct] - begins, sizes) + np.arange(len(order))] = chunk[order]
+            next_of[distinct] += sizes
+        return by_window, bounds
 
     def _windows_of(self, events: np.ndarray, first: int, stretch: int) -> np.ndarray:
-        """int64 [n]: the number of the window of each. Times may lie so far apart that it takes all 64 bits."""
+        """int64 [n]: the number of the window of each event."""
+        # Unsigned: the difference of two int64 may need all 64 bits.
         since = (self._table.times[events] - first).view(np.uint64)
         return (since // np.uint64(stretch)).astype(np.int64)
 

@@ -362,7 +362,7 @@ class _TableReader:
     def _pool_mask(self, events: Mapping[str, np.ndarray]) -> np.ndarray:
         """uint8 [e], bit p set for events of pool p."""
         mask = np.zeros(len(next(iter(events.values()))), np.uint8)
-        for number, pool in enumerate(self._join.of_pools):
+        for number, pool in enumerate(self._join.pool_conditions):
             mask |= where(pool, events).astype(np.uint8) << np.uint8(number)
         return mask
 

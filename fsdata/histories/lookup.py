@@ -1,4 +1,4 @@
-"""`Lookup`: values of a dimension table for every id of a field. Nothing is opened here."""
+"""`Lookup`: values of a dimension table for every id of a field. The object checks its options and opens nothing."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,17 @@ from fsdata.sources.source import Joined, ParquetSource
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Lookup(Joined):
-    """Values of a dimension table for every id of a field: an item's artist and album.
+    """Values of a dimension table for every id of a field, such as an item's artist and album.
 
-    The fields are as long as the one that is looked up: those of a sequence stand beside its events, those of the
-    candidates beside these, those of a context id are context. Values are found where ids are copied into a batch, so
-    nothing of them is stored with the rows. The table is held once per host: as an array by id where ids lie close
-    together, else as a hash table.
+    The fields are as long as the field of ids and belong to the same group: the sequence, the candidates or the
+    context. Values are looked up when ids are copied into a batch, so rows do not store them. The table is in memory
+    once per host: as an array indexed by id where ids are dense, else as a hash table.
 
     Args:
-        source: the dimension table. Its rows must have different keys.
+        source: the dimension table. Its keys must be distinct.
         on: the field whose ids are looked up, and the key column of the table, which `source.columns` may rename.
-        fields: the schema's fields that are found; their columns follow `source.columns`. Of numbers.
-        default: the value of ids that the table does not have, or field -> its value.
+        fields: the schema's fields with the values, all numeric; their columns follow `source.columns`.
+        default: the value for ids that are not in the table, or field -> its value.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -37,7 +36,7 @@ class Lookup(Joined):
     def __post_init__(self) -> None:
         self._check((self.on,), shared=True)
         if self.on in self.fields:
-            raise SchemaError(f"Lookup(on={self.on!r}) looks up its own field: name what is found otherwise")
+            raise SchemaError(f"Lookup(on={self.on!r}) has its own key among its fields: give the field another name")
         by_name = isinstance(self.default, Mapping)
         default = mapping_of("Lookup(default=...)", self.default) if by_name else plain(self.default)
         object.__setattr__(self, "default", default)
@@ -50,27 +49,27 @@ class Lookup(Joined):
                 raise SchemaError(f"Lookup(default=...) is a finite number, got {value!r} for {name!r}")
 
     def check(self, source: ParquetSource, schema: Schema, label: str) -> None:
-        """What is found stands beside the ids that are looked up."""
-        if self.on in found_by_lookups(source):
+        """The values must be in the group of the ids."""
+        if self.on in fields_of_lookups(source):
             raise SchemaError(
-                f"{label}: Lookup(on={self.on!r}) looks up what another Lookup finds, and only ids that rows hold can "
-                "be looked up: join both dimension tables into one"
+                f"{label}: Lookup(on={self.on!r}) has a field of another Lookup as its key, and only ids that rows "
+                "contain can be looked up: join both dimension tables into one"
             )
-        of = {field.name: field for field in fields_of(schema)}
-        found = [of[name] for name in self.fields if name in of]
-        if not found:
+        by_name = {field.name: field for field in fields_of(schema)}
+        fields = [by_name[name] for name in self.fields if name in by_name]
+        if not fields:
             return
-        ids = of.get(self.on)
+        ids = by_name.get(self.on)
         if ids is None or ids.kind not in ("context", "ids"):
             raise SchemaError(
-                f"{label}: Lookup(on={self.on!r}) looks up ids of the schema: one of its context, or a field of a "
-                "sequence or of the candidates"
+                f"{label}: Lookup(on={self.on!r}) needs ids of the schema: a context field, or a field of a sequence "
+                "or of the candidates"
             )
-        for field in found:
+        for field in fields:
             if field.group != ids.group or field.kind not in ("context", "ids", "floats", "id_label", "event_label"):
-                where = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
+                roles = "context" if ids.group is None else f"fields, floats or labels of the sequence {ids.group!r}"
                 raise SchemaError(
-                    f"{label}: Lookup brings {field.name!r}, which has to stand beside {self.on!r}, in {where}"
+                    f"{label}: the field {field.name!r} of a Lookup has to be in the group of {self.on!r}, in {roles}"
                 )
 
     def default_of(self, name: str) -> float:
@@ -78,11 +77,11 @@ class Lookup(Joined):
 
     @property
     def form(self) -> str:
-        """What it says, without its source; for fingerprints."""
-        found = " ".join(f"{name}:{self.default_of(name)!r}" for name in self.fields)
-        return f"lookup {self.on} {found}"
+        """Its options, without its source; for fingerprints."""
+        fields = " ".join(f"{name}:{self.default_of(name)!r}" for name in self.fields)
+        return f"lookup {self.on} {fields}"
 
 
-def found_by_lookups(source: ParquetSource) -> set[str]:
-    """The fields that lookups of a source find."""
-    return {name for each in source.join if isinstance(each, Lookup) for name in each.fields}
+def fields_of_lookups(source: ParquetSource) -> set[str]:
+    """The fields with values of the dimension tables of a source."""
+    return {name for join in source.join if isinstance(join, Lookup) for name in join.fields}

@@ -1,4 +1,4 @@
-"""Which values a column of a table has for a row, where that is found as they are copied: pools, and look-ups."""
+"""`TableResolver`: columns whose values are determined when they are copied, by pools or lookups."""
 
 import numpy as np
 
@@ -7,15 +7,16 @@ from fsdata.histories.kernels import resolve
 
 
 class TableResolver(Resolver):
-    """Of a column of a table of histories with pools, or of a field that is looked up by the ids of a column, or both.
+    """For a column of a table of histories with pools, or a field that is looked up by the ids of a column, or both.
 
     Args:
-        pools: see `fsdata.histories.kernels.histories`; a row begins behind the last event that it may have.
+        pools: see `fsdata.histories.kernels.histories`; the start of a row is the event after the last one that it may
+            see.
         lookup: see `fsdata.histories.kernels.lookups`.
     """
 
     def __init__(self, *, pools: np.ndarray | None = None, lookup: np.ndarray | None = None) -> None:
-        self.pools = pools  # keeps what the table points to
+        self.pools = pools  # a reference, because the table has the address of its memory
         self.table = np.zeros(resolve.SIZE, np.int64)
         if pools is not None:
             self.table[resolve.POOLS] = pools.ctypes.data

@@ -1,4 +1,4 @@
-"""Values that are collected part by part, in memory, or in a file where they may be more than memory holds."""
+"""Collects values of unknown number: in memory, or in a file if they may exceed memory."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from fsdata.decode.block import Column, run
 
 
 class SpillBuffer:
-    """Values of one type. path: the file that holds them; None for memory."""
+    """Values of one type. path: a file for them; None for memory."""
 
     def __init__(self, dtype: np.dtype[Any], path: Path | None) -> None:
         self._dtype = dtype
@@ -26,14 +26,14 @@ class SpillBuffer:
                 file.write(values.data)
 
     def whole(self) -> np.ndarray:
-        """All values, [n], in the order in which they were added. The buffer is empty afterwards."""
+        """All values, [n], in the order in which they were added. In memory, this empties the buffer."""
         if self._path is not None and self._size:  # an empty file cannot be mapped
             return np.memmap(self._path, self._dtype, "r", shape=self._size)
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._dtype), *parts])
 
     def gathered(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The values [start, start + length) of each, one after another; int64 [k] both."""
+        """The values [start, start + length) of each range, concatenated. starts, lengths: int64 [k]."""
         values = self.whole()
         column = Column(run(values.ctypes.data, len(values)), starts, lengths, owners=(values,))
         return column.gathered(self._dtype, np.arange(len(starts)), self._empty(int(lengths.sum())))

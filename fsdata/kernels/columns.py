@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numba import carray
 
-from fsdata.kernels.memory import ask_for, pointer, word_at
+from fsdata.kernels.memory import pointer, prefetch_line, word_at
 from fsdata.kernels.runs import AT, COLUMNS, FINAL, FIRST, FORM, PLAIN, REPEATED
 from fsranks.libraries import kernel
 
@@ -60,63 +60,64 @@ STORED_AS = MappingProxyType(
 )  # fmt: skip
 """The types of memory that can be copied to int64 or float32."""
 
-_ASKED = 1 << 12  # bytes of a list that are prefetched by hand; the hardware prefetcher recognizes the rest as a stream
+_PREFETCHED = 1 << 12  # bytes of a list that are prefetched; the hardware prefetcher recognizes the rest as a stream
 _AHEAD = 8  # rows between a prefetch and its copy: enough for the latency of memory
 
 
 @kernel(inline="always")  # inlined, the loop is compiled for each pair of types and vectorized
-def _converted(to, of):
+def _convert_each(to, source):
     for i in range(len(to)):
-        to[i] = of[i]
+        to[i] = source[i]
 
 
 @kernel
 def copy(target, at, count, itemsize):
     """Copy `count` values of `itemsize` bytes each; any itemsize."""
-    to, of = pointer(target), pointer(at)
+    to, source = pointer(target), pointer(at)
     # Integers also for floats: only bits are moved.
     if itemsize == 8:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int64))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.int64))
     elif itemsize == 4:
-        _converted(carray(to, (count,), np.int32), carray(of, (count,), np.int32))
+        _convert_each(carray(to, (count,), np.int32), carray(source, (count,), np.int32))
     else:
         size = count * itemsize
-        _converted(carray(to, (size,), np.uint8), carray(of, (size,), np.uint8))
+        _convert_each(carray(to, (size,), np.uint8), carray(source, (size,), np.uint8))
 
 
 @kernel
 def convert(target, at, count, stored, itemsize):
     """Copy `count` values of the type `stored` to int64 or float32; SAME: unchanged, of `itemsize` bytes each."""
-    to, of = pointer(target), pointer(at)
+    # A branch per type: numba vectorizes a loop for static types only.
+    to, source = pointer(target), pointer(at)
     if stored == SAME:
         copy(target, at, count, itemsize)
     elif stored == INT32:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int32))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.int32))
     elif stored == UINT32:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint32))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.uint32))
     elif stored == DOUBLE:
-        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.float64))
+        _convert_each(carray(to, (count,), np.float32), carray(source, (count,), np.float64))
     elif stored == INT64_FLOAT:
-        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.int64))
+        _convert_each(carray(to, (count,), np.float32), carray(source, (count,), np.int64))
     elif stored == INT32_FLOAT:
-        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.int32))
+        _convert_each(carray(to, (count,), np.float32), carray(source, (count,), np.int32))
     elif stored == UINT32_FLOAT:
-        _converted(carray(to, (count,), np.float32), carray(of, (count,), np.uint32))
+        _convert_each(carray(to, (count,), np.float32), carray(source, (count,), np.uint32))
     elif stored == INT16:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int16))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.int16))
     elif stored == INT8:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.int8))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.int8))
     elif stored == UINT16:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint16))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.uint16))
     else:
-        _converted(carray(to, (count,), np.int64), carray(of, (count,), np.uint8))
+        _convert_each(carray(to, (count,), np.int64), carray(source, (count,), np.uint8))
 
 
 @kernel(inline="always")
-def _chosen(to, dictionary, at, first, width):
+def _look_up(to, dictionary, at, first, width):
     """Values of the dictionary at the bit-packed indices of a run, from number `first` on.
 
-    Reads up to 7 bytes past an index: callers keep that much memory behind a run. Indices were checked before.
+    Reads up to 7 bytes past an index: callers allocate that much memory after a run. Indices were checked before.
     """
     # An index has at most 32 bits and begins at bit 0 to 7 of its first byte: one word of 8 bytes always has all of it.
     mask = np.uint64((1 << width) - 1)
@@ -126,16 +127,16 @@ def _chosen(to, dictionary, at, first, width):
 
 
 @kernel
-def _chosen8(target, dictionary, at, first, width, count):
+def _look_up8(target, dictionary, at, first, width, count):
     # The size of the dictionary is not known here, and numba does not check indices: any shape would do.
     values = carray(pointer(dictionary), (1 << 32,), np.int64)
-    _chosen(carray(pointer(target), (count,), np.int64), values, at, first, width)
+    _look_up(carray(pointer(target), (count,), np.int64), values, at, first, width)
 
 
 @kernel
-def _chosen4(target, dictionary, at, first, width, count):
+def _look_up4(target, dictionary, at, first, width, count):
     values = carray(pointer(dictionary), (1 << 32,), np.int32)
-    _chosen(carray(pointer(target), (count,), np.int32), values, at, first, width)
+    _look_up(carray(pointer(target), (count,), np.int32), values, at, first, width)
 
 
 @kernel
@@ -152,7 +153,7 @@ def _run_of(runs, count, first):
 
 
 @kernel
-def _ask(column, first, count):
+def _prefetch(column, first, count):
     """Prefetch the values [first, first + count) of a column for a later `fetch`. Returns the run of the first one.
 
     Lists in file order need no prefetch: the hardware prefetcher follows them.
@@ -161,14 +162,14 @@ def _ask(column, first, count):
     begin = _run_of(runs, column[COUNT], first)
     run = begin
     while count > 0:
-        form, some = runs[run, FORM], min(count, runs[run + 1, FIRST] - first)
+        form, in_run = runs[run, FORM], min(count, runs[run + 1, FIRST] - first)
         if form != REPEATED:
-            bits = form if 0 < form < FINAL else 64  # narrower values: some lines too many, which costs little
+            bits = form if 0 < form < FINAL else 64  # narrower values: a few lines too many, at little cost
             at = runs[run, AT] + ((first - runs[run, FIRST]) * bits >> 3)
-            for line in range(0, min(some * bits >> 3, _ASKED), 64):
-                ask_for(at + line)
-        count -= some
-        first += some
+            for line in range(0, min(in_run * bits >> 3, _PREFETCHED), 64):
+                prefetch_line(at + line)
+        count -= in_run
+        first += in_run
         run += 1
     return begin
 
@@ -181,7 +182,7 @@ def fetch(target, column, first, count, itemsize, near):
     number is safe.
     """
     runs = carray(pointer(column[RUNS]), (column[COUNT] + 1, COLUMNS), np.int64)
-    # The same run or the next one, if rows come in order; the search is for rows that do not.
+    # The same run or the next one, if rows are in order; otherwise a search.
     run = near if 0 <= near < column[COUNT] else np.int64(0)
     if not (runs[run, FIRST] <= first < runs[run + 1, FIRST]):
         if run + 2 <= column[COUNT] and runs[run + 1, FIRST] <= first < runs[run + 2, FIRST]:
@@ -190,33 +191,33 @@ def fetch(target, column, first, count, itemsize, near):
             run = _run_of(runs, column[COUNT], first)
     while True:
         begin, form, at = runs[run, FIRST], runs[run, FORM], runs[run, AT]
-        some = min(count, runs[run + 1, FIRST] - first)
+        in_run = min(count, runs[run + 1, FIRST] - first)
         if form == PLAIN:
             width = STORED_BYTES[column[STORED]] if column[STORED] else itemsize
-            convert(target, at + (first - begin) * width, some, column[STORED], itemsize)
+            convert(target, at + (first - begin) * width, in_run, column[STORED], itemsize)
         elif form == FINAL:
-            copy(target, at + (first - begin) * itemsize, some, itemsize)
+            copy(target, at + (first - begin) * itemsize, in_run, itemsize)
         elif form == REPEATED and itemsize == 8:
             value = carray(pointer(column[DICTIONARY] + at * 8), (1,), np.int64)[0]
-            carray(pointer(target), (some,), np.int64)[:] = value
+            carray(pointer(target), (in_run,), np.int64)[:] = value
         elif form == REPEATED:
             value4 = carray(pointer(column[DICTIONARY] + at * 4), (1,), np.int32)[0]
-            carray(pointer(target), (some,), np.int32)[:] = value4
+            carray(pointer(target), (in_run,), np.int32)[:] = value4
         elif itemsize == 8:
-            _chosen8(target, column[DICTIONARY], at, first - begin, form, some)
+            _look_up8(target, column[DICTIONARY], at, first - begin, form, in_run)
         else:
-            _chosen4(target, column[DICTIONARY], at, first - begin, form, some)
-        count -= some
+            _look_up4(target, column[DICTIONARY], at, first - begin, form, in_run)
+        count -= in_run
         if count <= 0:
             return run
-        first += some
-        target += some * itemsize
+        first += in_run
+        target += in_run * itemsize
         run += 1
 
 
 @kernel(inline="always")
-def _number(table, row):
-    return carray(pointer(table + row * 8), (1,), np.int64)[0]
+def _int64_at(address, index):
+    return carray(pointer(address + index * 8), (1,), np.int64)[0]
 
 
 @kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1]")
@@ -244,10 +245,11 @@ def find_spans(
         for n in range(len(block)):
             b, r = block[n], np.int64(row[n])
             starts, lengths = columns[b, f, START], columns[b, f, LENGTH]
-            start[f, n] = _number(starts, r) if starts else r * columns[b, f, STEP]
-            some = _number(lengths, r) if lengths else columns[b, f, WIDTH]
-            length[f, n] = some
-            total += some
+            # The branches are the same for all rows of a block, so the processor predicts them.
+            start[f, n] = _int64_at(starts, r) if starts else r * columns[b, f, STEP]
+            values = _int64_at(lengths, r) if lengths else columns[b, f, WIDTH]
+            length[f, n] = values
+            total += values
         count[f] = total
 
 
@@ -304,19 +306,20 @@ def gather_fields(
         if _in_memory(columns, f, at):  # addresses need no search: prefetch several rows ahead
             for n in range(len(block)):
                 if n + _AHEAD < len(block):
-                    ask_for(at[block[n + _AHEAD]] + start[f, n + _AHEAD] * size)
+                    prefetch_line(at[block[n + _AHEAD]] + start[f, n + _AHEAD] * size)
                 count = length[f, n]
                 if count > 0:
                     copy(to, at[block[n]] + start[f, n] * size, count, size)
                     to += count * size
             continue
-        near, asked = np.int64(0), np.int64(-1)
+        # Values in pages: only the next row is prefetched, because each prefetch needs a search for its run.
+        near, prefetched = np.int64(0), np.int64(-1)
         for n in range(len(block)):
-            # Row n was prefetched in the round before, which searched its run: `fetch` need not search again.
-            if asked >= 0:
-                near, asked = asked, np.int64(-1)
+            # The run of row n was searched in the round before, when it was prefetched: `fetch` need not search again.
+            if prefetched >= 0:
+                near, prefetched = prefetched, np.int64(-1)
             if n + 1 < len(block) and length[f, n + 1] > 0 and not _follows(block, start[f], length[f], n):
-                asked = _ask(columns[block[n + 1], f], start[f, n + 1], length[f, n + 1])
+                prefetched = _prefetch(columns[block[n + 1], f], start[f, n + 1], length[f, n + 1])
             count = length[f, n]
             if count > 0:
                 near = fetch(to, columns[block[n], f], start[f, n], count, size, near)

@@ -12,12 +12,12 @@ def to_fewest(rows: np.ndarray, world_size: int, owner: np.ndarray, held: np.nda
     rows: int64[N] of each span. Writes owner: uint16[N], the rank of each span; held: int64[W], zeros before, the rows
     of each rank.
     """
-    ranks = np.arange(world_size)  # a heap by (held, rank): ranks[0] gets the next span
+    ranks = np.arange(world_size)  # a heap by (rows, rank): ranks[0] gets the next span
     for span in range(len(rows)):
         rank = ranks[0]
         owner[span] = rank
         held[rank] += rows[span]
-        at, child = 0, 1  # its key has grown: it sinks, and ranks with fewer rows move up
+        at, child = 0, 1  # its key has grown: sift it down, and ranks with fewer rows up
         while child < world_size:
             other = child + 1
             if other < world_size and _has_fewer(ranks[other], ranks[child], held):

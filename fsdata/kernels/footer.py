@@ -26,8 +26,8 @@ ENCRYPTION = 9  # position in the footer of the chunk's encryption fields, 0 wit
 ENCRYPTION_END = 10  # first byte after them; they are the last fields of the chunk
 CHUNK_COLUMNS = 11
 
-# Codes of a report: [code, row group, leaf, found, allowed]; row group or leaf is -1 if the fault is not of one. Each
-# comment: the number found, the number allowed.
+# Codes of a report: [code, row group, leaf, actual, allowed]; row group or leaf is -1 if the fault is not of one. Each
+# comment: the actual number, the allowed number.
 OK = 0
 NO_SCHEMA = 1  # no schema before the row groups
 COLUMNS = 2  # chunks of a row group, leaves of the schema
@@ -50,16 +50,16 @@ _WIDTHS = np.array([1, 4, 8, 12, 4, 8, -1, -1])  # bytes of a value by physical 
 
 
 @kernel
-def _element(raw, at, found, inside):
-    """Write a node of the schema to `found`: physical type (-1: a group), repetition, children. Returns its end."""
-    found[0], found[1], found[2] = -1, 0, 0
+def _element(raw, at, node, inside):
+    """Write a node of the schema to `node`: physical type (-1: a group), repetition, children. Returns its end."""
+    node[0], node[1], node[2] = -1, 0, 0
     before = np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
             return at
         if kind == 5 and (before == 1 or before == 3 or before == 5):
-            found[before // 2], at = signed(raw, at)  # fields 1, 3, 5: type, repetition type, number of children
+            node[before // 2], at = signed(raw, at)  # fields 1, 3, 5: type, repetition type, number of children
         else:
             at = after(raw, at, kind, inside)
 
@@ -74,10 +74,10 @@ def _leaves(raw, at, inside):
     count = min(count, len(raw))  # a node takes a byte at least: a damaged number must not allocate gigabytes
     leaves = np.empty((count, 3), np.int64)
     open_groups = np.empty((count + 1, 3), np.int64)  # children to come, levels of repetition, of definition
-    one = np.empty(3, np.int64)
+    node = np.empty(3, np.int64)
     depth, number = 0, 0
     for position in range(count):
-        at = _element(raw, at, one, inside)
+        at = _element(raw, at, node, inside)
         repetition, definition = 0, 0
         if position:  # the root has no levels
             while depth and open_groups[depth - 1, 0] <= 0:
@@ -85,22 +85,22 @@ def _leaves(raw, at, inside):
             if depth:
                 open_groups[depth - 1, 0] -= 1
                 repetition, definition = open_groups[depth - 1, 1], open_groups[depth - 1, 2]
-            repetition += one[1] == 2
-            definition += one[1] == 1 or one[1] == 2  # optional, repeated; pyarrow ignores other types, too
-        if one[0] < 0 or one[2] != 0:
-            open_groups[depth, 0], open_groups[depth, 1], open_groups[depth, 2] = one[2], repetition, definition
+            repetition += node[1] == 2
+            definition += node[1] == 1 or node[1] == 2  # optional, repeated; pyarrow ignores other types, too
+        if node[0] < 0 or node[2] != 0:
+            open_groups[depth, 0], open_groups[depth, 1], open_groups[depth, 2] = node[2], repetition, definition
             depth += 1
         else:
-            leaves[number, 0], leaves[number, 1], leaves[number, 2] = one[0], repetition, definition
+            leaves[number, 0], leaves[number, 1], leaves[number, 2] = node[0], repetition, definition
             number += 1
     return leaves[:number], at
 
 
 @kernel(inline="always")
-def _fault(report, code, leaf, found, allowed):
+def _fault(report, code, leaf, actual, allowed):
     """Report a fault, unless there is an earlier one. `read_chunks` adds the row group."""
     if report[0] == OK:
-        report[0], report[2], report[3], report[4] = code, leaf, found, allowed
+        report[0], report[2], report[3], report[4] = code, leaf, actual, allowed
 
 
 @kernel
@@ -131,8 +131,8 @@ def _statistics(raw, at, kind, leaf, chunk, report, inside):
 
 
 @kernel
-def _sizes(raw, at, known, leaf, report, inside):
-    """Check SizeStatistics. known: int64 [3], the leaf's line of `_leaves`. Returns their end."""
+def _sizes(raw, at, levels, leaf, report, inside):
+    """Check SizeStatistics. levels: int64 [3], the leaf's line of `_leaves`. Returns their end."""
     before = np.int64(0)
     while True:
         before, inner, at = next_field(raw, at, before)
@@ -141,16 +141,16 @@ def _sizes(raw, at, known, leaf, report, inside):
         if inner == LIST and (before == 2 or before == 3):
             count, _, _ = items(raw, at)
             # One entry for each level from 0 to the leaf's largest one; writers may omit a histogram.
-            if count and count != known[before - 1] + 1:
-                _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, known[before - 1] + 1)
-        elif before == 1 and known[0] != _BYTE_ARRAY:
+            if count and count != levels[before - 1] + 1:
+                _fault(report, REPETITIONS if before == 2 else DEFINITIONS, leaf, count, levels[before - 1] + 1)
+        elif before == 1 and levels[0] != _BYTE_ARRAY:
             _fault(report, BYTES_OF_NUMBERS, leaf, 0, 0)
         at = after(raw, at, inner, inside)
 
 
 @kernel
-def _metadata(raw, at, known, leaf, chunk, report, inside):
-    """ColumnMetaData -> `chunk`. known: int64 [3], the leaf's line of `_leaves`. Returns its end."""
+def _metadata(raw, at, levels, leaf, chunk, report, inside):
+    """ColumnMetaData -> `chunk`. levels: int64 [3], the leaf's line of `_leaves`. Returns its end."""
     kind, codec, data, dictionary = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     before = np.int64(0)
     while True:
@@ -174,13 +174,13 @@ def _metadata(raw, at, known, leaf, chunk, report, inside):
             elif before == 11:
                 dictionary = value
         elif before == 12 and inner == STRUCT:
-            at = _statistics(raw, at, known[0], leaf, chunk, report, inside)
+            at = _statistics(raw, at, levels[0], leaf, chunk, report, inside)
         elif before == 16 and inner == STRUCT:
-            at = _sizes(raw, at, known, leaf, report, inside)
+            at = _sizes(raw, at, levels, leaf, report, inside)
         else:
             at = after(raw, at, inner, inside)
-    if kind != known[0]:
-        _fault(report, TYPE, leaf, kind, known[0])
+    if kind != levels[0]:
+        _fault(report, TYPE, leaf, kind, levels[0])
     if codec < 0 or codec > _CODECS:
         _fault(report, CODEC, leaf, codec, _CODECS)
     if codec == 0 and chunk[UNPACKED] > chunk[STORED]:
@@ -237,7 +237,7 @@ def _check_chunks(leaves, chunks, rows, room, report):
         # A row has one value, or at least one if it is repeated (an empty list counts as a value).
         if chunk[VALUES] < rows or (leaves[leaf, 1] == 0 and chunk[VALUES] != rows):
             _fault(report, CHUNK_VALUES, leaf, chunk[VALUES], rows)
-        if chunk[NULLS] > chunk[VALUES]:  # polars 1 counts the nulls of pages several times: take them as unknown
+        if chunk[NULLS] > chunk[VALUES]:  # polars 1 counts the nulls of pages several times: treat them as unknown
             chunk[NULLS] = -1
         begin, stored = chunk[BEGIN], chunk[STORED]
         # Byte 4: after the magic. `room - begin`, as `begin + stored` of damaged numbers may overflow.

@@ -1,4 +1,7 @@
-"""Memory by its address (numba, nogil). Addresses are int64 and trusted."""
+"""Access to memory by address (numba, nogil). Addresses are int64 and trusted.
+
+Numba has no pointers, unaligned loads, prefetches or nontemporal stores: these intrinsics emit the LLVM instructions.
+"""
 
 from llvmlite import ir
 from numba import types
@@ -29,7 +32,7 @@ def word_at(typing_context, address):
 
 
 @intrinsic
-def ask_for(typing_context, address):
+def prefetch_line(typing_context, address):
     """Prefetch the cache line of any int64 address. Only a hint: the address need not be valid."""
 
     def generate(context, builder, signature, arguments):
@@ -62,10 +65,11 @@ def write_sums(typing_context, address, number, word):
 
     def generate(context, builder, signature, arguments):
         eight = ir.VectorType(ir.IntType(32), 8)
-        many = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[1], ir.IntType(32)(0))
-        many = builder.shuffle_vector(many, ir.Constant(eight, ir.Undefined), ir.Constant(eight, None))
-        bytes_of = builder.zext(builder.bitcast(arguments[2], ir.VectorType(ir.IntType(8), 8)), eight)
-        builder.store(builder.add(many, bytes_of), builder.inttoptr(arguments[0], eight.as_pointer()), align=1)
+        # The number in all 8 lanes: put into the first one, then shuffled with the mask 0, 0, ...
+        lanes = builder.insert_element(ir.Constant(eight, ir.Undefined), arguments[1], ir.IntType(32)(0))
+        lanes = builder.shuffle_vector(lanes, ir.Constant(eight, ir.Undefined), ir.Constant(eight, None))
+        addends = builder.zext(builder.bitcast(arguments[2], ir.VectorType(ir.IntType(8), 8)), eight)
+        builder.store(builder.add(lanes, addends), builder.inttoptr(arguments[0], eight.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.uint32, types.uint64), generate

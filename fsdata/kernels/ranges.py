@@ -94,7 +94,7 @@ def add_ranges(
         from fsdata.kernels.ranges_triton import launch_add
 
         launch_add(source, target, starts, places, lengths, row, rows, width)
-    elif source.dtype in (torch.float32, torch.float64):  # numpy has no bfloat16, numba no float16 on CPUs
+    elif source.dtype in (torch.float32, torch.float64):  # of the others, numpy has no bfloat16, numba no float16
         table = np.stack([starts.numpy(), places.numpy(), lengths.numpy()])
         _add_all(table, source.view(-1).numpy(), target.view(-1).numpy(), width)
     else:
@@ -112,6 +112,7 @@ def add_reference(
 @kernel
 def _add_all(table: np.ndarray, source: np.ndarray, target: np.ndarray, width: int) -> None:
     """table: int64[3, R] starts, places, lengths; source, target: flat, `width` numbers an item."""
+    # One thread: ranges of the target may overlap, and the order of a sum determines its bits.
     for r in range(table.shape[1]):
         start, place = table[0, r] * width, table[1, r] * width
         for i in range(table[2, r] * width):

@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray
 
 from fsdata.kernels.columns import FLAT, STEP, WIDTH, copy
-from fsdata.kernels.memory import ask_for, pointer
+from fsdata.kernels.memory import pointer, prefetch_line
 from fsranks.libraries import kernel
 
 # The numbers of a column's array, int64 [2].
@@ -24,15 +24,15 @@ _NULL_COUNT, _OFFSET, _BUFFERS, _CHILDREN, _WORDS = 1, 2, 5, 6, 10
 
 _MANY = 1 << 40  # shape of arrays whose size is not known here; numba does not check indices
 _TILE = 256  # rows that are written together, so that they stay in the cache for all columns
-_PICKED = 256  # rows that are read together, for the same reason
-_TOGETHER = 1024  # most bytes of a row that are read together, for the same reason
+_PICKED = 256  # rows that are prefetched and then read together
+_TOGETHER = 1024  # most bytes between fields that are read together: the rows have to stay in the cache
 _LINE = 64  # bytes of a cache line
 _FEW = 16  # average number of consecutive rows from which copying them at once is faster
 
 
 @kernel(called_with="int64, int64[::1], int64[::1], int64[:, ::1]")
-def read_arrays(batch, columns, itemsize, found):
-    """Write the address and the null count of some columns of a record batch to `found`, int64 [C, 2].
+def read_arrays(batch, columns, itemsize, arrays):
+    """Write the address and the null count of some columns of a record batch to `arrays`, int64 [C, 2].
 
     batch: address of its ArrowArray. columns: int64 [C], their indices; itemsize: int64 [C], bytes of their values.
     """
@@ -40,20 +40,20 @@ def read_arrays(batch, columns, itemsize, found):
     for c in range(len(columns)):
         array = carray(pointer(children[columns[c]]), (_WORDS,), np.int64)
         buffers = carray(pointer(array[_BUFFERS]), (2,), np.int64)  # validity bitmap, values
-        found[c, AT] = buffers[1] + array[_OFFSET] * itemsize[c]
-        found[c, NULLS] = array[_NULL_COUNT]
+        arrays[c, AT] = buffers[1] + array[_OFFSET] * itemsize[c]
+        arrays[c, NULLS] = array[_NULL_COUNT]
 
 
 @kernel(called_with="int64[::1], int64, uint8[::1]")
-def find_not_finite(at, count, found):
-    """Write to `found`, uint8 [C], whether one of `count` float32 at each address is not finite."""
+def find_not_finite(at, count, not_finite):
+    """Write to `not_finite`, uint8 [C], whether one of `count` float32 at each address is not finite."""
     # NaN and infinity have all bits of the exponent. A loop over integers without a branch is vectorized.
     exponent = np.int32(0x7F800000)
     for c in range(len(at)):
         bad = False
         for bits in carray(pointer(at[c]), (count,), np.int32):
             bad |= (bits & exponent) == exponent
-        found[c] = bad
+        not_finite[c] = bad
 
 
 @kernel(inline="always")
@@ -69,17 +69,17 @@ def spread(at, itemsize, count, target, step):
     at, target: int64 [C], addresses; itemsize, step: int64 [C], bytes: step is a multiple of itemsize, which is 4 or 8.
     """
     for first in range(0, count, _TILE):
-        some = min(_TILE, count - first)
+        rows = min(_TILE, count - first)
         for c in range(len(at)):
             begin, to, size = at[c] + first * itemsize[c], target[c] + first * step[c], itemsize[c]
             if step[c] == size:
-                copy(to, begin, some, size)
+                copy(to, begin, rows, size)
             elif size == 8:
-                eight = carray(pointer(begin), (some,), np.int64)
-                _spread(carray(pointer(to), (_MANY,), np.int64), eight, step[c] // 8)
+                values8 = carray(pointer(begin), (rows,), np.int64)
+                _spread(carray(pointer(to), (_MANY,), np.int64), values8, step[c] // 8)
             else:
-                four = carray(pointer(begin), (some,), np.int32)
-                _spread(carray(pointer(to), (_MANY,), np.int32), four, step[c] // 4)
+                values4 = carray(pointer(begin), (rows,), np.int32)
+                _spread(carray(pointer(to), (_MANY,), np.int32), values4, step[c] // 4)
 
 
 @kernel
@@ -115,42 +115,43 @@ def _pick_rows(columns, first, last, block, row, itemsize, target):
     The hardware prefetcher cannot predict shuffled rows. The lines of all fields of some rows are therefore prefetched
     before the first of them is read, so that many loads from memory run at once.
     """
-    at, step, found = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.empty(_PICKED, np.int64)
+    at, step, rows_at = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.empty(_PICKED, np.int64)
     for b in range(len(columns)):
         at[b], step[b] = columns[b, first, FLAT], columns[b, first, STEP] * itemsize[first]
-    low, high = np.int64(0), np.int64(0)  # of a row
+    # The bytes of a row, relative to its value of the first field: other fields may be before it.
+    low, high = np.int64(0), np.int64(0)
     for f in range(first, last):
         offset = columns[0, f, FLAT] - at[0]
         low, high = min(low, offset), max(high, offset + columns[0, f, WIDTH] * itemsize[f])
     for begin in range(0, len(row), _PICKED):
-        some = min(_PICKED, len(row) - begin)
-        for n in range(some):
+        rows = min(_PICKED, len(row) - begin)
+        for n in range(rows):
             b = block[begin + n]
-            found[n] = at[b] + np.int64(row[begin + n]) * step[b]
+            rows_at[n] = at[b] + np.int64(row[begin + n]) * step[b]
             for byte in range(low, high, _LINE):
-                ask_for(found[n] + byte)
-            ask_for(found[n] + high - 1)  # rows are not aligned to lines: the last byte may be in one line more
+                prefetch_line(rows_at[n] + byte)
+            prefetch_line(rows_at[n] + high - 1)  # rows are not aligned to lines: the last byte may be in a further one
         for f in range(first, last):
             offset, width, size = columns[0, f, FLAT] - at[0], columns[0, f, WIDTH], itemsize[f]
             to = target[f] + begin * width * size
             if width == 1 and size == 8:
-                eight = carray(pointer(to), (some,), np.int64)
-                for n in range(some):
-                    eight[n] = carray(pointer(found[n] + offset), (1,), np.int64)[0]
+                to8 = carray(pointer(to), (rows,), np.int64)
+                for n in range(rows):
+                    to8[n] = carray(pointer(rows_at[n] + offset), (1,), np.int64)[0]
             elif width == 1 and size == 4:
-                four = carray(pointer(to), (some,), np.int32)
-                for n in range(some):
-                    four[n] = carray(pointer(found[n] + offset), (1,), np.int32)[0]
+                to4 = carray(pointer(to), (rows,), np.int32)
+                for n in range(rows):
+                    to4[n] = carray(pointer(rows_at[n] + offset), (1,), np.int32)[0]
             else:
-                for n in range(some):
-                    copy(to + n * width * size, found[n] + offset, width, size)
+                for n in range(rows):
+                    copy(to + n * width * size, rows_at[n] + offset, width, size)
 
 
 @kernel(called_with="int64[:, :, ::1], uint8[::1], int32[::1], int32[::1], int64[::1], int64[::1]")
 def gather_flat(columns, flat, block, row, itemsize, target):
     """Copy the rows of fields that are flat in all blocks, one after another, to the field's target.
 
-    Stretches of consecutive rows of a block are found once for all fields; each is copied at once.
+    Stretches of consecutive rows of a block are computed once for all fields; each is copied as a whole.
 
     columns: int64 [B, F, NUMBERS]; flat: uint8 [F], nonzero for these fields; block, row: int32 [N]; itemsize:
     int64 [F]; target: int64 [F], addresses, 0 to skip a field.

@@ -1,8 +1,8 @@
 """Thrift's compact protocol, the part that Parquet uses (numba, nogil).
 
-`raw` is always uint8, `at` the position of a byte in it. Numba does not check indices, so every function here does: a
-read past the end returns zeros, which end every struct, and so does a number of more than 10 bytes. Damaged input
-therefore never loops and never reads foreign memory.
+`raw` is always uint8, `at` the position of a byte in it. Numba does not check indices, so every function of this file
+does: a read past the end returns zeros, which end every struct, and so does a number of more than 10 bytes. With
+damaged input, loops therefore end and no foreign memory is read.
 """
 
 import numpy as np

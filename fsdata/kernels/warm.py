@@ -1,10 +1,10 @@
-"""Compiles kernels before they are needed: in the constructor of a loader, or by `freescale warm`.
+"""Compiles kernels before their first call: in the constructor of a loader, or by `freescale warm`.
 
 Numba compiles a kernel at its first call on a machine and caches it in a folder. The kernels of a loader take 10 s and
 more. They are therefore compiled before ranks wait for each other, by several processes at once: each takes the first
 kernel of the list that no other process is compiling. Ranks of a machine share the work in the same way.
 
-The lists have the kernels that Python calls. Numba compiles the kernels that these call together with them, or reads
+The lists name the kernels that Python calls. Numba compiles the kernels that these call together with them, or reads
 them from the cache.
 """
 
@@ -25,29 +25,30 @@ from fsranks.machine.cores import cores_of_this_rank
 COPYING = (columns.gather_fields, columns.find_spans, scalars.gather_flat)
 READING = (footer.read_chunks, *COPYING, scalars.read_arrays, scalars.find_not_finite, scalars.spread)
 RARE = (deal.to_fewest, texts.fnv1a)
-_MOST_PROCESSES = 4  # with more, the others would only wait for the longest kernel
+_MOST_PROCESSES = 4  # more would only wait for the kernel that takes longest
 
 
 def make_ready(kernels: Iterable[Any]) -> None:
-    """Compile kernels that are not in numba's cache, on all cores of this rank. Blocks; leaves no process.
+    """Compile kernels that are not in numba's cache, on all cores of this rank. Blocks until its processes have ended.
 
-    If all are there, it takes a millisecond or two. Call it before other ranks wait for this one.
+    If all are in the cache, it takes a millisecond or two. Call it before other ranks wait for this one.
     """
-    compile_lacking(kernels, min(cores_of_this_rank(), _MOST_PROCESSES))
+    compile_missing(kernels, min(cores_of_this_rank(), _MOST_PROCESSES))
 
 
-def compile_lacking(kernels: Iterable[Any], jobs: int, said: Callable[[str], object] = str) -> int:
-    """Compile kernels that are not in numba's cache, by `jobs` processes; their number. Blocks; leaves no process.
+def compile_missing(kernels: Iterable[Any], jobs: int, on_compiled: Callable[[str], object] = str) -> int:
+    """Compile kernels that are not in numba's cache, by `jobs` processes. Returns their number. Blocks until these
+    processes have ended.
 
-    said: called with the name of each kernel that was compiled.
+    on_compiled: called with the name of each kernel after its compilation.
     """
-    lacking = [kernel for kernel in kernels if not is_there(kernel)]
-    cached = folders_of(lacking)  # without a cache folder a process cannot use kernels that others compile
-    with _others(min(jobs, len(lacking)) - 1 if cached else 0, lacking):
-        for kernel in _free_first(lacking):
+    missing = [kernel for kernel in kernels if not is_there(kernel)]
+    cached = folders_of(missing)  # without a cache folder a process cannot use kernels that others compile
+    with _helpers(min(jobs, len(missing)) - 1 if cached else 0, missing):
+        for kernel in _free_first(missing):
             compile_kernel(kernel)
-            said(_name(kernel))
-    return len(lacking)
+            on_compiled(_name(kernel))
+    return len(missing)
 
 
 def folders_of(kernels: Iterable[Any]) -> list[str]:
@@ -57,17 +58,17 @@ def folders_of(kernels: Iterable[Any]) -> list[str]:
 
 def _free_first(kernels: Iterable[Any]) -> Iterator[Any]:
     """The kernels, first those that no other process is compiling."""
-    todo = list(kernels)
-    while todo:
-        # Asked again each time, as the others make progress. If all are taken, this process waits for the first.
-        kernel = next((each for each in todo if not is_compiled_elsewhere(each)), todo[0])
-        todo.remove(kernel)
+    remaining = list(kernels)
+    while remaining:
+        # Checked again each time, as the others make progress. If all are taken, this process waits for the first.
+        kernel = next((kernel for kernel in remaining if not is_compiled_elsewhere(kernel)), remaining[0])
+        remaining.remove(kernel)
         yield kernel
 
 
 @contextmanager
-def _others(count: int, kernels: Collection[Any]) -> Iterator[None]:
-    """Lets `count` more processes compile during the block. If none can be started, this process compiles all."""
+def _helpers(count: int, kernels: Collection[Any]) -> Iterator[None]:
+    """Runs `count` more processes that compile during the block. If none can be started, this process compiles all."""
     folder = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "fsdata.kernels.warm", *map(_name, kernels)]
@@ -90,6 +91,6 @@ def _name(kernel: Any) -> str:
     return f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
 
 
-if __name__ == "__main__":  # one of `_others`, with the names of its kernels
-    named = (name.rpartition(".") for name in sys.argv[1:])
-    compile_lacking([getattr(importlib.import_module(module), kernel) for module, _, kernel in named], 1)
+if __name__ == "__main__":  # one of `_helpers`; the arguments are the names of kernels
+    names = (name.rpartition(".") for name in sys.argv[1:])
+    compile_missing([getattr(importlib.import_module(module), kernel) for module, _, kernel in names], 1)

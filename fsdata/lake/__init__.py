@@ -1,3 +1,3 @@
-"""Files that are not listed: those of `table_files` are named by Delta Lake and Iceberg (`tables`), those of
-`catalog_files` by a catalog that was made beforehand (`catalog_file`).
+"""Files that are not found by listing: `tables` takes them from the metadata of Delta Lake and Iceberg tables, and
+`catalog_file` from a catalog that was written beforehand.
 """

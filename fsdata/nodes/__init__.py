@@ -1,17 +1,17 @@
-"""From files to batches, one node after another; a `FreeScaleDataLoader` is all of them.
+"""The nodes from files to batches; `FreeScaleDataLoader` composes all of them.
 
-    units = Units(sources, schema, shuffle=True)     which rows, in which order
+    units = Units(sources, schema, shuffle=True)     the rows of this rank, in order
     rows = Rows(units)                               windows of rows by reference: decode threads
     steps = Steps(rows, batch_size=512)              this rank's part of every step
-    balanced = BalancedSteps(steps, Balance())       samples moved between ranks; or LocalSteps(steps)
+    balanced = BalancedSteps(steps, Balance())       samples are moved between ranks; or LocalSteps(steps)
     batches = Batches(balanced)                      tensors
 
-Each is a `torchdata.nodes.BaseNode`, so that it stands in a graph of torchdata: behind it a `Prefetcher`, say.
-`BalancedTensors` balances the batches of tensors of any node before it. All have one law of state, see `node`.
+Each is a `torchdata.nodes.BaseNode` and can be part of a graph of torchdata: before a `Prefetcher`, for example.
+`BalancedTensors` balances batches of tensors of any node. All nodes have the same state, see `node`.
 
-`units` opens files as a `dataset`; `rows` decodes pieces of it; `steps` takes rows from them; in `local_steps` ranks
-meet, by a `status_exchange`, where they have to.
-`batches` copies rows into tensors, of samples if rows `explode`. `loader_options` are checked before all of it.
+`units` opens files as a `dataset`, `rows` decodes pieces of it, `steps` takes rows from them. In `local_steps` ranks
+exchange status words, if they need to, by a `status_exchange`. `batches` copies rows into tensors; `explode` makes
+samples of rows. `loader_options` checks arguments. `prefetching_loader` runs the nodes ahead of a training loop.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The last nodes: one copy of every value to its final place in a `Batch`, which `adapt` may make the user's own."""
+"""The last nodes: copy every value once, to its final address in a `Batch`, and convert the batch by `adapt`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ import torch
 
 from fsdata.batch.batch import Batch, CostOf, StepStats
 from fsdata.batch.batch_plan import BatchPlan
-from fsdata.batch.host_memory import HostMemory, PageLocked, Reused
+from fsdata.batch.host_memory import HostMemory, PageLockedMemory, PooledMemory
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
+from fsdata.batch.merged_windows import MergedWindows
 from fsdata.batch.prefetch import pinned
 from fsdata.batch.torchrec_binding import keyed_jagged_tensor, register_pipelineable
-from fsdata.batch.windows import Windows
 from fsdata.compose.batching import batch_type, share_events
 from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
@@ -31,7 +31,7 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True, slots=True)
 class BatchWithProgress(Generic[BatchT]):
-    """A batch on its way to the training loop, and where the job stands after it."""
+    """A prefetched batch, and the position of the job after it."""
 
     batch: BatchT
     progress: Progress
@@ -41,10 +41,11 @@ class BatchWithProgress(Generic[BatchT]):
 
 
 class Batches(Node[Batch]):
-    """A `Batch` of every step.
+    """One `Batch` per step.
 
     Args:
-        pin_memory: in page-locked memory (CUDA). memory: where the tensors lie; None takes what `pin_memory` says.
+        pin_memory: allocate tensors in page-locked memory (CUDA).
+        memory: the memory of the tensors, instead of that which `pin_memory` selects.
         cost: `Batch.cost`.
     """
 
@@ -58,7 +59,7 @@ class Batches(Node[Batch]):
     ) -> None:
         super().__init__(source)
         if memory is None:
-            memory = PageLocked() if can_pin(pin_memory) else Reused(self.units.pool)
+            memory = PageLockedMemory() if can_pin(pin_memory) else PooledMemory(self.units.pool)
         self._maker = BatchMaker(self.units.data.layout, memory, cost)
 
     def next(self) -> Batch:
@@ -66,7 +67,7 @@ class Batches(Node[Batch]):
         step = self.source.next()
         spans, origin = step.spans, step.origin
         data = self.units.data
-        if data.layout.exploded is not None:
+        if data.layout.exploded is not None:  # last, so that each row was read, planned and moved once
             spans, row = explode(spans, data.layout)
             origin = origin[row]
         with data.timing.of("assemble"):
@@ -74,14 +75,14 @@ class Batches(Node[Batch]):
 
 
 class Adapted(Node[Any]):
-    """What `adapt` makes of every batch."""
+    """The result of `adapt` for every batch."""
 
     def __init__(self, source: Batches, adapt: Callable[[Batch], Any]) -> None:
         super().__init__(source)
         self._adapt = adapt
 
     def next(self) -> Any:
-        """Raises what `adapt` raises, with a note that names step and rank; ranks that wait get a PeerError."""
+        """Raises the error of `adapt`, with a note that names step and rank; the other ranks get a PeerError."""
         batch = self.source.next()
         stats = batch.stats
         try:
@@ -94,31 +95,32 @@ class Adapted(Node[Any]):
                 f"adapt=... failed with the batch of step {stats.step} of epoch {stats.epoch} on rank "
                 f"{self.units.context.rank}"
             )
+            # The step of this batch is complete on all ranks, so they get the error in the step after it.
             self.job.fail(error, self.place())
             raise
 
 
 class BatchMaker:
-    """Makes batches of rows of one layout, in `memory`. cost: `Batch.cost`."""
+    """Builds batches of rows of one layout in `memory`. cost: `Batch.cost`."""
 
     def __init__(self, layout: Layout, memory: HostMemory, cost: CostOf | None = None) -> None:
         self._layout = layout
         self._cost = cost
         self._memory = memory
-        self._plan = BatchPlan.of(layout)
+        self._plan = BatchPlan.from_layout(layout)
         self._type = batch_type()
 
     def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats) -> Batch:
-        """The rows, copied; `origin` is int64 [N, 2]. Keeps `origin` and the lengths of `spans`."""
+        """A batch of copies of N rows. origin: int64 [N, 2]. The batch keeps `origin` and the lengths of `spans`."""
         register_pipelineable(Batch)
         layout, plan, memory = self._layout, self._plan, self._memory
-        windows: dict[str, Windows] = {}
-        parts, length, counted = [spans], spans.length, spans.counts
+        windows: dict[str, MergedWindows] = {}
+        parts, length, elements = [spans], spans.length, spans.counts
         if layout.shared:
             parts, length, windows = share_events(spans, layout)
-            counted = np.add.reduce(length, axis=1)
-        counts = counted.tolist()
-        flat, places = self._tensors(counts)
+            elements = np.add.reduce(length, axis=1)
+        counts = elements.tolist()
+        flat, addresses = self._tensors(counts)
         offsets = [self._offsets(length[row]) for row in plan.listed]
         passthrough: dict[str, torch.Tensor | list[str]] = {name: flat[row] for name, row in plan.numbers}
         labels: dict[str, torch.Tensor | Jagged] = {}
@@ -140,33 +142,37 @@ class BatchMaker:
             origin=memory.tensor_of(origin),
             stats=stats,
             nested=nested,
-            shared={name: Shared.of(each, memory.tensor_of) for name, each in windows.items()},
+            shared={name: Shared.from_windows(window, memory.tensor_of) for name, window in windows.items()},
             split=_split(length, layout, windows, memory) if layout.split else {},
             passthrough=passthrough,
             mask={name: flat[row].view(torch.bool) for name, row in plan.masks},
             schema=layout.schema,
             cost=self._cost,
         )
-        # Values come last: they push out of the processor's caches what all of the above needs. Then what reads values.
+        # Values are copied last: they evict from the processor's caches the lengths that all of the above reads.
         for part in parts:
-            part.gather(plan.itemsize, places)
-        for name, where in plan.nested.items():
-            nested[name] = _nested(flat, counts, *where)
+            part.gather(plan.itemsize, addresses)
+        # From here on code that reads values.
+        for name, slots in plan.nested.items():
+            nested[name] = _nested(flat, counts, *slots)
         for name, row in plan.texts:
             passthrough[name] = _texts(flat[row], length[row])
         return batch
 
     def _tensors(self, counts: list[int]) -> tuple[dict[int, torch.Tensor], np.ndarray]:
-        """(first field of a tensor -> an uninitialised one for the values of all its fields, field after field;
-        int64 [F], the address of the values of each field, 0 of those without a tensor). counts: [F]."""
+        """Allocate uninitialised tensors, each for the values of one field or of several fields one after another.
+
+        counts: [F] elements of each field. Returns (number of the first field of a tensor -> the tensor; int64 [F], the
+        address of the values of each field, 0 if it has no tensor).
+        """
         flat = {}
-        places = [0] * len(counts)
+        addresses = [0] * len(counts)
         for first, stop, dtype, width in self._plan.tensors:
             *before, total = accumulate(counts[first:stop], initial=0)
             flat[first] = tensor = self._memory.tensor(total, dtype, width)
             address, size = tensor.data_ptr(), dtype.itemsize
-            places[first:stop] = [address + size * values for values in before]
-        return flat, np.array(places, np.int64)
+            addresses[first:stop] = [address + size * values for values in before]
+        return flat, np.array(addresses, np.int64)
 
     def _offsets(self, length: np.ndarray) -> torch.Tensor:
         """int64 [N + 1] of a sequence; length: int64 [N]."""
@@ -182,17 +188,18 @@ def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:
 
 
 def _split(
-    length: np.ndarray, layout: Layout, windows: dict[str, Windows], memory: HostMemory
+    length: np.ndarray, layout: Layout, windows: dict[str, MergedWindows], memory: HostMemory
 ) -> dict[str, SplitSequence]:
-    found = {}
+    split = {}
     for name, options in layout.split:
+        # A copy: the batch keeps it, and a view would keep the lengths of all fields in memory.
         events = windows[name].length if name in windows else length[layout.groups[name]].copy()
-        found[name] = SplitSequence.of(memory.tensor_of(events), options)
-    return found
+        split[name] = SplitSequence.from_lengths(memory.tensor_of(events), options)
+    return split
 
 
-def _nested(flat: dict[int, torch.Tensor], counts: list[int], keys: tuple[str, ...], some: slice, ids: slice) -> Any:
-    """A KeyedJaggedTensor whose batch are the events."""
-    lengths = flat[some.start]
+def _nested(flat: dict[int, torch.Tensor], counts: list[int], keys: tuple[str, ...], sizes: slice, ids: slice) -> Any:
+    """A KeyedJaggedTensor with one row per event. sizes, ids: the fields with the lengths and values of `keys`."""
+    lengths = flat[sizes.start]
     stride = len(lengths) // len(keys)
     return keyed_jagged_tensor(keys, flat[ids.start], lengths, stride, length_per_key=counts[ids])

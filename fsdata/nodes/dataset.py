@@ -1,22 +1,19 @@
-"""Opened sources, and the order in which their rows make an epoch; the times of all rows, where they order them."""
+"""The rows of all sources: the order in which they make an epoch, and how pieces of it are read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from fsdata.catalog.binding.counted import mixed
-from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Block, Column, RowRefs, concat
 from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.opened_source import OpenSource, other_forms
 from fsdata.decode.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
+from fsdata.nodes.times import Times
 from fsdata.nodes.timing import Timing
 from fsdata.order.deal import epoch_streams, window_order, window_units
 from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
@@ -24,79 +21,27 @@ from fsdata.order.progress import Progress, SegmentState
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.schema import Schema
 
-SHARED_FROM = 1 << 20  # rows; the times of fewer are read by every process for itself
-_VERSION = 1
-_TIMES = "times"
-
-
-class Times:
-    """The sort keys of `fsdata.order.mix` by time, 8 bytes a row. Making it reads the time columns and blocks.
-
-    Of many rows the processes of a host read them once: one reads, the others wait and map the same memory.
-
-    Raises: as `OpenSource.read_times`.
-    """
-
-    def __init__(self, sources: Sequence[OpenSource], time: str, threads: int) -> None:
-        """time: `Schema.time`."""
-        self._field = time
-        self._shared: list[SharedArrays] = []
-        self._times = [self._of(source, threads) for source in sources]
-        self._ends = [np.cumsum(source.groups.row_counts) for source in sources]
-        self._rows = [source.groups.row_counts for source in sources]
-
-    def __call__(self, source: int, group: int) -> np.ndarray:
-        """int64 [rows] of a row group, read-only."""
-        end = int(self._ends[source][group])
-        return self._times[source][end - int(self._rows[source][group]) : end]
-
-    def _of(self, source: OpenSource, threads: int) -> np.ndarray:
-        def make(_: Path | None) -> Arrays:
-            return {_TIMES: _read(source, threads)}
-
-        if int(source.groups.row_counts.sum()) < SHARED_FROM:
-            return make(None)[_TIMES]
-        contents = repr(
-            (_VERSION, self._field, sorted(source.fingerprint.items()), source.opened.catalog.files.identity)
-        )
-        name = f"times{blake2b(contents.encode(), digest_size=16).hexdigest()}"
-        self._shared.append(SharedArrays(name, make, f"{source.label}, its times"))
-        return self._shared[-1][_TIMES]
-
-
-def _read(source: OpenSource, threads: int) -> np.ndarray:
-    groups = [source.groups[number] for number in range(len(source.groups))]
-    if threads == 1 or len(groups) < 2:
-        return np.concatenate([np.empty(0, np.int64), *map(source.read_times, groups)])
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="fsdata-times")
-    try:
-        return np.concatenate([np.empty(0, np.int64), *pool.map(source.read_times, groups)])
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 _FIRST_ROWS = 512
-_FEW_VALUES = 1 << 22  # are decoded in some 30 ms
+_FEW_VALUES = 1 << 22  # decoded in some 30 ms
 
 Fetched = Sequence[RemoteGroup | None]
-"""What was read ahead for a piece: one for each row group that it is decoded from, or nothing."""
+"""Bytes read ahead for a piece: one entry for each of its row groups; empty without read-ahead."""
 
 
 class Dataset:
-    """The rows of all sources: how many, in which order, and how to read them.
+    """The rows of all sources: number, order, and reading.
 
-    Planning reads no data, except that `mix="time"` reads the time columns.
+    Planning reads no data, except the time columns under `mix="time"`.
 
     Attributes:
-        bucket: rows -> int64 [n], a number for each; permuted rows of a window come in the order of these numbers.
-        followed: there is no end to it, see `fsdata.growing`.
-        meets: why ranks have to meet in every step; None where they need not.
-        segment_of: reads the segment of a saved state, of data that is followed.
-        window_units: units of a rank that are shuffled together; 0 without shuffling.
+        bucket: function rows -> int64 [n]; shuffled rows of a window are ordered by it. None without such a table, see
+            `Stage.bucket`.
+        followed: whether the data grows without end, see `fsdata.growing`.
+        segment_of: parses the segment of a saved state, for followed data.
+        window_units: number of units of a rank that are shuffled together; 0 without shuffling.
     """
 
     followed = False
-    meets: str | None = None
     segment_of: Callable[[dict[str, Any]], SegmentState] | None = None
 
     def __init__(
@@ -148,12 +93,12 @@ class Dataset:
                 self.fingerprint[f"source {number} {item}"] = value
 
     def close(self) -> None:
-        """Close the files that decoding threads keep open."""
+        """Close open files."""
         for source in self.sources:
             source.close()
 
     def rows_of(self, columns: list[Column], rows: int) -> RowRefs:
-        """Rows that came from other ranks; see `Stage.received`."""
+        """References to rows received from other ranks; see `Stage.received`."""
         if not self.layout.references:
             return RowRefs.of(Block.of(columns, rows))
         stage = next(stage for stage in self.sources[0].stages if stage.references)
@@ -166,17 +111,17 @@ class Dataset:
 
     @property
     def time_windows(self) -> np.ndarray | None:
-        """int64 [T + 1]: the rows of each window of time, of which each is an epoch; None without windows."""
+        """int64 [T + 1]: bounds of the time windows in rows. Each window is an epoch. None without windows."""
         return self._time_windows[1] if self._time_windows else None
 
     def rows_in(self, epoch: int) -> int:
-        """Rows of an epoch; of none behind the last window of time."""
+        """Rows of an epoch; 0 behind the last time window."""
         if self.time_windows is None:
             return self.rows
         return int(np.diff(self.time_windows[epoch : epoch + 2]).sum())
 
     def _units_of(self, epoch: int) -> tuple[int, int]:
-        """The first unit of an epoch, and the one behind its last."""
+        """(first unit of an epoch, unit behind its last)."""
         if self._time_windows is None:
             return 0, len(self._unit_rows)
         bounds = self._time_windows[0]
@@ -184,7 +129,7 @@ class Dataset:
         return int(bounds[begin]), int(bounds[end])
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
-        """What every rank still has to read of the epoch."""
+        """The remaining rows of the epoch, per rank."""
         begin, end = self._units_of(progress.epoch)
         first = epoch_streams(
             self._unit_rows[begin:end],
@@ -202,12 +147,13 @@ class Dataset:
         return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
     def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
-        """Decode the rows of a piece, in order, of which some may be dropped; see `RowRefs`. From any thread.
+        """References to all planned rows of a piece, in order, some of them dropped. Thread-safe.
 
-        fetched: what was read ahead for it, as `fetches_of` gives it.
+        fetched: the result of `fetches_of`, if the bytes were read ahead.
 
         Raises:
             ReadInPart: the piece has several row groups, and one behind the first cannot be read.
+            Other errors: see `OpenSource.read`.
         """
         with self.timing.of("decode"):
             unit = self._units[piece.unit]
@@ -223,7 +169,7 @@ class Dataset:
             return self._read_merged(unit, piece, fetched)
 
     def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
-        """Of a unit that merges rows of several row groups."""
+        """A piece of a unit in which rows of several row groups are merged by `mix`."""
         assert self._keys is not None
         keys = [self._keys(each.source, each.group)[each.start : each.stop] for each in unit.ranges]
         parts = []
@@ -234,19 +180,22 @@ class Dataset:
         return concat(parts).take(merge_order(unit, keys)[piece.start : piece.stop])
 
     def fetches_of(self, piece: Piece) -> list[RemoteGroup | None]:
-        """The row groups that a piece is decoded from, to be read ahead."""
+        """Handles to read the row groups of a piece ahead."""
         ranges = ((self.sources[each.source], each.group) for each in self._units[piece.unit].ranges)
         return [source.fetch(source.groups[group], self.layout) for source, group in ranges]
 
     def unit_ends(self, piece: Piece) -> np.ndarray:
-        """int64: rows of a piece up to the end of each of the whole units that it merges, or of its own."""
+        """int64: number of rows of a piece up to the end of each whole unit in it; at least its own end."""
         if not piece.more:
             return np.array([piece.rows])
         return np.cumsum(self._unit_rows[[piece.unit, *piece.more]])
 
     def windows(self, stream: Stream) -> Iterator[Window]:
-        """The windows of a stream; in order, they have no row that is not needed, and the first one has few. Small row
-        groups are decoded together then, where all files are local."""
+        """The windows of a stream.
+
+        Without shuffling, small row groups of local files are merged, the first window is short, and windows have no
+        rows that are not needed.
+        """
         if self._shuffle:
             return iter(stream)
         windows = iter(stream) if self._small is None else coalesced(stream, self._small)
@@ -260,7 +209,7 @@ class Dataset:
 
 
 def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
-    """See `Stage.bucket`; the last stage that has a table on disk decides."""
+    """See `Stage.bucket`: that of the last stage that has a table on disk."""
     stages = [source.stages for source in sources]
     in_turn = sorted((stage for of in stages for stage in of), key=lambda stage: -stage.turn)
     found = (stage.bucket(stages, layout) for stage in in_turn)
@@ -268,7 +217,7 @@ def _bucket(sources: Sequence[OpenSource], layout: Layout) -> Callable[[RowRefs]
 
 
 def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray] | None:
-    """(int64 [T + 1], the units of each window of time; int64 [T + 1], its rows); None without windows."""
+    """(int64 [T + 1], bounds of the time windows in units; int64 [T + 1], in rows); None without windows."""
     with_windows = [source for source in sources if source.time_windows is not None]
     if not with_windows:
         return None
@@ -282,9 +231,9 @@ def _time_windows(sources: Sequence[OpenSource]) -> tuple[np.ndarray, np.ndarray
 
 
 def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
-    """The same rows, the first few as a window of their own: the first batch need not wait for a whole row group.
+    """Splits the first window, so that the first batch does not wait for a whole row group.
 
-    most: a first window of so many rows stays whole, as its row group would be decoded twice.
+    most: a first window of at most so many rows is not split, since its row group would be decoded twice.
     """
     for first in windows:
         yield from first.cut(_FIRST_ROWS) if first.rows > max(2 * _FIRST_ROWS, most) else (first,)
@@ -293,7 +242,7 @@ def _begin_small(windows: Iterator[Window], most: int) -> Iterator[Window]:
 
 
 def _only_needed(window: Window) -> Window:
-    """The same rows in order, without those of the pieces that lie outside [start, stop)."""
+    """The window with its pieces cut to the rows in [start, stop)."""
     if window.rows == sum(piece.rows for piece in window.pieces):
         return window
     pieces, skip, left = [], window.start, window.rows
@@ -322,7 +271,7 @@ def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int
 
 
 def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray) -> SmallUnits | None:
-    """Of units that are the row groups of all sources; None without any that are small."""
+    """Small ones among units that are the row groups of all sources; None if there are none."""
     files, shares, first = [], [], 0
     for source in sources:
         small = source.small(layout)
@@ -337,7 +286,7 @@ def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray
 
 
 def _weights(sources: Sequence[OpenSource]) -> list[float]:
-    """The given weights, 1 where one is missing; with none given the row counts, so that all sources end together."""
+    """The weights of `mix="weighted"`, 1 if one is missing. Without any, row counts: all sources then end together."""
     if all(source.weight is None for source in sources):
         return [float(max(int(source.groups.row_counts.sum()), 1)) for source in sources]
     return [1.0 if source.weight is None else source.weight for source in sources]
@@ -350,7 +299,7 @@ class UnitsByNumber(Protocol):
 
 
 class ReadInPart(Exception):
-    """`error` was raised behind `rows`, the first planned rows of a piece."""
+    """`error` was raised after `rows`, the references to the first rows of a piece, had been read."""
 
     def __init__(self, rows: RowRefs, error: Exception) -> None:
         super().__init__(str(error))
@@ -358,7 +307,7 @@ class ReadInPart(Exception):
 
 
 def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> RowRefs:
-    """All rows of row groups, decoded together if nothing is wrong with any of them."""
+    """All rows of row groups, decoded together, or one by one if there is an error in any of them."""
     together = source.read_together(groups, layout)
     if together is not None:
         return together

@@ -1,4 +1,4 @@
-"""What must not happen silently: no way to other ranks, a worker process of torch, StopIteration of the user's code."""
+"""Checks of misuse that would lose or repeat rows silently: worker processes of torch, StopIteration of user code."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,18 +9,19 @@ from torch.utils.data import get_worker_info
 from fsranks.rank_context import RankContext
 
 ResultT = TypeVar("ResultT")
-_NO_GROUP = "{why} makes the ranks talk at every step, but {missing}"
+_NO_GROUP = "{why} makes the ranks communicate in every step, but {missing}"
 _NOT_INITIALIZED = (
     "torch.distributed is not initialized: call torch.distributed.init_process_group before making the loader"
 )
 _OTHER_RANKS = (
-    "rank= and world_size= are not those of torch.distributed: give process_group=, the group of the ranks that share "
-    "the data, in their place"
+    "rank= and world_size= are not those of torch.distributed: instead of them, give process_group=, the group of the "
+    "ranks that share the data"
 )
 
 
 def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
-    """What `call` gives. StopIteration of the user's code is no end of the data, and must not end the loop."""
+    """The result of `call`. StopIteration of user code is an error: nodes and loops would take it for the end of the
+    data."""
     try:
         return call()
     except StopIteration as error:
@@ -28,10 +29,10 @@ def not_the_end(what: str, call: Callable[[], ResultT]) -> ResultT:
 
 
 def check_worker(what: str, context: RankContext, *, own_share: bool = False) -> None:
-    """RuntimeError in a worker process of a torch DataLoader: each worker would read all rows of its rank, and ranks
-    cannot reach each other from workers.
+    """RuntimeError in a worker process of a torch DataLoader: each worker would read all rows of its rank, and workers
+    cannot communicate with other ranks.
 
-    own_share: this worker has rank and world size of its own, so rows come once.
+    own_share: the worker has a rank and world size of its own, so that every row is read once.
     """
     worker = get_worker_info()
     if worker is None or (own_share and context.group is None):
@@ -48,7 +49,7 @@ def check_worker(what: str, context: RankContext, *, own_share: bool = False) ->
 
 
 def check_group(context: RankContext, why: str) -> None:
-    """ValueError where ranks have to talk and cannot."""
+    """ValueError if several ranks have no way to communicate. why: what needs it."""
     if context.world_size > 1 and context.reach() is None:
         missing = _OTHER_RANKS if dist.is_available() and dist.is_initialized() else _NOT_INITIALIZED
         raise ValueError(_NO_GROUP.format(why=why, missing=missing))

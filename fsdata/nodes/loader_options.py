@@ -1,4 +1,4 @@
-"""The arguments of a loader, checked."""
+"""Checks of the arguments of a loader, before any file is opened. `FreeScaleDataLoader` documents them."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ UNEVEN = get_args(Uneven)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Arguments that stand on their own, checked."""
+    """The arguments that can be checked without files, schema or other ranks."""
 
     batch_size: int
     max_tokens: int | None
@@ -45,12 +45,12 @@ class LoaderOptions:
             object.__setattr__(self, name, value)
 
     def shared(self) -> dict[str, str]:
-        """What all ranks must have been given alike."""
+        """The options that must be equal on all ranks, for their comparison."""
         return {name: repr(getattr(self, name)) for name in ("batch_size", "max_tokens", "uneven", "drop_last")}
 
 
 def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any]:
-    """The options that decide the order of rows, by name."""
+    """The options that determine the order of rows, by name."""
     window = plain(shuffle_window)
     if not isinstance(window, float):
         window = integer("shuffle_window", window, 1)
@@ -60,7 +60,7 @@ def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any
 
 
 def can_pin(wanted: bool) -> bool:
-    """Whether to pin; warns where it is wanted and there is no device."""
+    """Whether to pin memory. Warns if it is requested and there is no device."""
     if boolean("pin_memory", wanted) and not torch.cuda.is_available():
         warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
         return False
@@ -74,7 +74,7 @@ def check_sources(sources: Sequence[ParquetSource], schema: Schema) -> None:
     for source in sources:
         if not isinstance(source, ParquetSource):
             hint = f"; write ParquetSource({source!r})" if isinstance(source, str | os.PathLike) else ""
-            raise TypeError(f"sources holds ParquetSource objects, got {type(source).__name__}: {source!r}{hint}")
+            raise TypeError(f"sources takes ParquetSource objects, got {type(source).__name__}: {source!r}{hint}")
     if not isinstance(schema, Schema):
         raise TypeError(f"schema must be a Schema, got {type(schema).__name__}")
 

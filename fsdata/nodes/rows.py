@@ -1,4 +1,4 @@
-"""The second node: pieces of row groups are decoded ahead by threads, and become windows of rows by reference."""
+"""The second node: threads decode pieces of row groups ahead, which become windows of rows by reference."""
 
 import logging
 from collections import deque
@@ -25,19 +25,19 @@ from fsranks.machine.cores import cores_of_this_rank
 
 _LOG = logging.getLogger("fsdata")
 _TOO_SMALL = (
-    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are held all the same. "
+    "memory=%d bytes are less than the %d bytes of the rows that are shuffled together, which are kept all the same. "
     "Give more, or a smaller shuffle_window"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """Rows of a window in the order in which they are used.
+    """The rows of a window in the order of their use, without dropped ones.
 
     Attributes:
-        rows: without those that dropped out.
-        passed: int64 [n], or a range: how many rows of this rank's stream have been passed with each of them, those
-            that dropped out included. end: with all of the window.
+        rows: references to n rows.
+        passed: int64 [n], or a range: position in this rank's stream behind each row, dropped rows included. end:
+            position behind the window.
     """
 
     rows: RowRefs
@@ -46,7 +46,7 @@ class WindowRows:
 
 
 class Rows(Node[WindowRows]):
-    """Windows of rows by reference. Blocks until a window is decoded.
+    """Windows of rows by reference. `next` blocks until a window is decoded.
 
     Args:
         num_threads, read_ahead, memory: see `FreeScaleDataLoader`.
@@ -97,7 +97,7 @@ class Rows(Node[WindowRows]):
             self._to_submit = (partial(self._fetched, self._fetches, fetch) for fetch in self._fetches)
 
     def next(self) -> WindowRows:
-        """Raises what decoding raised, at the first row concerned; begin anew afterwards."""
+        """Raises an error of decoding behind the rows before it. The epoch has to be restarted afterwards."""
         if self._error is not None:
             raise self._error
         window = next(self._windows)
@@ -120,12 +120,12 @@ class Rows(Node[WindowRows]):
         return found
 
     def go_on(self) -> None:
-        """Decode further ahead where there was no memory for it and there may be now."""
+        """Resume decoding ahead if it was paused for lack of memory."""
         if self._memory is not None:
             self._submit(max(self._threads, self.source.data.window_units))
 
     def note_held(self) -> None:
-        """Where most is held: before the last rows of a window go."""
+        """Note peak memory; called when the last rows of a window are about to be released."""
         self.most_bytes = max(self.most_bytes, self._held())
 
     def on_close(self) -> None:
@@ -135,7 +135,7 @@ class Rows(Node[WindowRows]):
             self.read_ahead.close()
 
     def on_end(self) -> None:
-        """Decode no further; running decodes end by themselves. Blocks for requests under way."""
+        """Cancel decoding ahead. Running decodes finish on their own. Blocks for requests in flight."""
         for future in self._pending:
             future.cancel()
         self._pending.clear()
@@ -144,8 +144,8 @@ class Rows(Node[WindowRows]):
         self._windows, self._to_submit = iter(()), iter(())
 
     def _submit(self, limit: int, needed: int = 0) -> None:
-        """Have `limit` pieces decoded; beyond those that are `needed`, as long as there is room for them."""
-        # What a window needs is decoded even if memory is full: else the loop would wait for ever.
+        """Submit up to `limit` pieces; those beyond `needed` only if memory allows."""
+        # Pieces of the next window are decoded even if memory is full: otherwise the loop would wait for ever.
         while len(self._pending) < limit and (len(self._pending) < needed or self._has_room()):
             work = next(self._to_submit, None)
             if work is None:
@@ -153,15 +153,15 @@ class Rows(Node[WindowRows]):
             self._pending.append(self._executor.submit(work))
 
     def _has_room(self) -> bool:
-        """Whether one more piece fits into memory, and those that are being decoded, if none is larger than before."""
+        """Whether memory allows one more piece, assuming that none is larger than those before."""
         if self._memory is None:
             return True
-        # What is being decoded has no size yet: the largest piece so far stands for it.
+        # The size of a running decode is not known yet: the largest piece so far is its estimate.
         coming = 1 + sum(not future.done() for future in self._pending)
         return self._largest > 0 and self._held() + coming * self._largest <= self._memory
 
     def _held(self) -> int:
-        """Bytes of all rows that are decoded, and of those given that something still refers to."""
+        """Bytes of blocks that wait, and of returned blocks that are still referred to."""
         blocks = {block for each in self._given if (block := each()) is not None}
         for future in self._pending:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -174,7 +174,7 @@ class Rows(Node[WindowRows]):
             _LOG.warning(_TOO_SMALL, self._memory, window)
 
     def _fetched(self, fetches: Any, fetch: Any) -> RowRefs:
-        """Of a piece whose bytes are on their way, see `fsdata.remote.read_ahead`."""
+        """Read a piece whose bytes are being fetched, see `fsdata.remote.read_ahead`."""
         data = self.source.data
         try:
             with data.timing.of("fetch"):
@@ -195,8 +195,8 @@ class Rows(Node[WindowRows]):
             return WindowRows(rows, passed, end)
         passed_by = np.asarray(passed)[alive]
         if len(alive):
-            # Dropped rows at the end of a unit are passed with the last one of it that lives. So a state is the same
-            # whatever small units were decoded together.
+            # Dropped rows at the end of a unit are passed with its last other row: by unit, not by window, so a
+            # state does not depend on which small units were decoded together.
             ends = np.array([window.rows])
             if self._order is None and len(window.pieces) == 1:
                 ends = np.minimum(self.source.data.unit_ends(window.pieces[0]) - window.start, window.rows)
@@ -206,10 +206,10 @@ class Rows(Node[WindowRows]):
         return WindowRows(rows.take(alive), passed_by, end)
 
     def _permuted(self, window: Window, rows: RowRefs) -> np.ndarray:
-        """int64 [rows of the window]: which of `rows`, those of all of its pieces, come first, second, ..."""
+        """int64 [rows of the window]: permutation of `rows`, which are those of all its pieces."""
         assert self._order is not None
         order = self._order(window)
-        if self.source.data.bucket is not None:  # permuted rows come bucket by bucket
+        if self.source.data.bucket is not None:  # stable: within a bucket the order stays random
             alive = rows.alive
             bucket = np.zeros(rows.num_rows, np.int64)
             bucket[alive] = self.source.data.bucket(rows.take(alive))

@@ -1,4 +1,4 @@
-"""What the time of a loader goes into."""
+"""Measures how much time a loader spends on each activity."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from types import TracebackType
 
 
 class Timing:
-    """Seconds by name. Thread-safe.
+    """Seconds by activity. Thread-safe.
 
-    Names: `fetch`, waiting for bytes that are read ahead, and `decode`, with reading bytes that are not, both in all
-    decoding threads together; `wait_for_decoding`, `exchange` (small exchanges and moving samples, with waiting for
-    peers) and `assemble`, in the thread that makes batches; `wait`, of the training loop for the next batch.
+    `fetch`: waiting for bytes that are read ahead; `decode`: decoding, with reading all other bytes. Both are sums over
+    all decoding threads. In the prefetch thread: `wait_for_decoding`; `exchange`: small exchanges and moving samples,
+    with waiting for peers; `assemble`: copying values into batches. `wait`: the training loop waits for a batch.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Timing:
         self._lock = threading.Lock()
 
     def of(self, name: str) -> "_Block":
-        """Count the time of the block, also where it raises."""
+        """A context manager that adds the time of its block, also if the block raises."""
         return _Block(self, name)
 
     def add(self, name: str, seconds: float) -> None:
@@ -32,7 +32,7 @@ class Timing:
 
 
 class _Block:
-    """A context manager; a class, as a generator takes twice the time, and every step has several."""
+    """A class, as a context manager made of a generator takes twice the time, and every step has several."""
 
     __slots__ = ("_begin", "_name", "_timing")
 

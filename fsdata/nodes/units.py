@@ -1,4 +1,4 @@
-"""The first node: files are found, opened and compared over all ranks; then every rank knows what it will read."""
+"""The first node: finds and opens files, compares them over all ranks, and computes which rows each rank reads."""
 
 import logging
 import os
@@ -36,20 +36,20 @@ _NOT_COMPARED = (
     "%s. torch.distributed.init_process_group before making the loader compares them"
 )
 
-Also = Callable[["Units"], Mapping[str, str]]
-"""What ranks have to have alike besides the data, asked for while they meet; may raise."""
+Also = Callable[[], Mapping[str, str]]
+"""Returns further items that must be equal on all ranks; may raise: the other ranks get the error, too."""
 
 
 class Units(First[Window]):
-    """Which rows this rank reads, in which order: windows of pieces of row groups. Iterating reads no data.
+    """The rows that this rank reads, in order: windows of pieces of row groups. Iterating reads no data.
 
-    Making it reads footers, and compares files and arguments over all ranks: every rank does, in the same order, on the
-    main thread. The arguments are those of `FreeScaleDataLoader`.
+    The constructor reads footers, and compares files and arguments over all ranks. It is collective: on every rank, in
+    the same order, on the main thread. The arguments are those of `FreeScaleDataLoader`.
 
     Attributes:
-        data: the rows of all sources. context: which rank this is.
-        pool: where decoded values are copied to.
-        left: int64 [W], planned rows that each rank has to pass from the place on where this began.
+        data: the rows of all sources. context: rank and world size.
+        pool: memory to which decoded values are copied.
+        left: int64 [W], planned rows of each rank from the position at which the epoch, or its segment, began.
     """
 
     def __init__(
@@ -82,32 +82,35 @@ class Units(First[Window]):
         self._check_worker = partial(check_worker, what, self.context, own_share=own_share)
         self._check_worker()
         self.pool = Pool()
-        pool = self.pool if shuffle else None  # unshuffled rows go at once, they need not be copied out of Arrow
+        # Rows in order are consumed soon after they are decoded, so they can stay in Arrow's memory until then.
+        pool = self.pool if shuffle else None
+        # All that may fail is inside the meeting: an error on one rank is raised on all, so none waits for another.
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
             check_sources(sources, schema)
             make_ready(kernels_of(sources, self.context.world_size))
             hosts = _hosts(self.context, timeout_s)
-            shown = self.context.rank == 0
+            show = self.context.rank == 0
             opened = [
-                open_source(source, schema, index=index, show=shown, threads=threads, pool=pool, hosts=hosts)
+                open_source(source, schema, index=index, show=show, threads=threads, pool=pool, hosts=hosts)
                 for index, source in enumerate(sources)
             ]
             order["world_size"] = self.context.world_size
             follow = next((source.follow for source in sources if source.follow is not None), None)
             if follow is not None and len(sources) > 1:
-                raise ValueError(
-                    "a source that is followed is the only one of its loader: there is no end to mix it with"
-                )
+                raise ValueError("a followed source has no end, so it cannot be mixed with others: give it alone")
             self.data: Dataset = (
                 Dataset(opened, schema, mix=mix, threads=threads, **order)
                 if follow is None
                 else followed_data(opened[0], sources[0], schema, **order)
             )
-            parts = {f"source {n} {item}": each.parts for n, each in enumerate(opened) for item in ("files", "footers")}
-            same = {**self.data.fingerprint, **({} if also is None else also(self))}
-            meeting.agree(same, parts=parts)
+            # What `fingerprint` has only a digest of: errors name the files that differ.
+            items = ("files", "footers")
+            parts = {f"source {n} {item}": source.parts for n, source in enumerate(opened) for item in items}
+            equal = {**self.data.fingerprint, **({} if also is None else also())}
+            meeting.agree(equal, parts=parts)
         if self.context.world_size > 1 and self.context.reach() is None:
-            digest = blake2b(repr(sorted(same.items())).encode(), digest_size=8).hexdigest()
+            # Ranks without a process group cannot compare, but a person can compare the digests in their logs.
+            digest = blake2b(repr(sorted(equal.items())).encode(), digest_size=8).hexdigest()
             _LOG.warning(_NOT_COMPARED, self.context.rank, self.context.world_size, digest)
         self.next_epoch = 0
         self._began = Progress.start(0, self.context.world_size)
@@ -124,7 +127,7 @@ class Units(First[Window]):
         return self.place_after(self._passed)
 
     def place_after(self, passed: int) -> Progress:
-        """Where the job stands when this rank has passed so many rows."""
+        """The position of the job after this rank has passed so many rows."""
         if passed and self.context.world_size > 1:
             raise RuntimeError(
                 "this rank does not know how many rows the others have passed: take the state of a Steps, LocalSteps "
@@ -141,11 +144,10 @@ class Units(First[Window]):
         return to_state(progress, self.data.fingerprint)
 
     def on_begin(self, progress: Progress) -> None:
-        self._check_worker()  # of a loader that was made before the worker was forked
+        self._check_worker()  # again: the loader may have been made before the worker was forked
         if self.data.followed and progress.segment is None:
             raise ValueError(
-                "a source that is followed needs a Followed node behind LocalSteps or BalancedSteps, which waits for "
-                "files"
+                "a followed source needs a Followed node behind LocalSteps or BalancedSteps, which waits for files"
             )
         self.next_epoch = progress.epoch + 1
         self._began, self._passed = progress, 0
@@ -164,7 +166,7 @@ class Units(First[Window]):
 
 
 def _hosts(context: RankContext, timeout_s: float) -> Hosts | None:
-    """None where all ranks are known to be on one host, or have no group."""
-    alone = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
+    """None if all ranks are known to be on one host, or have no group."""
+    one_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) >= context.world_size
     network = context.reach()
-    return None if network is None or alone else Hosts(network.store("catalog", timeout_s), timeout_s)
+    return None if network is None or one_host else Hosts(network.store("catalog", timeout_s), timeout_s)

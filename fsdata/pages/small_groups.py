@@ -67,7 +67,7 @@ class SmallGroups:
         """See the protocol."""
         number, rows = groups[0].file, sum(group.rows for group in groups)
         plan = plans[self._files.kind_of[number]]
-        with self._files.open_files.using(self._files.known_file(number)) as file:
+        with self._files.open_files.using(self._files.expected_file(number)) as file:
             indices = [group.index for group in groups]
             batch = read(file.parquet, file.source, file.chunks, indices, plan.leaves, rows)
         # Faults are raised here, and noted when the row groups are then decoded one by one: only then the row is known.

@@ -1,6 +1,6 @@
-"""Row groups of files that are not local.
+"""Row groups of remote files.
 
-They are read whole before they are decoded: `byte_ranges` plans by which requests, a `row_group` is
-read by any threads and is then a file in memory. `read_ahead` reads row groups in the order in which they will be
-decoded, in threads of its own, up to a number of bytes.
+All needed bytes of a row group are read before it is decoded: `byte_ranges` plans the requests, and `row_group` reads
+them, in any threads, into a file in memory. `read_ahead` does so in I/O threads, in the order of decoding, up to a
+bound in bytes.
 """

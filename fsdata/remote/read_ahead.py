@@ -1,11 +1,11 @@
-"""Row groups are read by I/O threads ahead of the threads that decode them, in the order in which these want them.
+"""I/O threads read row groups ahead of the threads that decode them, in the order of decoding.
 
-Files are opened for some row groups ahead, which tells what has to be requested. Requests then go out in order, as long
-as the bytes that were requested, and whose row groups are not decoded yet, stay within a bound. When all row groups
-before it are decoded, one that is larger than the bound may hold more, and nothing else is held then.
+The files of the next row groups are opened first, because their footers have the byte ranges. Requests are then issued
+in order, as long as the bytes that were requested and are not decoded yet stay within a bound. The oldest row group may
+exceed the bound: otherwise one that is larger than the bound would never be read.
 
-Nothing waits in a circle: I/O threads wait for the store only, and requests go out in the order in which row groups are
-decoded, so those that hold a request back are all decoded without it.
+There is no deadlock. I/O threads wait only for the store. A request that the bound delays waits for the decoding of
+earlier row groups, all of whose requests were issued before it.
 """
 
 import threading
@@ -20,22 +20,22 @@ from fsdata.remote.row_group import RowGroupBytes
 ItemT = TypeVar("ItemT")
 
 THREADS = 24  # Arrow's S3 has 25 connections
-_ITEMS = 256  # known ahead, however small their row groups are
+_ITEMS = 256  # planned ahead at most, however small their row groups are
 
 
 class Fetch(Generic[ItemT]):
-    """The row groups of one item on their way.
+    """The reads for one item.
 
     Attributes:
-        row_groups: what decoding the item takes, None for row groups of local files.
-        bytes: of the item that were requested so far.
-        requests: what is still to be requested; left: requests without an answer.
+        row_groups: the row groups that decoding the item needs; None for those of local files.
+        bytes: bytes of the item that were requested so far.
+        requests: requests that are not issued yet; left: requests without an answer.
     """
 
     def __init__(self, item: ItemT, row_groups: Sequence[RowGroupBytes | None]) -> None:
         self.item = item
         self.row_groups = row_groups
-        self.remote = [each for each in row_groups if each is not None]
+        self.remote = [row_group for row_group in row_groups if row_group is not None]
         self.bytes = 0
         self.requests: deque[tuple[RowGroupBytes, ByteRange]] = deque()
         self.opened = not self.remote
@@ -44,7 +44,7 @@ class Fetch(Generic[ItemT]):
         self.ready = threading.Event()
 
     def wait(self) -> None:
-        """Block until the row groups were read, or reading them has failed, which decoding then says.
+        """Block until all row groups were read or a read has failed. Decoding raises the error of a failed read.
 
         Raises:
             CancelledError: the epoch has ended.
@@ -55,9 +55,9 @@ class Fetch(Generic[ItemT]):
 
 
 class Fetches(Generic[ItemT]):
-    """An iterator over `items`, each as a `Fetch` that I/O threads work on already. Made by `ReadAhead.over`.
+    """An iterator over `items`, each as a `Fetch` that I/O threads already read. Made by `ReadAhead.over`.
 
-    One thread iterates, any threads wait and release.
+    One thread iterates; any thread may call `Fetch.wait` and `release`.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Fetches(Generic[ItemT]):
         self._pool = pool
         self._items = items
         self._of_item = of_item
-        self._ahead: deque[Fetch[ItemT]] = deque()  # not handed out yet
-        self._planned: deque[Fetch[ItemT]] = deque()  # not opened yet
-        self._opening: deque[Fetch[ItemT]] = deque()  # not all of it requested yet
+        self._ahead: deque[Fetch[ItemT]] = deque()  # not returned by the iterator yet
+        self._planned: deque[Fetch[ItemT]] = deque()  # files not opened yet
+        self._opening: deque[Fetch[ItemT]] = deque()  # not all requests issued yet
         self._live: dict[Fetch[ItemT], None] = {}  # not released yet, in order
-        self._held = 0
+        self._bytes = 0  # requested and not released
         self._running = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -94,15 +94,15 @@ class Fetches(Generic[ItemT]):
         return self._ahead.popleft()
 
     def release(self, fetch: Fetch[ItemT]) -> None:
-        """The item was decoded: forget its bytes, and request others in their place."""
+        """Free the bytes of a decoded item, and issue further requests."""
         fetch.row_groups, fetch.remote = (), []
         with self._changed:
             self._live.pop(fetch, None)
-            self._held -= fetch.bytes
+            self._bytes -= fetch.bytes
         self._advance()
 
     def close(self) -> None:
-        """Read nothing more, and wake who waits. Blocks until the requests under way have ended."""
+        """Issue no further requests, and wake waiting threads. Blocks until the running requests have ended."""
         with self._changed:
             self._cancel()
             self._changed.wait_for(lambda: not self._running)
@@ -121,10 +121,11 @@ class Fetches(Generic[ItemT]):
             try:
                 while not self._closed and (self._request_next() or self._open_next()):
                     pass
-            except RuntimeError:  # Python is ending and takes no work any more: nobody may wait for it
+            except RuntimeError:  # the interpreter is shutting down and the pool accepts no work: wake waiting threads
                 self._cancel()
 
     def _open_next(self) -> bool:
+        # A bound on the files that are opened before their requests can be issued.
         if not self._planned or len(self._opening) >= self._pool.threads:
             return False
         fetch = self._planned.popleft()
@@ -134,29 +135,30 @@ class Fetches(Generic[ItemT]):
         return True
 
     def _request_next(self) -> bool:
+        # Requests are issued strictly in order: a later row group must not take the bytes that an earlier one needs.
         if not self._opening or not self._opening[0].opened:
             return False
         fetch = self._opening[0]
         if not fetch.requests:
             self._opening.popleft()
-            if not fetch.bytes:
+            if not fetch.bytes:  # local, failed to open, or nothing to read: no answer will set `ready`
                 fetch.ready.set()
             return True
-        row_group, part = fetch.requests[0]
-        size = part[1] - part[0]
-        if self._held + size > self._pool.limit and fetch is not next(iter(self._live)):
+        row_group, byte_range = fetch.requests[0]
+        size = byte_range[1] - byte_range[0]
+        if self._bytes + size > self._pool.limit and fetch is not next(iter(self._live)):
             return False
         fetch.requests.popleft()
         fetch.bytes += size
-        self._held += size
-        self._pool.peak = max(self._pool.peak, self._held)
-        self._pool.submit(self._run, self._read, fetch, row_group, part)
+        self._bytes += size
+        self._pool.peak = max(self._pool.peak, self._bytes)
+        self._pool.submit(self._run, self._read, fetch, row_group, byte_range)
         return True
 
     def _run(self, job: Callable[..., None], *arguments: object) -> None:
-        """One job in an I/O thread."""
+        """Run one job, in an I/O thread."""
         with self._changed:
-            if self._closed:
+            if self._closed:  # queued before `close`, which does not wait for it
                 return
             self._running += 1
         try:
@@ -170,35 +172,35 @@ class Fetches(Generic[ItemT]):
     def _open(self, fetch: Fetch[ItemT]) -> None:
         for row_group in fetch.remote:
             try:
-                fetch.requests += [(row_group, part) for part in row_group.plan()]
+                fetch.requests += [(row_group, byte_range) for byte_range in row_group.plan()]
             except BaseException as error:
                 row_group.fail(error)
         with self._changed:
             fetch.left = len(fetch.requests)
             fetch.opened = True
 
-    def _read(self, fetch: Fetch[ItemT], row_group: RowGroupBytes, part: ByteRange) -> None:
+    def _read(self, fetch: Fetch[ItemT], row_group: RowGroupBytes, byte_range: ByteRange) -> None:
         try:
-            row_group.read(part)
+            row_group.read(byte_range)
         except BaseException as error:
             row_group.fail(error)
         with self._changed:
             fetch.left -= 1
             last = fetch.left == 0
         if last:
-            for each in fetch.remote:
-                each.finish()
+            for remote in fetch.remote:
+                remote.finish()
             fetch.ready.set()
 
 
 class ReadAhead:
-    """The I/O threads of one rank, and the bound on what they hold.
+    """The I/O threads of one rank, and the bound on the bytes that they read ahead.
 
     Args:
-        limit: bytes that were requested and are not decoded yet.
+        limit: maximum number of bytes that were requested and are not decoded yet.
 
     Attributes:
-        peak: the most bytes that were held at a time.
+        peak: the largest number of such bytes so far.
     """
 
     def __init__(self, limit: int, threads: int = THREADS) -> None:
@@ -211,9 +213,9 @@ class ReadAhead:
     def over(
         self, items: Iterator[ItemT], of_item: Callable[[ItemT], Sequence[RowGroupBytes | None]]
     ) -> Fetches[ItemT]:
-        """`items` in their order, while the row groups of those to come are read. Close it before this object."""
+        """Iterate over `items` in order while the row groups of later items are read. Close it before this object."""
         return Fetches(self, items, of_item)
 
     def close(self) -> None:
-        """End the threads. Blocks until the requests under way have ended."""
+        """End the threads. Blocks until the running requests have ended."""
         self._executor.shutdown(cancel_futures=True)

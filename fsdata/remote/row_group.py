@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fsdata.catalog.footers import column_ranges, parquet_file
-from fsdata.decode.open_files import Known, OpenParquet, modified
+from fsdata.decode.open_files import ExpectedFile, OpenParquet, modified
 from fsdata.remote.byte_ranges import ByteRange, requests
 
 _MOST_OPEN = 64
@@ -36,27 +36,27 @@ class RemoteFiles:
         unplanned_reads: number of reads by decoders that were not planned.
     """
 
-    def __init__(self, open: Callable[[Known], OpenParquet]) -> None:
+    def __init__(self, open: Callable[[ExpectedFile], OpenParquet]) -> None:
         self.bytes_read = 0
         self.unplanned_reads = 0
         self._open = open
         self._slots: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
 
-    def group(self, known: Known, index: int, leaves: Sequence[int]) -> "RowGroupBytes":
+    def group(self, expected: ExpectedFile, index: int, leaves: Sequence[int]) -> "RowGroupBytes":
         """The bytes of leaf columns of a row group; nothing is read yet."""
-        return RowGroupBytes(self, known, index, leaves)
+        return RowGroupBytes(self, expected, index, leaves)
 
-    def get(self, known: Known) -> OpenParquet:
+    def get(self, expected: ExpectedFile) -> OpenParquet:
         """The open file. Blocks for some requests to the store if it is not open yet. Raises as `open`."""
         with self._lock:
-            slot = self._slots.setdefault(known.file.path, _Slot())
-            self._slots.move_to_end(known.file.path)
+            slot = self._slots.setdefault(expected.file.path, _Slot())
+            self._slots.move_to_end(expected.file.path)
             while len(self._slots) > _MOST_OPEN:
                 self._slots.popitem(last=False)  # not closed, as other threads may be reading from it
         with slot.lock:
             if slot.opened is None:
-                slot.opened = self._open(known)
+                slot.opened = self._open(expected)
             return slot.opened
 
     def forget(self, opened: OpenParquet) -> None:
@@ -77,7 +77,7 @@ class RemoteFiles:
             self.unplanned_reads += not planned
         return content
 
-    def check(self, opened: OpenParquet, known: Known) -> None:
+    def check(self, opened: OpenParquet, expected: ExpectedFile) -> None:
         """Check that the file is still the one that was opened. Blocks for a request to the store.
 
         Raises:
@@ -86,7 +86,7 @@ class RemoteFiles:
         """
         if modified(opened.file) != opened.stamp:
             self.forget(opened)
-            self.get(known)
+            self.get(expected)
             raise ConnectionError(f"{opened.file.path}: written again while it was being read")
 
 
@@ -100,13 +100,13 @@ class RowGroupBytes:
     are retried, or treated as damage.
 
     Args:
-        known, group: the file, and the index of the row group in it.
+        expected, group: the file, and the index of the row group in it.
         leaves: the leaf columns that are decoded.
     """
 
-    def __init__(self, files: RemoteFiles, known: Known, group: int, leaves: Sequence[int]) -> None:
+    def __init__(self, files: RemoteFiles, expected: ExpectedFile, group: int, leaves: Sequence[int]) -> None:
         self._files = files
-        self._known = known
+        self._expected = expected
         self._group = group
         self._leaves = leaves
         self._opened: OpenParquet | None = None
@@ -125,7 +125,7 @@ class RowGroupBytes:
             OSError: it cannot be reached.
         """
         if self._opened is None:
-            opened = self._files.get(self._known)
+            opened = self._files.get(self._expected)
             row_group = opened.parquet.metadata.row_group(self._group)
             self._ranges = requests(column_ranges(row_group, self._leaves))
             if opened.stamp != self._stamp:
@@ -161,7 +161,7 @@ class RowGroupBytes:
             Errors raised in the context; the next call then reads everything again.
         """
         opened = self._complete()
-        source = _InMemory(self._contents, self._known.size, self._unplanned)
+        source = _InMemory(self._contents, self._expected.size, self._unplanned)
         try:
             # pre_buffer would read the gaps between columns, too
             parquet = parquet_file(source, metadata=opened.parquet.metadata, pre_buffer=False)
@@ -191,7 +191,7 @@ class RowGroupBytes:
 
     def _check(self) -> None:
         assert self._opened is not None
-        self._files.check(self._opened, self._known)
+        self._files.check(self._opened, self._expected)
         self._checked = True
 
     def _reopen(self) -> None:

@@ -1,1 +1,1 @@
-"""Not written in Python: `infer_schema` guesses a schema from files, a `toml_file` says sources and schema."""
+"""Descriptions of data outside of Python: `infer_schema` guesses a schema from files, `toml_file` reads sources."""

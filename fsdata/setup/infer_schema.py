@@ -1,8 +1,8 @@
-"""A schema to begin with, guessed from the columns of files: for `Schema.infer` and `freescale init`.
+"""Guesses a first schema from the columns of files, for `Schema.infer` and `freescale init`.
 
-Every column gets one guess, with the reason in words. Its type decides what it can be. Its name and its values decide
-between what is left: an integer may be an id, an amount, a label or a time. Lists that have the same lengths in all
-rows that were looked at are one sequence.
+Every column gets one guess, with the reason in words. Its type determines the possible roles, its name and its values
+select one of them: an integer may be an id, an amount, a label or a time. Lists with the same lengths in all sampled
+rows are one sequence.
 """
 
 import datetime
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaves_of, objection, plain
 from fsdata.catalog.binding.column_paths import array_at, paths_in
-from fsdata.catalog.footers import footer_bytes, open_file, parquet_file, parsed
+from fsdata.catalog.footers import check_footer, footer_bytes, open_file, parquet_file, parse_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying, unreachable
@@ -30,8 +30,8 @@ from fsdata.schema import Sequence as Group
 
 _LOG = logging.getLogger("fsdata")
 _FILES = 8
-_ROWS = 8192  # of all files together
-_VALUES = 1 << 20  # of a list column that are looked at
+_ROWS = 8192  # sampled from all files together
+_VALUES = 1 << 20  # sampled from a list column
 
 _LABEL = {"label", "labels", "click", "clicks", "clicked", "conversion", "converted", "purchased", "bought", "liked"}
 _EVENT_LABEL = {"label", "labels"}  # past clicks are features of a history
@@ -39,24 +39,24 @@ _CANDIDATE = {"candidate", "candidates", "impression", "impressions", "slate", "
 _TIME = {"ts", "time", "timestamp", "date", "datetime"}
 _AMOUNT = {"age", "n", "count", "num", "days", "hours", "price", "amount", "quantity", "score", "rate", "duration"}
 _ID_OF_A_ROW = {"request", "impression", "session", "trace", "event"}
-_MOST_LABELS = 32  # different numbers: more are ids
-_UNIQUE = 0.9  # share of the rows with a text of their own, from which on it is passed through
+_MOST_LABELS = 32  # distinct values of a label; a column with more has ids
+_UNIQUE = 0.9  # share of distinct texts from which on a text is passed through
 _OR_CONTEXT = "; if the model may know it beforehand, it is context"
 _YEAR_1990, _YEAR_2100 = 631_152_000, 4_102_444_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What a column is taken for.
+    """The guess for one column.
 
     Attributes:
         column: its name, or its path through structs.
-        role: a field of `Schema`; of the `Sequence` called `group`, if it has one; None where it is left out.
-        why: in words.
-        buckets: how many ids a text is hashed to; 0 where it is no text, or stays one.
-        text: it is a text and stays one.
-        gaps: where a row or an element has no value, why: it is null or not finite, or files lack the column.
-        instead: the column that has the role which this one could have, too; None where there is none.
+        role: the option of `Schema`, or of the `Sequence` called `group`, that lists it; None if the schema omits it.
+        why: the reason, in words.
+        buckets: number of ids to which a text is hashed; 0 if the column is not a hashed text.
+        text: whether it is a text that is passed through.
+        gaps: the reason for missing values: nulls or values that are not finite, or files without the column.
+        instead: the column that has the only place for this role; None if the place is free.
     """
 
     column: str
@@ -71,11 +71,11 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guesses:
-    """All columns of some files, in their order.
+    """The guesses for all columns of some files, in the order of the columns.
 
     Attributes:
-        files, rows: how many were looked at, of `all_files`.
-        groups: sequences, the longest first, and maybe `candidates` -> what their lists have in common, in words.
+        files, rows: number of sampled files, among `all_files`, and rows.
+        groups: name of a sequence, the longest first, or `candidates` -> description of its lists.
         partitions: keys of `key=value` folders -> a value.
     """
 
@@ -88,7 +88,7 @@ class Guesses:
 
     @property
     def schema(self) -> Schema:
-        """Without the columns that are left out."""
+        """The schema of all columns with a role."""
         used = [guess for guess in self.columns if guess.role]
         sequences = [_sequence(name, used) for name in self.groups if name != "candidates"]
         roles = _by_role(guess for guess in used if guess.group is None)
@@ -122,74 +122,74 @@ def infer_schema(path: str | Path, filesystem: Any) -> Schema:
 
 
 def guess_columns(paths: Sequence[str], filesystem: Any, *, hash_text: bool) -> Guesses:
-    """`guess_columns_of` the files that the paths stand for."""
+    """`guess_columns_of` the files of the paths."""
     return guess_columns_of(discover(paths, filesystem, label=str(paths[0])), where=str(paths[0]), hash_text=hash_text)
 
 
 def guess_columns_of(files: Sequence[FileRef], *, where: str, hash_text: bool) -> Guesses:
-    """Look at the first rows of some of the files. Blocks for reading them.
+    """Guess from the first rows of some of the files. Blocks for reading them.
 
-    where: the files are, for messages.
-    hash_text: text of which many rows have the same becomes ids by a hash, and so do lists of text. Otherwise text is
-        passed through, and lists of it are left out.
+    where: the files, for messages.
+    hash_text: hash text with repeated values, and lists of text, to ids. Otherwise text is passed through, and lists of
+        text are omitted.
 
     Raises:
-        FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: a file that is no Parquet, or damaged;
-        SchemaError: no rows, files whose columns do not fit together, or no column that can be a field.
+        FileNotFoundError, PermissionError, ConnectionError; CorruptFileError: not Parquet, or damaged;
+        SchemaError: no rows, files with different columns, or no column that can be a field.
     """
-    some, rows = _some_rows(files, where)
-    lacking = {name for each in some for name in set(rows.schema.names) - set(each.schema.names)}
-    found: dict[str, Guess] = {}
+    tables, rows = _sampled_rows(files, where)
+    lacking = {name for table in tables for name in set(rows.schema.names) - set(table.schema.names)}
+    guesses: dict[str, Guess] = {}
     lists: dict[bytes, list[str]] = {}  # by the lengths of all rows
     for name in rows.schema.names:
         column, kind = rows.column(name), plain(rows.schema.field(name).type)
         if name in encrypted_columns(rows.schema):
-            found[name] = Guess(column=name, role=None, why="it is encrypted")
+            guesses[name] = Guess(column=name, role=None, why="it is encrypted")
         elif name in files[0].partitions:
-            found[name] = Guess(column=name, role=None, why="it is a key of the folders, too")
+            guesses[name] = Guess(column=name, role=None, why="it is a key of the folders, too")
         elif is_list(kind):
             lists.setdefault(_lengths(column).tobytes(), []).append(name)
         else:
-            found[name] = _scalar(name, kind, column, hash_text=hash_text)
+            guesses[name] = _scalar(name, kind, column, hash_text=hash_text)
     groups = {}
-    for group, why, guesses in _groups(rows, lists, hash_text=hash_text):
-        found |= {guess.column: guess for guess in guesses}
+    for group, why, in_group in _groups(rows, lists, hash_text=hash_text):
+        guesses |= {guess.column: guess for guess in in_group}
         if group:
             groups[group] = why
-    _keep_one_time(found)
-    for name, guess in found.items():
-        found[name] = _with_gaps(guess, rows.column(name), missing=name in lacking)
-    if not any(guess.role not in (None, "time") for guess in found.values()):
-        reasons = "; ".join(f"{guess.column}: {guess.why}" for guess in found.values())
+    _keep_one_time(guesses)
+    for name, guess in guesses.items():
+        guesses[name] = _with_gaps(guess, rows.column(name), missing=name in lacking)
+    if not any(guess.role not in (None, "time") for guess in guesses.values()):
+        reasons = "; ".join(f"{guess.column}: {guess.why}" for guess in guesses.values())
         raise SchemaError(f"{files[0].path} has no column that a sample can be made of: {reasons}")
     return Guesses(
-        columns=tuple(found[name] for name in rows.schema.names),
+        columns=tuple(guesses[name] for name in rows.schema.names),
         groups=groups,
         partitions=dict(files[0].partitions),
-        files=len(some),
+        files=len(tables),
         all_files=len(files),
         rows=len(rows),
     )
 
 
-def _some_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa.Table]:
-    """The first rows of files all over the list, each and together; files without rows do not count."""
+def _sampled_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa.Table]:
+    """(the first rows of files at equal distances in the list, by file; all of them in one table)."""
     retry = Retrying()
     spread = range(0, len(files), -(-len(files) // _FILES))
-    found: dict[str, pa.Table] = {}
-    for number in [*spread, *(each for each in range(len(files)) if each not in spread)]:
-        if number not in spread and found:
+    tables: dict[str, pa.Table] = {}
+    # If none of these files has rows, the first of the others that has some.
+    for number in [*spread, *(number for number in range(len(files)) if number not in spread)]:
+        if number not in spread and tables:
             break
         file = files[number]
         rows = retry.call(functools.partial(_first_rows, file, _ROWS // len(spread)), file)
         if len(rows):
-            found[file.name] = _without_dictionaries(_without_structs(rows))
-    if not found:
+            tables[file.name] = _without_dictionaries(_without_structs(rows))
+    if not tables:
         raise SchemaError(f"{where}: no file has a row to look at")
-    _check_kinds(found, where)
-    some = list(found.values())
+    _check_alike(tables, where)
     try:
-        return some, pa.concat_tables(some, promote_options="permissive").combine_chunks()
+        return list(tables.values()), pa.concat_tables(tables.values(), promote_options="permissive").combine_chunks()
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise SchemaError(
             f"{where}: its files do not have the same columns, so they are several sources; name the files of one of "
@@ -197,11 +197,11 @@ def _some_rows(files: Sequence[FileRef], where: str) -> tuple[list[pa.Table], pa
         ) from error
 
 
-def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
-    """Refuse files of which one lacks half of the columns of another: a schema of all would fit none of them."""
-    first, *_ = found
-    names = set(found[first].schema.names)
-    for other, table in found.items():
+def _check_alike(tables: dict[str, pa.Table], where: str) -> None:
+    """Raise SchemaError if a file lacks half of the columns of the first one: no schema would fit both."""
+    first, *_ = tables
+    names = set(tables[first].schema.names)
+    for other, table in tables.items():
         common = names & set(table.schema.names)
         if 2 * len(common) < max(len(names), table.num_columns):
             raise SchemaError(
@@ -211,10 +211,11 @@ def _check_kinds(found: dict[str, pa.Table], where: str) -> None:
 
 
 def _first_rows(file: FileRef, most: int) -> pa.Table:
-    """Without metadata by key; encrypted columns are null."""
+    """The first rows, without key-value metadata; encrypted columns are null."""
     with open_file(file) as handle:
         size = handle.size()
-        metadata, schema, _ = parsed(footer_bytes(handle, size, file), size, file, {})
+        footer = check_footer(footer_bytes(handle, size, file), size, file)
+        metadata, schema, _ = parse_footer(footer, file, {})
         try:
             parquet = parquet_file(handle, metadata=metadata)
             encrypted = encrypted_columns(schema)
@@ -225,7 +226,8 @@ def _first_rows(file: FileRef, most: int) -> pa.Table:
             ]
             batches: list[pa.RecordBatch] = []
             left = most
-            for group in range(metadata.num_row_groups):  # pyarrow 26 joins no lists of dictionaries of several
+            # Row group by row group: pyarrow 26 cannot concatenate lists of dictionaries of several row groups.
+            for group in range(metadata.num_row_groups):
                 for batch in parquet.reader.iter_batches(left, [group], plain_leaves, use_threads=False):
                     batches.append(batch.slice(0, left))
                     left -= batches[-1].num_rows
@@ -239,7 +241,7 @@ def _first_rows(file: FileRef, most: int) -> pa.Table:
 
 
 def _with_nulls(batches: Sequence[pa.RecordBatch], schema: pa.Schema, nulls: Sequence[str]) -> pa.Table:
-    """A table with all columns of a schema; the batches have those that are not in `nulls`."""
+    """A table with all columns of the schema; those in `nulls` are null, the others are in the batches."""
     if not batches:
         return schema.empty_table()
     columns, rows = iter(pa.Table.from_batches(batches).columns), sum(batch.num_rows for batch in batches)
@@ -250,20 +252,20 @@ def _with_nulls(batches: Sequence[pa.RecordBatch], schema: pa.Schema, nulls: Seq
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """Files may store one column with a dictionary and without; also the values of lists."""
-    for place, field in enumerate(table.schema):
+    """The table with dictionaries decoded, also inside lists: files may store one column with and without them."""
+    for position, field in enumerate(table.schema):
         kind = field.type
         if pa.types.is_dictionary(kind):
-            table = table.set_column(place, field.name, table.column(place).cast(kind.value_type))
+            table = table.set_column(position, field.name, table.column(position).cast(kind.value_type))
         elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
             list_of = pa.large_list if pa.types.is_large_list(kind) else pa.list_
-            lists = table.column(place).cast(list_of(kind.value_type.value_type))
-            table = table.set_column(place, field.name, lists)
+            lists = table.column(position).cast(list_of(kind.value_type.value_type))
+            table = table.set_column(position, field.name, lists)
     return table
 
 
 def _without_structs(table: pa.Table) -> pa.Table:
-    """With a column for every field inside structs and lists of structs, called by its path."""
+    """The table with a column, named by its path, for every field inside structs and lists of structs."""
     names = set(table.schema.names)
     (batch,) = table.combine_chunks().to_batches()
     fields, columns = [], []
@@ -291,8 +293,8 @@ def _scalar(name: str, kind: pa.DataType, column: pa.ChunkedArray, *, hash_text:
     if words & _LABEL and not words & {"id", "ids"} and (role == "dense" or different <= _MOST_LABELS):
         return Guess(column=name, role="labels", why="its name says so")
     if role == "dense" or words & _AMOUNT:
-        found = pc.min_max(column.cast(pa.float64(), safe=False)).as_py().values()
-        least, most = (float("nan") if each is None else each for each in found)
+        bounds = pc.min_max(column.cast(pa.float64(), safe=False)).as_py().values()
+        least, most = (float("nan") if bound is None else bound for bound in bounds)
         return Guess(column=name, role="dense", why=f"numbers from {least:.6g} to {most:.6g}")
     if different == 2 and _is_zero_or_one(column):
         return Guess(column=name, role="labels", why=f"0 or 1{_OR_CONTEXT}")
@@ -311,14 +313,15 @@ def _text(name: str, column: pa.ChunkedArray, *, hash_text: bool) -> Guess:
 
 
 def _buckets(different: int) -> int:
-    """A power of two with room for many more than were seen."""
+    """A power of two with room for many more texts than were sampled."""
     return 1 << max(10, (16 * different).bit_length())
 
 
 def _groups(
     rows: pa.Table, lists: dict[bytes, list[str]], *, hash_text: bool
 ) -> Iterator[tuple[str | None, str, list[Guess]]]:
-    """Name, what its lists have in common, and the guesses of every group; the longest lists first. None: left out."""
+    """(name, description of its lists, guesses) for every group, the longest lists first; the name is None if the
+    schema omits the group."""
     ordered = sorted(lists.values(), key=lambda names: -_lengths(rows.column(names[0])).mean())
     scored = next((names for names in ordered if any(words_of(name) & _CANDIDATE for name in names)), None)
     group: str | None = "uih"
@@ -327,19 +330,14 @@ def _groups(
         first = next((guess.column for guess in guesses if guess.role in ("fields", "floats")), None)
         if first is None:
             reason = "no list of single values is as long"
-            yield None, "", [replace(each, role=None, why=reason if each.role else each.why) for each in guesses]
+            yield None, "", [replace(guess, role=None, why=reason if guess.role else guess.why) for guess in guesses]
             continue
         name = "candidates" if names is scored else group or f"{first} list"
         group = None if name == group else group
-        # Labels of candidates stand in the schema itself, beside those of the sample.
-        yield (
-            name,
-            _common(rows, names),
-            [
-                replace(each, group=name if each.role and not (names is scored and each.role == "labels") else None)
-                for each in guesses
-            ],
-        )
+        # Labels of candidates are labels of the schema itself, like those of the sample.
+        in_schema = ("labels",) if names is scored else ()
+        members = [replace(guess, group=None if guess.role in (None, *in_schema) else name) for guess in guesses]
+        yield name, _common(rows, names), members
 
 
 def _common(rows: pa.Table, names: list[str]) -> str:
@@ -356,7 +354,7 @@ def _list(name: str, column: pa.ChunkedArray, scored: bool, *, hash_text: bool) 
         different = _different(values)
         return Guess(column=name, role="fields", why=f"texts, {different:,} different", buckets=_buckets(different))
     kinds: dict[str, FieldKind] = {"fields": "ids", "floats": "floats", "nested": "nested"}
-    role = next((role for role, of in kinds.items() if objection(Field(name, of), kind) is None), None)
+    role = next((role for role, field in kinds.items() if objection(Field(name, field), kind) is None), None)
     if role is None:
         return Guess(column=name, role=None, why=str(objection(Field(name, "ids"), kind)))
     if role == "nested":
@@ -372,15 +370,15 @@ def _list(name: str, column: pa.ChunkedArray, scored: bool, *, hash_text: bool) 
     return Guess(column=name, role=role, why="numbers" if role == "floats" else f"ids, {different:,} different")
 
 
-def _keep_one_time(found: dict[str, Guess]) -> None:
-    times = [name for name, guess in found.items() if guess.role == "time"]
+def _keep_one_time(guesses: dict[str, Guess]) -> None:
+    times = [name for name, guess in guesses.items() if guess.role == "time"]
     for name in times[1:]:
-        why = f"{found[name].why}: a time, and the time of a sample is {times[0]}. As an id it is context"
-        found[name] = replace(found[name], role=None, why=why, instead=times[0])
+        why = f"{guesses[name].why}: a time, and the time of a sample is {times[0]}. As an id it is context"
+        guesses[name] = replace(guesses[name], role=None, why=why, instead=times[0])
 
 
 def _with_gaps(guess: Guess, column: pa.ChunkedArray, *, missing: bool) -> Guess:
-    """The guess with what it says of values that are not there. Some fields have nothing in their place."""
+    """The guess with `gaps`; without a role if nothing can replace the missing values of such a field."""
     if guess.role is None or (not missing and not _has_gaps(column)):
         return guess
     if missing and (guess.buckets or guess.role == "labels"):
@@ -392,7 +390,7 @@ def _with_gaps(guess: Guess, column: pa.ChunkedArray, *, missing: bool) -> Guess
 
 
 def _has_gaps(column: Any) -> bool:
-    """Of null or not finite values, in lists also."""
+    """Whether it has nulls or values that are not finite, also inside lists."""
     kind = plain(column.type)
     if column.null_count:
         return True
@@ -402,18 +400,18 @@ def _has_gaps(column: Any) -> bool:
 
 
 def _times(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str | None:
-    """From when to when; None if these are no times. Whole numbers count from 1970, in the unit in which nearly all of
-    them lie in our time: some data have a few times that cannot be."""
+    """The period, in words; None if the values are not times. Integers are times since 1970 in a unit that puts nearly
+    all of them between 1990 and 2100: real data have a few impossible times."""
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        spread = pc.min_max(column.cast(kind if pa.types.is_date(kind) else pa.timestamp("s"), safe=False))
-        least, most = (spread[name].cast(pa.string()).as_py() for name in ("min", "max"))
+        bounds = pc.min_max(column.cast(kind if pa.types.is_date(kind) else pa.timestamp("s"), safe=False))
+        least, most = (bounds[end].cast(pa.string()).as_py() for end in ("min", "max"))
         return f"times from {least} to {most}"
     if not pa.types.is_integer(kind) or not words_of(name) & _TIME:
         return None
     least, most = pc.quantile(column, [0.02, 0.98], interpolation="nearest").to_pylist()
     for unit, per_second in {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items():
         if least is not None and _YEAR_1990 * per_second <= least <= most < _YEAR_2100 * per_second:
-            days = [datetime.datetime.fromtimestamp(each / per_second, datetime.UTC).date() for each in (least, most)]
+            days = [datetime.datetime.fromtimestamp(time / per_second, datetime.UTC).date() for time in (least, most)]
             return f"{unit} since 1970, mostly from {days[0]} to {days[1]}"
     return None
 
@@ -433,5 +431,5 @@ def _lengths(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def words_of(name: str) -> set[str]:
-    """`requestTs` and `request_ts` have the same."""
+    """The words of a name, the same for `requestTs` and `request_ts`."""
     return set(re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))

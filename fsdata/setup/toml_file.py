@@ -1,11 +1,14 @@
-"""Sources written down in a TOML file, beside the schema.
+"""Sources in a TOML file, beside the schema.
+
+The options, with their checks, are the fields of `ParquetSource`, `Join`, `AsOf` and `Lookup`; there is no list of them
+here.
 
 [[sources]]
 paths = "impressions/*.parquet"          # or a list; relative to the TOML file. Or: table = "delta:impressions"
 columns = { item_id = "items",           # renames, and text to ids; `list = true` for lists of text
             country = { hash = "country", buckets = 1000 } }
 defaults = { country = 0 }
-weight = 2.0                             # and every option of `ParquetSource` that is a name, a number or a table
+weight = 2.0                             # like every option of `ParquetSource` that is a name, a number or a table
 retry = { tries = 8, max_s = 60 }
 
 [[sources.join]]                         # the options of `Join`, and those of its source
@@ -20,8 +23,8 @@ time = "event_ts"
 fields = ["item_id", "action"]
 paths = "histories/*.parquet"
 
-Expressions (`filter`, computed columns, `AsOf(where=...)`) are polars and have their place in a Python file. Reading a
-TOML file opens no other file and no connection.
+Expressions (`filter`, computed columns, `AsOf(where=...)`) are polars and belong in a Python file. Reading a TOML file
+opens no other file and no connection.
 """
 
 from dataclasses import MISSING, fields
@@ -41,10 +44,10 @@ _WRITE_PYTHON = "is written in Python: make the schema and its sources in a file
 
 
 def sources_from_toml(path: str | Path) -> list[ParquetSource]:
-    """The sources that the `[[sources]]` tables of a TOML file describe; nothing of them is opened.
+    """The sources in the `[[sources]]` tables of a TOML file. Their files are not opened.
 
     Raises:
-        SchemaError: not TOML, an option that does not exist, or what `ParquetSource` and the joins reject.
+        SchemaError: not TOML, an unknown option, or a value that `ParquetSource` or a join rejects.
     """
     tables = load_toml(path).get("sources")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -54,43 +57,44 @@ def sources_from_toml(path: str | Path) -> list[ParquetSource]:
 
 
 def _source(table: dict[str, Any], folder: Path, where: str) -> ParquetSource:
-    given = dict(_allowed(table, where, [*_options(ParquetSource), "as_of", "lookup"]))
-    if not {"paths", "catalog", "table"} & given.keys():
+    options = dict(_allowed(table, where, [*_options(ParquetSource), "as_of", "lookup"]))
+    if not {"paths", "catalog", "table"} & options.keys():
         raise SchemaError(f"{where} needs paths, or a catalog of them, or a table")
     joins = [
-        _join(kind, entry, folder, f"{where}.{option}[{number}]")
-        for option, kind in (("join", Join), ("as_of", AsOf), ("lookup", Lookup))
-        for number, entry in enumerate(_list(given.pop(option, []), f"{where}.{option}"))
+        _join(kind, entry, folder, f"{where}.{name}[{number}]")
+        for name, kind in (("join", Join), ("as_of", AsOf), ("lookup", Lookup))
+        for number, entry in enumerate(_list(options.pop(name, []), f"{where}.{name}"))
     ]
-    if isinstance(given.get("columns"), dict):
-        given["columns"] = {name: _column(value, f"{where}.columns.{name}") for name, value in given["columns"].items()}
-    if "paths" in given:
-        paths = given["paths"] if isinstance(given["paths"], list) else [given["paths"]]
-        given["paths"] = [_absolute(path, folder, f"{where}.paths") for path in paths]
-    if "catalog" in given:
-        given["catalog"] = _absolute(given["catalog"], folder, f"{where}.catalog")
-    if isinstance(given.get("table"), str):
-        kind, colon, path = given["table"].partition(":")
-        given["table"] = f"{kind}:{_absolute(path, folder, where)}" if colon and path else given["table"]
-    if "retry" in given:
+    if isinstance(options.get("columns"), dict):
+        options["columns"] = {
+            name: _column(value, f"{where}.columns.{name}") for name, value in options["columns"].items()
+        }
+    if "paths" in options:
+        paths = options["paths"] if isinstance(options["paths"], list) else [options["paths"]]
+        options["paths"] = [_absolute(path, folder, f"{where}.paths") for path in paths]
+    if "catalog" in options:
+        options["catalog"] = _absolute(options["catalog"], folder, f"{where}.catalog")
+    if isinstance(options.get("table"), str):
+        kind, colon, path = options["table"].partition(":")
+        options["table"] = f"{kind}:{_absolute(path, folder, where)}" if colon and path else options["table"]
+    if "retry" in options:
         inside = f"{where}.retry"
-        given["retry"] = _made(Retry, inside, **table_of(given["retry"], inside, _options(Retry)))
-    return _made(ParquetSource, where, **given, join=joins)
+        options["retry"] = _constructed(Retry, inside, **table_of(options["retry"], inside, _options(Retry)))
+    return _constructed(ParquetSource, where, **options, join=joins)
 
 
 def _join(kind: type[Join | AsOf | Lookup], table: Any, folder: Path, where: str) -> Join | AsOf | Lookup:
-    """Of a table that has the options of the join and those of its source."""
-    own = _options(kind)
-    _allowed(table, where, [*own, *_options(ParquetSource)])
-    needed = [each.name for each in fields(kind) if each.name in own and each.default is MISSING]
+    """A join from a table with its options and those of its source."""
+    names = _options(kind)
+    _allowed(table, where, [*names, *_options(ParquetSource)])
+    needed = [option.name for option in fields(kind) if option.name in names and option.default is MISSING]
     if not set(needed) <= table.keys():
         raise SchemaError(f"{where} needs {' and '.join(name for name in needed if name not in table)}")
-    of_source = {name: value for name, value in table.items() if name not in own}
-    given = {name: table[name] for name in own if name in table}
-    return _made(kind, where, _source(of_source, folder, where), **given)
+    source = _source({name: value for name, value in table.items() if name not in names}, folder, where)
+    return _constructed(kind, where, source, **{name: table[name] for name in names if name in table})
 
 
-def _made(kind: Any, where: str, *source: ParquetSource, **options: Any) -> Any:
+def _constructed(kind: Any, where: str, *source: ParquetSource, **options: Any) -> Any:
     try:
         return kind(*source, **options)
     except SchemaError as error:
@@ -98,7 +102,7 @@ def _made(kind: Any, where: str, *source: ParquetSource, **options: Any) -> Any:
 
 
 def _options(kind: type) -> list[str]:
-    return [each.name for each in fields(kind) if each.init and each.name not in ("source", *_IN_PYTHON)]
+    return [option.name for option in fields(kind) if option.init and option.name not in ("source", *_IN_PYTHON)]
 
 
 def _allowed(table: Any, where: str, options: list[str]) -> dict[str, Any]:
@@ -120,8 +124,9 @@ def _column(column: Any, where: str) -> Any:
     if "sql" in column:
         raise SchemaError(f"{where}: an expression {_WRITE_PYTHON}")
     if "key" in column:
+        options = dict(table_of(column, where, ("key", "buckets")))
         try:
-            return expressions.text_key(**_renamed(table_of(column, where, ("key", "buckets"))))
+            return expressions.text_key(options.pop("key"), **options)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from error
     table_of(column, where, ("hash", "buckets", "list"))
@@ -133,10 +138,6 @@ def _column(column: Any, where: str) -> Any:
     if not isinstance(is_list, bool):
         raise SchemaError(f"{where}: list must be true or false, got {is_list!r}")
     return expressions.hashed(name, buckets, is_list=is_list)
-
-
-def _renamed(table: dict[str, Any]) -> dict[str, Any]:
-    return {"column" if name == "key" else name: value for name, value in table.items()}
 
 
 def _absolute(path: Any, folder: Path, where: str) -> str:

@@ -1,9 +1,10 @@
-"""Which polars expressions give one value per row from that row alone, told from the tree that polars writes as JSON.
+"""Decides whether a polars expression gives one value per row from that row alone, by the tree that polars serializes.
 
-Polars cannot be asked: it calls `int_range(len())` and Python functions separable by row. So everything that is not on
-the list here is refused. The walk also writes the expression in a form of our own, for fingerprints: names are those of
-the list whatever a later polars calls them, options that are null or false are left out, and constants are decoded. A
-test holds the forms; where a new polars fails it, this file translates, so that saved states keep their meaning.
+Polars' own answer is no help: it declares `int_range(len())` and Python functions separable by row. So every operation
+that is not in the list here is rejected. The walk also writes the expression in a form of our own, for fingerprints:
+with the names in the list, whatever a later polars calls them, without options that are null or false, and with decoded
+constants. A test has these forms. If a new version of polars fails it, the translation belongs here, so that saved
+states keep their meaning.
 """
 
 import io
@@ -22,7 +23,7 @@ MAX_DEPTH = 250
 
 
 def _names(text: str) -> frozenset[str]:
-    """From lines of a name space, a colon, and the names in it."""
+    """Each line of `text`: a name space, a colon, and the names in it."""
     lines = [line.partition(":") for line in text.splitlines()]
     return frozenset(f"{space.strip()}.{name}".lstrip(".") for space, _, names in lines for name in names.split())
 
@@ -62,14 +63,15 @@ _ELEMENTWISE = _names("""
     Sql: ToFloat Round IsIn
     Sql.Binary: Div Rem IntDiv Mul
 """)
-# Inside a list these look at the elements of one row.
+# Over the elements of a list these stay inside one row.
 _IN_LISTS = _ELEMENTWISE | _names("""
     : ArgMax ArgMin CumCount CumMax CumMin CumProd CumSum Diff DropNans DropNulls NullCount Product Reverse Shift Unique
     Boolean: All Any
 """)
 _AGGREGATES = _names(": Min Max Sum Mean Median Count First Last NUnique Std Var")
 _IN_LIST_NODES = {"Filter": ("input", "by"), "Sort": ("expr",), "Slice": ("input", "offset", "length")}
-# Functions whose collections (so many arguments after the first) are constants: a column would be all its rows.
+# Function -> number of arguments after the first that must be constants: polars takes a column there as one collection
+# of all its rows.
 _COLLECTIONS = {"Boolean.IsIn": 1, "Sql.IsIn": 1, "Replace": 2, "ReplaceStrict": 2} | {
     f"StringExpr.{name}": count
     for name, count in (("ContainsAny", 1), ("ReplaceMany", 2), ("ExtractMany", 1), ("FindMany", 1))
@@ -78,12 +80,12 @@ _COLLECTIONS = {"Boolean.IsIn": 1, "Sql.IsIn": 1, "Replace": 2, "ReplaceStrict":
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What an expression reads.
+    """The result of `check`.
 
     Attributes:
         form: the expression in a form that is the same for every version of polars.
         columns: every column that it reads, once.
-        hashed: those whose type decides what a hash gives: columns under a `hash`, without a `cast` between them.
+        hashed: the columns whose types determine a hash: those under a `hash` without a `cast` between them.
     """
 
     form: str
@@ -92,10 +94,10 @@ class Checked:
 
 
 def check(document: str) -> Checked:
-    """Check an expression, written as JSON by polars.
+    """Check an expression that polars has serialized as JSON.
 
     Raises:
-        SchemaError: something in it is not on the list, or it is too large.
+        SchemaError: an operation that is not in the list, or too many of them.
     """
     walk = _Walk()
     try:
@@ -107,16 +109,16 @@ def check(document: str) -> Checked:
         raise _too_deep() from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SchemaError(
-            f"this version of polars writes it in a way that is not known here ({error!r}): take an older polars"
+            f"this version of polars serializes it in an unknown form ({error!r}): use an older version"
         ) from error
     return Checked(text, tuple(dict.fromkeys(walk.columns)), tuple(dict.fromkeys(walk.hashed)))
 
 
 def with_nulls(document: str) -> str | None:
-    """The expression, as JSON, in which the hash of a null is null; None where nothing is hashed.
+    """The expression, as JSON, changed so that the hash of a null is null; None if it has no hash.
 
-    polars hashes a null to a number. The number looks like any other id, so that no null policy would see the null. A
-    struct that the expression makes of several values is null here where one of them is, as in `cross`.
+    polars hashes a null to a number like any other id, which no null policy would detect. The hash of a struct is null
+    if one of its values is null, as in `cross`.
 
     Raises:
         SchemaError: it is nested too deeply.
@@ -131,32 +133,31 @@ def with_nulls(document: str) -> str | None:
 
 def _with_nulls(node: Any) -> Any:
     if isinstance(node, list):
-        return node if all(isinstance(each, int) for each in node) else [_with_nulls(each) for each in node]
+        return node if all(isinstance(item, int) for item in node) else [_with_nulls(item) for item in node]
     if not isinstance(node, dict):
         return node
-    node = {name: _with_nulls(each) for name, each in node.items()}
+    node = {name: _with_nulls(item) for name, item in node.items()}
     function = node.get("Function")
     if not isinstance(function, dict) or _name(function["function"])[0] != "Hash":
         return node
-    known = [_call("Boolean", "IsNotNull", each) for each in _hashed_values(function["input"][0])]
-    predicate = known[0]
-    for each in known[1:]:
-        predicate = {"BinaryExpr": {"left": predicate, "op": "And", "right": each}}
+    first, *rest = [
+        {"Function": {"input": [value], "function": {"Boolean": "IsNotNull"}}}
+        for value in _hashed_values(function["input"][0])
+    ]
+    predicate = first
+    for not_null in rest:
+        predicate = {"BinaryExpr": {"left": predicate, "op": "And", "right": not_null}}
     return {"Ternary": {"predicate": predicate, "truthy": node, "falsy": {"Literal": {"Scalar": {"Null": "Null"}}}}}
 
 
 def _hashed_values(node: Any) -> list[Any]:
-    """The values of which a hash is made: those in a struct, or the one."""
+    """The hashed values: those of a struct, or the single one."""
     while isinstance(node, dict) and "Alias" in node:
         node = node["Alias"][0]
     function = node.get("Function") if isinstance(node, dict) else None
     if function is None or function["function"] != "AsStruct":
         return [node]
-    return [value for each in function["input"] for value in _hashed_values(each)]
-
-
-def _call(space: str, name: str, node: Any) -> Any:
-    return {"Function": {"input": [node], "function": {space: name}}}
+    return [value for item in function["input"] for value in _hashed_values(item)]
 
 
 def _too_deep() -> SchemaError:
@@ -209,9 +210,9 @@ class _Walk:
         if in_list and kind == "Agg":
             return self._aggregate(value)
         if in_list and kind in _IN_LIST_NODES:
-            parts = _IN_LIST_NODES[kind]
-            rest = _options({name: each for name, each in value.items() if name not in parts})
-            return [kind, *self._all([value[name] for name in parts], in_list), rest]
+            operands = _IN_LIST_NODES[kind]
+            rest = _options({name: option for name, option in value.items() if name not in operands})
+            return [kind, *self._all([value[name] for name in operands], in_list), rest]
         if kind == "Selector":
             raise SchemaError("it names several columns at once: name each column, and give one output")
         raise _refused("a Python function" if kind == "AnonymousFunction" else _named(kind, value))
@@ -226,10 +227,10 @@ class _Walk:
     def _eval(self, value: Any, in_list: bool) -> Any:
         if "Cumulative" in value["variant"]:
             raise _refused("cumulative_eval")
-        before, found = self._under_hash, self.hashed
-        self.hashed = []  # where the elements are hashed, the walk of the inner expression puts "" here
+        before, hashed = self._under_hash, self.hashed
+        self.hashed = []  # the walk of the inner expression adds "" if it hashes the elements
         inner = self.node(value["evaluation"], in_list=True)
-        self.hashed, self._under_hash = found, before or bool(self.hashed)
+        self.hashed, self._under_hash = hashed, before or bool(self.hashed)
         outer = self.node(value["expr"], in_list=in_list)
         self._under_hash = before
         return ["each", outer, inner, _options(value["variant"])]
@@ -260,10 +261,11 @@ class _Walk:
             raise SchemaError("it guesses the format of a time from the first rows of each batch: give format=")
         if name == "Unique" and options is not True:
             raise SchemaError("unique() gives an order that differs from run to run: give maintain_order=True")
-        if name == "ListExpr.Slice" and not all("Literal" in node for node in inputs[1:]) and _polars_is_1():
+        columns = any("Literal" not in node for node in inputs[1:])
+        if name == "ListExpr.Slice" and columns and version("polars").startswith("1."):
             raise _refused("list.slice with numbers from columns (of polars 1, where these are null)")
         if name == "Hash" and isinstance(options, list) and len(set(options)) == 1:
-            options = options[0]  # polars 1 writes the one seed that was given four times
+            options = options[0]  # polars 1 serializes a single seed four times
         constants = _COLLECTIONS.get(name, 0)
         form = [name]
         for number, node in enumerate(inputs):
@@ -271,24 +273,24 @@ class _Walk:
                 if not isinstance(node, dict) or "Literal" not in node:
                     raise _refused(f"{name} of a column's values")
                 constant = _constant(node["Literal"], alone=False)
-                if name == "Boolean.IsIn":  # of a set of texts, which has another order in every process
-                    constant[-1].sort(key=lambda each: (each is None, each))
+                if name == "Boolean.IsIn":  # a set of texts has a different order in every process
+                    constant[-1].sort(key=lambda item: (item is None, item))
                 form.append(constant)
             else:
                 form.append(self._below(node, in_list, self._under_hash or name == "Hash"))
         return [*form, _options(options)]
 
     def _aggregate(self, value: Any) -> Any:
-        ((name, of),) = value.items()
+        ((name, operand),) = value.items()
         if name not in _AGGREGATES:
             raise _refused(f"Agg.{name}")
         rest: Any = None
-        if isinstance(of, list):
-            of, *rest = of
-        elif isinstance(of, dict) and "input" in of:
-            rest = {key: each for key, each in of.items() if key != "input"}
-            of = of["input"]
-        return [f"Agg.{name}", self.node(of, in_list=True), _options(rest)]
+        if isinstance(operand, list):
+            operand, *rest = operand
+        elif isinstance(operand, dict) and "input" in operand:
+            rest = {key: option for key, option in operand.items() if key != "input"}
+            operand = operand["input"]
+        return [f"Agg.{name}", self.node(operand, in_list=True), _options(rest)]
 
 
 def _name(function: Any) -> tuple[str, Any]:
@@ -305,10 +307,6 @@ def _name(function: Any) -> tuple[str, Any]:
     raise _refused(str(function))
 
 
-def _polars_is_1() -> bool:
-    return version("polars").startswith("1.")
-
-
 def _named(kind: str, value: Any) -> str:
     return f"{kind}.{next(iter(value))}" if kind == "Agg" and isinstance(value, dict) else kind
 
@@ -316,16 +314,16 @@ def _named(kind: str, value: Any) -> str:
 def _refused(what: str) -> SchemaError:
     return SchemaError(
         f"it must give one value per row from that row alone, because files are decoded in batches; {what[:80]} is not "
-        "on the list of what is known to do so. Write the column into the files, or use another expression"
+        "in the list of operations that do so. Write the column into the files, or use another expression"
     )
 
 
 def _options(options: Any) -> Any:
-    """Options without what is null or false, so that an option that is new and off changes nothing."""
+    """Options without those that are null or false: an option of a later polars that is off must not change a form."""
     if isinstance(options, dict):
-        return {name: _options(each) for name, each in options.items() if each is not None and each is not False}
+        return {name: _options(value) for name, value in options.items() if value is not None and value is not False}
     if isinstance(options, list):
-        return [_options(each) for each in options]
+        return [_options(value) for value in options]
     return options
 
 
@@ -336,20 +334,20 @@ def _type(kind: Any) -> Any:
     return kind["Literal"]
 
 
-_NO_TYPES = ("Categorical", "Enum", "Object", "Unknown")  # the numbers behind categories depend on what came before
+_NO_TYPES = ("Categorical", "Enum", "Object", "Unknown")  # codes of categories depend on earlier batches
 
 
 def _constant(value: Any, *, alone: bool) -> Any:
-    """A constant. `alone`: it stands for every row, so that a Series of several values would meet them one by one."""
+    """A constant. alone: it is an operand for every row, so polars would pair a Series of values with the rows."""
     ((kind, inner),) = value.items()
     if kind == "Series" or (kind == "Scalar" and isinstance(inner, dict) and set(inner) & {"List", "Array"}):
         values = _decoded(inner if kind == "Series" else next(iter(inner.values())))
         if kind == "Series" and alone and len(values) != 1:
-            raise SchemaError(f"a Series of {len(values)} values is no constant: it would meet the rows one by one")
-        return ["constant", "list", _type_name(values.type), [_plain(_python(each)) for each in values]]
+            raise SchemaError(f"a Series of {len(values)} values is no constant: polars would pair them with the rows")
+        return ["constant", "list", _type_name(values.type), [_plain(_python(value)) for value in values]]
     if kind not in ("Dyn", "Scalar") or (isinstance(inner, dict) and None in inner.values()):
         raise SchemaError(
-            "a constant is a finite number, a text, a time or a list of them; ask with is_nan, is_infinite"
+            "a constant is a finite number, a text, a time or a list of them; to test others, use is_nan, is_infinite"
         )
     return ["constant", inner]
 
@@ -361,8 +359,8 @@ def _decoded(stream: Any) -> pa.ChunkedArray:
 def _python(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except ValueError:  # a time with nanoseconds, which Python's times do not have, or a list of them
-        return value.value if pa.types.is_temporal(value.type) else [_python(each) for each in value.values]
+    except ValueError:  # a time with nanoseconds, which Python's times cannot represent, or a list of them
+        return value.value if pa.types.is_temporal(value.type) else [_python(item) for item in value.values]
 
 
 def _type_name(kind: pa.DataType) -> str:

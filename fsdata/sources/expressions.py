@@ -1,6 +1,6 @@
-"""Expressions over a file's columns: checked when they are given, evaluated batch by batch.
+"""Expressions over a file's columns: checked when the source is made, evaluated batch by batch.
 
-Polars is imported on first use: a source without expressions does not pay for it.
+Polars is imported on first use, because importing it takes time that a source without expressions does not need.
 """
 
 import io
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """An expression known to give one value (or list) per row from that row alone.
+    """An expression that gives one value (or list) per row from that row alone.
+
+    Exactly one of `polars`, `cross` and `text_key` computes the result; a condition may consist of `split` alone.
 
     Attributes:
-        polars: what is evaluated; None where only `split` is asked.
-        form: what it says, the same for every version of polars; for fingerprints.
-        columns: what it reads, each once.
-        split: of a condition, what has to hold, too.
-        cross: the result is a hash of these values, see `cross`; `polars` is not there then.
-        text_key: the result is a hash of texts into so many buckets, see `text_key`; `polars` is not there then.
-        listed: the result is a list of one value in every row.
-        hashed: the columns whose type decides what a hash in it gives, see `elementwise.Checked`.
-        types: column -> the type that it is cast to before, see `ParquetSource(types=...)`.
+        polars: the checked polars expression.
+        form: a text of the expression that is the same for every version of polars; for fingerprints.
+        columns: the columns that it reads, each once.
+        split: for a condition, a further condition that must hold.
+        cross: the values to hash into one id, see `cross`.
+        text_key: the number of buckets for hashed texts, see `text_key`; 0 without.
+        listed: whether the result becomes a list of one value in every row.
+        hashed: the columns whose types determine a hash, see `elementwise.Checked`.
+        types: column -> the type to which it is cast first, see `ParquetSource(types=...)`.
     """
 
     polars: "pl.Expr | None"
@@ -50,7 +52,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Cross:
-    """An id of several values of a row."""
+    """A hash of several values of a row."""
 
     values: "tuple[Expression, ...]"
     buckets: int
@@ -78,19 +80,19 @@ def cross(*values: "str | pl.Expr", buckets: int, seed: int = 0) -> Expression:
         raise SchemaError("cross takes values: names of columns, or polars expressions")
     import polars as pl
 
-    found = tuple(checked(pl.col(each) if isinstance(each, str) else each, "cross(...)") for each in values)
-    columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
-    form = f"xxhash64 seed {seed} modulo {buckets} of {', '.join(each.form for each in found)}"
-    hashed = tuple(dict.fromkeys(name for each in found for name in each.hashed))
-    return Expression(None, form, columns, cross=Cross(found, buckets, seed), hashed=hashed)
+    inputs = tuple(checked(pl.col(value) if isinstance(value, str) else value, "cross(...)") for value in values)
+    columns = tuple(dict.fromkeys(name for value in inputs for name in value.columns))
+    form = f"xxhash64 seed {seed} modulo {buckets} of {', '.join(value.form for value in inputs)}"
+    hashed = tuple(dict.fromkeys(name for value in inputs for name in value.hashed))
+    return Expression(None, form, columns, cross=Cross(inputs, buckets, seed), hashed=hashed)
 
 
 def text_key(column: str, *, buckets: int = 2**63) -> Expression:
     """A column of ids in [0, buckets) for `ParquetSource(columns=...)`: a text as an id or as a key of joined tables.
 
     The id is splitmix64 of the FNV-1a hash of the text in UTF-8, modulo `buckets`: the same on every rank, in every run
-    and with every version of every library, unlike the `hash` of polars. Of a list, ids of its elements. A null stays a
-    null. Without `buckets` ids have 63 bits: of a billion texts, two share an id with a probability of 5 %.
+    and with every version of every library, unlike the `hash` of polars. A list gives the ids of its elements. A null
+    stays a null. Without `buckets` ids have 63 bits: among a billion texts, two share an id with a probability of 5 %.
 
     Args:
         column: a column of text, or of lists of text, or a path to one.
@@ -108,14 +110,14 @@ def text_key(column: str, *, buckets: int = 2**63) -> Expression:
 def checked(value: Any, where: str, *, condition: bool = False) -> Expression:
     """The expression, if it works row by row.
 
-    A file is decoded in small batches, so an expression that looks at other rows (a mean, a shift, a rank) would
-    depend on where batches end.
+    Files are decoded in small batches, so the result of an expression over several rows (a mean, a shift, a rank) would
+    depend on the ends of batches.
 
-    condition: it chooses rows, exactly as polars does. Where it makes a field, the hash of a null is null, so that the
-    null policy of the field decides.
+    condition: whether it selects rows; it is then evaluated exactly as by polars. In an expression for a field, the
+        hash of a null becomes null, so that the null policy of the field applies.
 
     Raises:
-        SchemaError: it is not a polars expression, or not known to work row by row.
+        SchemaError: not a polars expression, or one with operations that are not allowed.
     """
     import polars as pl
 
@@ -127,51 +129,51 @@ def checked(value: Any, where: str, *, condition: bool = False) -> Expression:
         document = value.meta.serialize(format="json")
     except (pl.exceptions.PolarsError, ValueError, TypeError, ImportError) as error:
         raise SchemaError(
-            f"{where}: polars cannot write the expression down, so it cannot be checked: {error}"
+            f"{where}: polars cannot serialize the expression, so it cannot be checked: {error}"
         ) from error
     try:
-        found = check(document)
+        result = check(document)
         changed = None if condition else with_nulls(document)
     except SchemaError as error:
         raise SchemaError(f"{where}: this expression cannot be used: {error}") from error
-    if not found.columns:
+    if not result.columns:
         raise SchemaError(f"{where} must read at least one column; for a constant use defaults")
-    made = value if changed is None else _read_back(changed, where)
-    return Expression(made, found.form, found.columns, hashed=found.hashed)
+    polars = value if changed is None else _read_back(changed, where)
+    return Expression(polars, result.form, result.columns, hashed=result.hashed)
 
 
 def _read_back(document: str, where: str) -> "pl.Expr":
     import polars as pl
 
-    made = pl.Expr.deserialize(io.StringIO(document), format="json")
-    if json.loads(made.meta.serialize(format="json")) != json.loads(document):
-        # polars reads some float constants from JSON with another last bit (seen in 1.33 and 2.1).
+    expression = pl.Expr.deserialize(io.StringIO(document), format="json")
+    if json.loads(expression.meta.serialize(format="json")) != json.loads(document):
+        # polars parses some float constants in JSON with a different last bit (seen in 1.33 and 2.1).
         raise SchemaError(
             f"{where}: this expression cannot be used: polars changes a constant of it while the hash of nulls is "
             "replaced by null. Take constants with fewer digits, or integers"
         )
-    return made
+    return expression
 
 
 def checked_condition(value: Any, where: str) -> Expression:
-    """As `checked`, of what is true or false."""
-    found = checked(value, where, condition=True)
-    if found.cross is not None or found.text_key:
-        made = "cross" if found.cross is not None else "text_key"
-        raise SchemaError(f"{where} takes a condition, which is true or false, and {made}(...) gives ids")
-    return found
+    """`checked`, for a filter."""
+    condition = checked(value, where, condition=True)
+    if condition.cross is not None or condition.text_key:
+        function = "cross" if condition.cross is not None else "text_key"
+        raise SchemaError(f"{where} takes a condition, which is true or false, and {function}(...) gives ids")
+    return condition
 
 
 def with_split(condition: Expression | None, split: HashSplit | None) -> Expression | None:
-    """The condition that both must hold."""
+    """The conjunction of both; None if there is neither."""
     if split is None:
         return condition
-    found = condition or Expression(None, "", ())
-    return replace(found, columns=tuple(dict.fromkeys((*found.columns, split.column))), split=split)
+    both = condition or Expression(None, "", ())
+    return replace(both, columns=tuple(dict.fromkeys((*both.columns, split.column))), split=split)
 
 
 def conjuncts(condition: Expression) -> list[Expression]:
-    """The conditions of which all must be true: the sides of every `and` at the top, and the split."""
+    """The conditions that must all be true: the operands of the `and`s at the top level, and the split."""
     if condition.split is not None:
         split = replace(condition, polars=None, form="", columns=(condition.split.column,))
         if condition.polars is None:
@@ -184,10 +186,13 @@ def conjuncts(condition: Expression) -> list[Expression]:
     if root is None or root["op"] not in ("And", "LogicalAnd"):
         return [condition]
     sides = condition.polars.meta.pop()
-    found = [
-        replace(condition, polars=side, form="", columns=tuple(dict.fromkeys(side.meta.root_names()))) for side in sides
+    return [
+        conjunct
+        for side in sides
+        for conjunct in conjuncts(
+            replace(condition, polars=side, form="", columns=tuple(dict.fromkeys(side.meta.root_names())))
+        )
     ]
-    return [each for side in found for each in conjuncts(side)]
 
 
 def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
@@ -198,43 +203,43 @@ def hashed(column: str, buckets: int, *, is_list: bool) -> Expression:
     return checked(pl.col(column).list.eval(one) if is_list else one, f"hash of {column!r}")
 
 
-def of_column(name: str) -> Expression:
-    """The values of a column as they are, once they have the type that is declared for it."""
+def from_column(name: str) -> Expression:
+    """The values of a column, after the cast to its declared type."""
     import polars as pl
 
     return Expression(pl.col(name), name, (name,))
 
 
 def declared_type(column: str, name: Any) -> pa.DataType:
-    """The Arrow type that `ParquetSource(types={column: name})` says.
+    """The Arrow type of `ParquetSource(types={column: name})`.
 
     Raises:
-        SchemaError: it is none, or one that no key has.
+        SchemaError: not an Arrow type, or not one of numbers, text or times.
     """
     try:
-        found = pa.type_for_alias(name)
-    except (ValueError, TypeError, AttributeError):  # AttributeError: pyarrow calls a method of what it takes for text
-        found = None
+        declared = pa.type_for_alias(name)
+    except (ValueError, TypeError, AttributeError):  # AttributeError: pyarrow expects a str and calls its methods
+        declared = None
     kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_floating, pa.types.is_boolean, pa.types.is_date)
-    if found is None or not (pa.types.is_timestamp(found) or any(test(found) for test in kinds)):
+    if declared is None or not (pa.types.is_timestamp(declared) or any(test(declared) for test in kinds)):
         raise SchemaError(
             f"types={{{column!r}: ...}} is the Arrow name of one type of numbers, text or times, such as 'string', "
             f"'int64' or 'timestamp[us]', got {name!r}"
         )
-    return found
+    return declared
 
 
 def is_cast(kind: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether values of this type change where the type is declared."""
-    found = _plain_type(kind)
-    return bool(found != _with_items(found, declared))
+    """Whether a column of the type `kind` is cast if the type `declared` is declared for it."""
+    stored = _plain_type(kind)
+    return bool(stored != _with_items(stored, declared))
 
 
 def as_declared(column: str, array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """The values of a column, of lists their elements, as this type.
+    """The values of a column, or the elements of its lists, cast to this type.
 
     Raises:
-        SchemaError: there is no such cast. DataError: a value that the type does not have.
+        SchemaError: Arrow has no such cast. DataError: the type cannot represent a value.
     """
     array = _without_dictionaries(array)
     try:
@@ -246,10 +251,10 @@ def as_declared(column: str, array: pa.Array | pa.ChunkedArray, kind: pa.DataTyp
 
 
 def output_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """The Arrow type of the expression's result, found by running it on no rows.
+    """The Arrow type of the expression's result, found by evaluating it on no rows.
 
     Raises:
-        SchemaError: the expression does not fit the columns' types; the message is polars' own.
+        SchemaError: polars rejects it for these types; with the message of polars.
     """
     return _run(expression, _frame(schema.empty_table(), expression.types)).type
 
@@ -263,8 +268,9 @@ def evaluate(
         SchemaError: polars rejects the expression.
         DataError: an expression gave another number of values than there are rows, or another type than without rows.
     """
-    types_of = {name: kind for each in expressions for name, kind in each.types.items()}  # one source, so they agree
-    frame = _frame(rows, types_of)
+    # The expressions of one source all have the same declared types.
+    declared = {name: kind for expression in expressions for name, kind in expression.types.items()}
+    frame = _frame(rows, declared)
     results = []
     for expression, expected in zip(expressions, types, strict=True):
         array = _run(expression, frame)
@@ -281,8 +287,8 @@ def evaluate(
 
 
 def _frame(rows: pa.Table | pa.RecordBatch, types: Mapping[str, pa.DataType]) -> "pl.DataFrame":
-    """The columns as polars sees them, without dictionaries: their numbers differ from batch to batch and rank to rank,
-    and polars hashes those. types: column -> the type that is declared for it."""
+    """The columns as a frame of polars, without dictionaries: polars hashes their codes, which differ from batch to
+    batch and from rank to rank. types: column -> its declared type."""
     import polars as pl
 
     arrays = [
@@ -299,7 +305,7 @@ def _run(expression: Expression, frame: "pl.DataFrame") -> pa.Array:
     import polars as pl
 
     if expression.listed:
-        values = _run(replace(expression, listed=False), frame)
+        values = _run(replace(expression, listed=False), frame)  # lists of one: offsets 0, 1, 2, ...
         return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values)
     if expression.split is not None:
         return _both(expression, frame)
@@ -320,20 +326,21 @@ def _crossed(cross: Cross, frame: "pl.DataFrame") -> pa.Array:
     """int64, see `cross`."""
     from xxhash import xxh64_intdigest
 
-    values = [_run(each, frame) for each in cross.values]
-    for each, of in zip(values, cross.values, strict=True):
-        if not (pa.types.is_integer(each.type) or pa.types.is_boolean(each.type)):
-            raise SchemaError(f"cross takes integers, and {', '.join(of.columns)} gives {each.type}")
-    null = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
-    numbers = [each.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False) for each in values]
+    values = [_run(expression, frame) for expression in cross.values]
+    for array, expression in zip(values, cross.values, strict=True):
+        if not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+            raise SchemaError(f"cross takes integers, and {', '.join(expression.columns)} gives {array.type}")
+    null = np.logical_or.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in values])
+    numbers = [array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False) for array in values]
     raw, size = np.stack(numbers, axis=1).astype("<i8").tobytes(), 8 * len(values)
     hashes = [xxh64_intdigest(raw[at : at + size], cross.seed) % cross.buckets for at in range(0, len(raw), size)]
     return pa.array(np.array(hashes, np.int64), mask=null)
 
 
 def _text_keys(array: pa.Array, buckets: int, name: str) -> pa.Array:
-    """int64, see `text_key`; of lists, those of their elements."""
+    """int64, see `text_key`; for lists, the keys of their elements."""
     if _is_list(array.type):
+        # `values` ignores a slice of the array, so the lists keep their offsets and validity, and `offset` the slice.
         keys = _text_keys(array.values, buckets, name)
         own = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
         kind = list_of(array.type, keys.type)
@@ -346,18 +353,19 @@ def _text_keys(array: pa.Array, buckets: int, name: str) -> pa.Array:
 
 
 def _both(condition: Expression, frame: "pl.DataFrame") -> pa.Array:
-    """bool: where a condition and its split are true."""
+    """bool: whether a condition and its split are both true."""
     assert condition.split is not None
     column = frame.get_column(condition.split.column).to_arrow()
     inside = pa.array(condition.split.holds(column))
     if condition.polars is None:
         return inside
+    # Kleene: null and false is false, as in a filter of polars. Another type is an error of binding, which names it.
     rest = _run(replace(condition, split=None), frame)
     return pc.and_kleene(rest, inside) if pa.types.is_boolean(rest.type) else rest
 
 
 def _without_dictionaries(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The array with the values that its dictionaries stand for, in lists also."""
+    """The array with its dictionaries decoded, also inside lists."""
     kind = _plain_type(array.type)
     return array if kind == array.type else array.cast(kind)
 
@@ -372,12 +380,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_items(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
-    """The type, of lists with innermost elements of the type `item`."""
+    """`item`, or for a list type the same lists with innermost elements of that type."""
     return list_of(kind, _with_items(kind.value_type, item)) if _is_list(kind) else item
 
 
 def list_of(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
-    """A list of the same kind, of other elements."""
+    """A list type of the same kind with other elements."""
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(item, kind.list_size)
     return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)

@@ -1,8 +1,8 @@
-"""A part of the rows by a hash of one column: training, validation and test that never share a key.
+"""Selects a part of the rows by a hash of one column: training, validation and test sets that never share a key.
 
-The hash is our own, because a row must be in the same part on every rank, in every run and with every version of every
-library: splitmix64 of the integer and the salt; of a text, of its FNV-1a hash over UTF-8. Changing it breaks every
-split that a job was trained with; a test holds its values.
+The hash is defined here and not by a library, because a row must be in the same set on every rank, in every run and
+with every version of every library: splitmix64 of the integer and the salt; for text, of its FNV-1a hash over UTF-8.
+Changing it would mix the sets of every trained model; a test has its values.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class HashSplit:
-    """The rows for which `column` hashes into [low, high), a part of [0, 1). Nulls are in no part."""
+    """The rows whose `column` hashes into [low, high), a part of [0, 1). Rows with a null are in no part."""
 
     column: str
     low: float
@@ -41,11 +41,11 @@ class HashSplit:
 
     @property
     def form(self) -> str:
-        """What it says; for fingerprints."""
+        """All options; for fingerprints."""
         return f"split {self.column} keep {self.low!r} {self.high!r} salt {self.salt}"
 
     def holds(self, column: pa.Array) -> np.ndarray:
-        """bool [N]: which rows are in the part.
+        """bool [N]: whether each row is in the part.
 
         Raises:
             SchemaError: a column of neither integers nor text.
@@ -57,16 +57,17 @@ class HashSplit:
         else:
             raise SchemaError(f"split={self.column!r} needs a column of integers or text, and it is {column.type}")
         salt = np.uint64(int.from_bytes(blake2b(self.salt.encode(), digest_size=8).digest(), "little"))
-        place = (_mixed(values ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
-        known: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
-        return known & (place >= self.low) & (place < self.high)
+        # The upper 53 bits: as many as a float64 represents exactly.
+        position = (_mixed(values ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        valid: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
+        return valid & (position >= self.low) & (position < self.high)
 
 
 def checked_split(split: str | None, keep: Sequence[float], salt: str | int) -> HashSplit | None:
-    """The part of the rows that the options of a source say; None: all."""
+    """The part of the rows that the options of a source select; None for all rows."""
     if split is None:
         if keep not in ((0.0, 1.0), [0.0, 1.0]) or salt != "":
-            raise SchemaError("keep=... and salt=... belong to split=..., the column whose hash they are asked of")
+            raise SchemaError("keep=... and salt=... belong to split=..., the column that is hashed: give it, too")
         return None
     if not isinstance(keep, tuple | list) or len(keep) != 2 or not all(map(is_number, keep)):
         raise SchemaError(f"keep is (low, high), two numbers, got {keep!r}")
@@ -84,7 +85,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def text_ids(texts: pa.Array, buckets: int) -> pa.Array:
-    """int64 in [0, buckets): splitmix64 of the FNV-1a hash over UTF-8, modulo `buckets`; null where a text is null.
+    """int64 in [0, buckets): splitmix64 of the FNV-1a hash over UTF-8, modulo `buckets`; null for a null.
 
     buckets: 1 to 2**63.
     """
@@ -93,10 +94,10 @@ def text_ids(texts: pa.Array, buckets: int) -> pa.Array:
 
 
 def _fnv(texts: pa.Array) -> np.ndarray:
-    """uint64 [N]; of a null that of an empty text."""
+    """uint64 [N]; a null has the hash of an empty text."""
     texts = texts.cast(pa.large_string()).fill_null("")
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    found = np.empty(len(texts), np.uint64)
-    texts_kernel.fnv1a(ends, np.frombuffer(data or b"", np.uint8), found)
-    return found
+    hashes = np.empty(len(texts), np.uint64)
+    texts_kernel.fnv1a(ends, np.frombuffer(data or b"", np.uint8), hashes)
+    return hashes

@@ -1,4 +1,4 @@
-"""`ParquetSource`: how files become the fields of a schema. Nothing is opened here."""
+"""`ParquetSource`: how files become the fields of a schema. Options are checked here; no file is opened."""
 
 import math
 import os
@@ -27,14 +27,14 @@ _TABLE = re.compile(r"(delta|iceberg):(.+?)(?:@([0-9]+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often a read of a remote file is repeated after an error of its transport.
+    """How often a read of a remote file is repeated after a transport error.
 
-    Waits grow four times with each try, from a tenth of a second on, and a random part of up to one half is left out of
-    each, so that many ranks do not come back together.
+    Waits begin at a tenth of a second and grow by a factor of four. Each is shortened by a random part of up to one
+    half, so that many ranks do not retry at the same moment.
 
     Args:
-        tries: at most so many, the first included.
-        max_s: seconds of all waits together.
+        tries: maximum number of tries, the first one included.
+        max_s: maximum sum of all waits, in seconds.
     """
 
     tries: int = 5
@@ -48,19 +48,19 @@ class Retry:
 
 
 class Growing(ABC):
-    """How the files of a source come while it is read: what a `Follow` says."""
+    """How files are added to a source while it is read. `Follow` implements it."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def form(self) -> str:
-        """What of it decides the order of rows; for fingerprints."""
+        """The options that determine the order of rows; for fingerprints."""
 
     @property
     @abstractmethod
     def by_path(self) -> bool:
-        """Whether files come in the order of their paths."""
+        """Whether new files are ordered by path."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,54 +68,55 @@ class ParquetSource:
     """One set of Parquet files and how it becomes the fields of a `Schema`.
 
     Args:
-        paths: files, globs (`*`, `?`, `[...]`, `**`), folders (all `.parquet` and `.parq` files below, names that
-            begin with `_` or `.` left out), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are
-            columns. Files of one glob or folder are read in the order of their names.
-        catalog: a file that `freescale catalog` made of the paths, in their place: nothing is listed, and no footer is
-            read before planning. A file that has changed since is an error when it is read.
-        table: a Delta Lake or Iceberg table, in the place of paths: `delta:PATH` or `iceberg:PATH`, the folder of the
-            table (of Iceberg also a metadata file), and behind it `@VERSION` (of Iceberg the id of a snapshot) for
-            another version than the newest. The table's metadata says which files there are, and their partitions.
-        events: made by `AsOf.anchors`, in the place of paths: rows are events of a table of histories.
-        rows: a `RowSource`, in the place of paths: rows of another format than Parquet.
+        paths: files, globs (`*`, `?`, `[...]`, `**`), folders (all `.parquet` and `.parq` files below, except names
+            that begin with `_` or `.`), or URLs of any pyarrow or fsspec filesystem. `key=value` folders are columns.
+            Files of one glob or folder are read in the order of their names.
+        catalog: replaces `paths`: a file that `freescale catalog` made of them. No folder is listed and no footer is
+            read before planning. A file that has changed since then raises an error when it is read.
+        table: replaces `paths`: a Delta Lake or Iceberg table, `delta:PATH` or `iceberg:PATH` with the folder of the
+            table (or, for Iceberg, a metadata file). `@VERSION` after it (for Iceberg the id of a snapshot) selects a
+            version other than the newest. Files and their partitions come from the table's metadata.
+        events: replaces `paths`: made by `AsOf.anchors`. Rows are events of a table of histories.
+        rows: replaces `paths`: a `RowSource`, for rows of another format than Parquet.
         columns: field -> column name, or a polars expression over the file's columns that gives one value (or one
-            list) per row from that row alone, of the operations in `fsdata.sources.elementwise`; kept as an
-            `Expression`. A field that is not named here is the column of the same name.
-        types: column of the files, or key of a folder -> the type that its values have before anything else is made of
-            them (`filter`, `split`, expressions, keys): `"string"`, `"int64"` or another type of numbers or times by
-            its Arrow name; of lists, the type of their elements. Hashes tell types apart, so a key that is hashed has
-            one type over all files, folders and sources; give it here where they differ. Values are cast exactly. A
-            value that cannot be cast is a DataError. Keys of folders under a hash are `"string"` unless named here.
+            list) per row from that row alone, with the operations in `fsdata.sources.elementwise`; kept as an
+            `Expression`. Any other field is the column of the same name.
+        types: column of the files, or key of a folder -> the type to which its values are cast before every other use
+            (`filter`, `split`, expressions, keys): `"string"`, `"int64"` or another type of numbers or times by its
+            Arrow name; for lists, the type of their elements. Equal values of different types have different hashes,
+            so a hashed key needs one type over all files, folders and sources; declare it here where they differ.
+            Casts are exact: a value that the type cannot represent is a DataError. Keys of folders under a hash are
+            `"string"` unless they are declared here.
         defaults: field -> number for a missing column and for nulls under the policy `default`; for a passthrough field
-            of text it is a string. In lists it stands for null elements; a list that is null or missing becomes
-            defaults, as many as its group's other lists have elements (none if the whole group is null).
-        nulls: field -> `default`, `drop` (leave the row out) or `error`. Unnamed: `default` if the field has a
+            of text a string. In lists it replaces null elements; a list that is null or missing becomes defaults, as
+            many as its group's other lists have elements (none if the whole group is null).
+        nulls: field -> `default`, `drop` (drop the row) or `error`. Without an entry: `default` if the field has a
             default, else `error`. In float fields NaN and infinities count as nulls. `time` and the main table's
             join keys have no policy: a null time is an error, a null key is a key without a match.
-        join: side tables, see `Join`, histories that are stored once, see `AsOf`, and dimension tables, see `Lookup`.
-        follow: see `Follow`; `paths` is one folder or glob then.
-        filter: polars expression over the file's columns; rows where it is true are kept, before anything else.
-        map: function(pyarrow.RecordBatch) -> pyarrow.RecordBatch, for what no expression says. It gets the columns that
-            fields are made of, under the names of the fields, after `filter` and expressions and before null policies.
-            It gives the same columns and as many rows, in types that serve the same fields. Decoding threads call it
-            with any number of rows, and with some rows twice: it must be a function of each row alone. States know it
-            by module and name; its code is not compared. Fields of partitions, defaults and joins do not pass it, nor
-            does the order of `mix="time"`.
-        split: a column of integers or text: the rows whose values hash into `keep` are read, for sets that share no
-            user (or item, or day). A row is in the same set on every rank, in every run and version. Rows where the
-            column is null are in no set. As a `filter`, it comes before anything else.
-        keep: (low, high) of [0, 1): `(0, 0.98)` keeps about 98 % of the values, `(0.98, 1)` the others.
-        salt: another one deals the values out anew.
-        filesystem: a pyarrow or fsspec filesystem that `paths` belong to.
-        skip: leave out so many rows, in the order of files and before `filter`.
-        limit: read at most so many of the rest: for runs on a part of the data. Of `Join` and `AsOf` all rows are read.
+        join: side tables (`Join`), histories that are stored once (`AsOf`) and dimension tables (`Lookup`).
+        follow: a `Follow`; `paths` is then one folder or glob.
+        filter: polars expression over the file's columns; only rows for which it is true are read. Evaluated first.
+        map: function(pyarrow.RecordBatch) -> pyarrow.RecordBatch, for computations beyond expressions. Its argument has
+            the columns of the fields, under the names of the fields, after `filter` and expressions and before null
+            policies. Its result has the same columns and as many rows, in types that serve the same fields. Decoding
+            threads call it with any number of rows, and with some rows twice: it must be a function of each row alone.
+            Saved states hold its module and name; its code is not compared. It does not see fields of partitions,
+            defaults and joins, and does not change the order of `mix="time"`.
+        split: a column of integers or text: only rows whose values hash into `keep` are read, for sets that share no
+            user (or item, or day). A row is in the same set on every rank, in every run and version. Rows with a null
+            are in no set. Evaluated first, like `filter`.
+        keep: (low, high) in [0, 1]: `(0, 0.98)` keeps about 98 % of the values, `(0.98, 1)` the others.
+        salt: a different salt gives a different assignment of the values to sets.
+        filesystem: the pyarrow or fsspec filesystem of `paths`.
+        skip: number of rows to skip, in the order of files and before `filter`.
+        limit: maximum number of rows after `skip`, for runs on a part of the data. Joined tables are read whole.
         weight: share of this source under `mix="weighted"`.
         retry: how often reads of remote files are repeated; local files are read once.
-        decoder: `"pages"`: lists of numbers are decoded by FreeScale, all else by pyarrow; `"pyarrow"`: all by
-            pyarrow. The results are the same. None: what the environment variable `FSDATA_DECODER` says, and without it
-            `"pages"`, except for lists in small row groups that are decoded together. `describe()` says which lists
-            are left to pyarrow, and why.
-        on_error: `raise` at a corrupt file or row group, or `skip` it: counted and listed.
+        decoder: `"pages"`: FreeScale decodes lists of numbers, pyarrow everything else; `"pyarrow"`: pyarrow decodes
+            everything. The results are the same. None: the value of the environment variable `FSDATA_DECODER`, or
+            without it `"pages"` except for lists in small row groups, which are decoded together. `describe()` has the
+            lists that pyarrow decodes, with the reasons.
+        on_error: at a corrupt file or row group `raise`, or `skip` it, which counts and lists it.
 
     Raises:
         SchemaError: options that contradict each other.
@@ -190,33 +191,33 @@ class ParquetSource:
     @property
     def label(self) -> str:
         """The first path, short enough for a message."""
-        given = self.events or self.rows
-        if given is not None:
-            return given.label
+        replacement = self.events or self.rows
+        if replacement is not None:
+            return replacement.label
         paths = self.path_list or (str(self.table or self.catalog),)
         return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
     @property
     def table_parts(self) -> tuple[str, str, int | None]:
         """Kind, path and version of `table`."""
-        found = _TABLE.fullmatch(self.table or "")
-        assert found is not None
-        return found[1], found[2], None if found[3] is None else int(found[3])
+        match = _TABLE.fullmatch(self.table or "")
+        assert match is not None
+        return match[1], match[2], None if match[3] is None else int(match[3])
 
     @property
     def computed(self) -> dict[str, expressions.Expression]:
-        """The fields that are made by expressions."""
+        """The fields with expressions."""
         return {
-            name: replace(cast(expressions.Expression, each), types=self.declared)
-            for name, each in self.columns.items()
-            if type(each) is not str
+            name: replace(cast(expressions.Expression, column), types=self.declared)
+            for name, column in self.columns.items()
+            if type(column) is not str
         }
 
     def expression_of(self, name: str) -> expressions.Expression:
         """The expression of a field: the given one, or the cast of its column to the declared type."""
         column = self.columns.get(name, name)
         return (
-            replace(expressions.of_column(column), types=self.declared)
+            replace(expressions.from_column(column), types=self.declared)
             if isinstance(column, str)
             else self.computed[name]
         )
@@ -228,16 +229,16 @@ class ParquetSource:
 
     @property
     def hashed(self) -> frozenset[str]:
-        """The columns whose type decides what a hash gives, that of `split` included."""
+        """The columns whose types determine hashes, that of `split` included."""
         condition = self.condition
-        found = {name for each in self.computed.values() for name in each.hashed}
+        columns = {name for expression in self.computed.values() for name in expression.hashed}
         if condition is not None:
-            found |= {*condition.hashed, *([] if condition.split is None else [condition.split.column])}
-        return frozenset(found)
+            columns |= {*condition.hashed, *([] if condition.split is None else [condition.split.column])}
+        return frozenset(columns)
 
     @property
     def uses_pages(self) -> bool:
-        """Whether pages are decoded here, and not by pyarrow."""
+        """Whether FreeScale decodes pages."""
         decoder = self.decoder or os.environ.get("FSDATA_DECODER") or "pages"
         if decoder not in _DECODERS:
             raise SchemaError(f"the environment variable FSDATA_DECODER must be pages or pyarrow, got {decoder!r}")
@@ -245,79 +246,79 @@ class ParquetSource:
 
     @property
     def only_pages(self) -> bool:
-        """Whether `"pages"` was chosen: then no list is left to pyarrow for being in a small row group."""
+        """Whether `"pages"` was requested explicitly: then FreeScale also decodes lists in small row groups."""
         return self.uses_pages and bool(self.decoder or os.environ.get("FSDATA_DECODER"))
 
     @property
     def condition(self) -> expressions.Expression | None:
-        """`filter` as it was checked, and `split`."""
-        given = cast("expressions.Expression | None", self.filter)
-        found = expressions.with_split(given, checked_split(self.split, self.keep, self.salt))
-        return None if found is None else replace(found, types=self.declared)
+        """`filter` and `split`, checked, as one condition."""
+        condition = cast("expressions.Expression | None", self.filter)
+        both = expressions.with_split(condition, checked_split(self.split, self.keep, self.salt))
+        return None if both is None else replace(both, types=self.declared)
 
     @property
     def path_list(self) -> tuple[str, ...]:
-        """`paths` as given, always a tuple of strings."""
+        """`paths` as a tuple of strings."""
         return cast(tuple[str, ...], self.paths)
 
 
 class RowSource(ABC):
-    """Rows of another format than Parquet, for `ParquetSource(rows=...)`: a subclass says what there is, and reads it.
+    """Rows of another format than Parquet, for `ParquetSource(rows=...)`: a subclass describes and reads them.
 
-    Rows come in units, as those of a file come in row groups: units are shuffled and dealt to ranks, and decoding
-    threads read each as a whole or in part. Column names, expressions, filters, null policies, joins, resume and all
-    else of a `ParquetSource` are then as with files. `examples/arrow_ipc.py` reads Arrow IPC files.
+    Rows are in units, as those of a file are in row groups: units are shuffled and dealt to ranks, and decoding
+    threads read each as a whole or in part. Column names, expressions, filters, null policies, joins, resume and the
+    other options of a `ParquetSource` work as with files. `examples/arrow_ipc.py` reads Arrow IPC files.
     """
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """How messages call it: a path, say."""
+        """Its name in messages, for example a path."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A text that is another one where the rows are others: names, sizes and times of files, say. The same on all
-        hosts: ranks compare it, and saved states hold a hash of it."""
+        """A text that changes whenever the rows change, for example names, sizes and times of files. It must be the
+        same on all hosts: ranks compare it, and saved states hold a hash of it."""
 
     @property
     @abstractmethod
     def schema(self) -> "pa.Schema":
-        """All columns that rows have."""
+        """All columns of the rows."""
 
     @property
     @abstractmethod
     def rows(self) -> Sequence[int]:
-        """How many rows each unit has."""
+        """The number of rows of each unit."""
 
     @abstractmethod
     def read(self, unit: int, start: int, stop: int, names: Sequence[str]) -> "pa.RecordBatch":
         """Rows [start, stop) of a unit, with the columns `names` of the types of `schema`. Blocks.
 
-        Several threads call it at once. What it raises as OSError or pyarrow.ArrowException is damage of this unit,
+        Several threads call it at the same time. An OSError or pyarrow.ArrowException counts as damage of this unit,
         see `ParquetSource(on_error=...)`.
         """
 
 
 class EventSource(ABC):
-    """Rows that are events of a joined table, in place of rows of files: what `AsOf.anchors` makes."""
+    """Rows that are events of a joined table instead of rows of files. `AsOf.anchors` makes one."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
 
     @property
     @abstractmethod
     def form(self) -> str:
-        """What it says; for fingerprints."""
+        """All options; for fingerprints."""
 
     @abstractmethod
     def lists(self, source: ParquetSource, wanted: Any) -> Mapping[str, bool]:
-        """Lists that the first joined table of the source needs, as rows are made of them, and whether it must have
-        them.
+        """Lists that the first joined table of the source must provide because rows are made of them -> whether they
+        are required.
 
         wanted: the fields of the rows.
         """
@@ -325,12 +326,12 @@ class EventSource(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """A table whose fields are added to the rows, found by a key: what the kinds of joins have in common.
+    """A table whose fields are added to the rows, found by a key: the common base of `Join`, `AsOf` and `Lookup`.
 
     Args:
         source: the table. Its rows must have different keys.
         on: the key.
-        fields: the schema's fields that come from the table; their columns follow `source.columns`.
+        fields: the schema's fields from the table; their columns follow `source.columns`.
     """
 
     source: ParquetSource
@@ -339,34 +340,34 @@ class Joined:
     fields: Sequence[str]
 
     kind: ClassVar[Literal["side table", "histories", "lookup table"]]
-    """Of its table: `fsdata.compose.reading` opens it accordingly."""
-    finds_values: ClassVar[bool] = False  # its fields are values for the ids of another field, and not for rows
+    """The kind of its table: `fsdata.compose.reading` opens it accordingly."""
+    finds_values: ClassVar[bool] = False  # whether its fields are values for the ids of another field, not for rows
 
     def label(self, rows: str) -> str:
-        """How messages call its table. rows: how they call the rows."""
+        """The name of its table in messages. rows: the name of the rows in messages."""
         return f"{rows}, {self.kind} {self.source.label}"
 
     @property
     def form(self) -> str:
-        """What it says, without its source; for fingerprints."""
+        """All options except the source; for fingerprints."""
         raise NotImplementedError
 
     def check(self, source: ParquetSource, schema: Any, label: str) -> None:
-        """Raise SchemaError if it does not go together with the schema, or with other tables of its source."""
+        """Raise SchemaError if it contradicts the schema or other tables of its source."""
 
     def stores(self, group: Any) -> bool:
-        """Whether it stores the events of a `Sequence` once per key, and rows see windows of them."""
+        """Whether the table has the events of a `Sequence` once per key, so that rows refer to windows of them."""
         return False
 
     @property
     def row_time(self) -> str | None:
-        """The field or column of the rows that says as of when they see it."""
+        """The field or column of the rows with the time up to which they see events."""
         return None
 
     def _check(self, columns: Iterable[str], *, shared: bool) -> None:
-        """Check what all kinds have, and make `fields` a tuple.
+        """Check the options that all kinds have, and make `fields` a tuple.
 
-        columns: what `source.columns` may name beside those. shared: processes share the table.
+        columns: names that `source.columns` may have beside `fields`. shared: processes share the table.
         """
         kind = type(self).__name__
         if not isinstance(self.source, ParquetSource):
@@ -386,40 +387,40 @@ class Joined:
             raise SchemaError(f"{kind}(fields=...) names a field twice: {self.fields!r}")
         if self.source.map is not None and shared:
             raise SchemaError(
-                f"the source of this {kind} has no map: processes share the table, and cannot tell whether their "
-                "functions are the same. Write the values into the table"
+                f"the source of this {kind} takes no map: processes share the table, and their functions cannot be "
+                "compared. Write the values into the table"
             )
         if self.source.join:
             raise SchemaError(f"the source of a {kind} cannot have joins itself: join both tables to the main source")
         if self.source.follow is not None and kind != "Join":
             raise SchemaError(f"the source of this {kind} is read once, when the loader is made: it cannot be followed")
         if self.source.skip or self.source.limit is not None:
-            raise SchemaError(f"the source of a {kind} is read whole: it has no skip and no limit")
+            raise SchemaError(f"the source of a {kind} is read whole: it takes no skip and no limit")
         for option in ("columns", "defaults", "nulls"):
             if option == "defaults" and kind == "AsOf":
-                continue  # of all lists that are read; which these are is known when the table is opened
-            known = {*self.fields, *columns} if option == "columns" else set(self.fields)
-            unknown = sorted(set(getattr(self.source, option)) - known)
+                continue  # may name any list of the table; checked when the table is opened
+            allowed = {*self.fields, *columns} if option == "columns" else set(self.fields)
+            unknown = sorted(set(getattr(self.source, option)) - allowed)
             if unknown:
                 raise SchemaError(
                     f"{kind}(on={self.on!r}): its source's {option} names {', '.join(unknown)}, not a joined field: "
                     f"{', '.join(self.fields)}"
                 )
         if self.source.weight is not None:
-            raise SchemaError(f"the source of a {kind} is not mixed: leave its weight out")
+            raise SchemaError(f"the source of a {kind} takes no weight: joined tables are not mixed")
 
 
 def _check_follow(source: ParquetSource) -> None:
     if source.follow is None:
         if any(join.source.follow is not None for join in source.join):
-            raise SchemaError("a side table that is followed needs rows that are followed: give both a Follow")
+            raise SchemaError("a followed side table needs followed rows: give both sources a Follow")
         return
     if not isinstance(source.follow, Growing):
         raise SchemaError(f"follow takes a Follow, got {source.follow!r}")
     if len(source.path_list) != 1:
-        raise SchemaError("a source that is followed has one path, a folder or a glob, and no catalog")
+        raise SchemaError("a followed source takes one path, a folder or a glob, and no catalog")
     if source.skip or source.limit is not None:
-        raise SchemaError("a source that is followed has no skip and no limit: there is no whole to take a part of")
+        raise SchemaError("a followed source takes no skip and no limit: its rows are not known beforehand")
 
 
 def _paths(value: Any, catalog: Any, table: Any, events: Any, rows: Any) -> tuple[str, ...]:
@@ -427,14 +428,14 @@ def _paths(value: Any, catalog: Any, table: Any, events: Any, rows: Any) -> tupl
     if rows is not None:
         if not isinstance(rows, RowSource):
             raise SchemaError(f"rows takes a RowSource, got {rows!r}")
-        if paths or any(each is not None for each in (catalog, table, events)):
-            raise SchemaError(
-                "ParquetSource(rows=...) has no paths, catalog, table or events: it reads the rows itself"
-            )
+        if paths or any(option is not None for option in (catalog, table, events)):
+            raise SchemaError("ParquetSource(rows=...) takes no paths, catalog, table or events")
         return ()
     if events is not None:
         if paths or catalog is not None or table is not None or not isinstance(events, EventSource):
-            raise SchemaError("ParquetSource(events=...) is made by AsOf.anchors, and has no paths, catalog or table")
+            raise SchemaError(
+                "ParquetSource(events=...) takes the result of AsOf.anchors, and no paths, catalog or table"
+            )
         return ()
     if table is not None:
         if not isinstance(table, str) or not _TABLE.fullmatch(table):
@@ -451,7 +452,7 @@ def _paths(value: Any, catalog: Any, table: Any, events: Any, rows: Any) -> tupl
     if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
         raise SchemaError(f"ParquetSource takes one or more paths, in order, got {value!r}")
     for path in map(str, paths):
-        if "\0" in path or any("\ud800" <= sign <= "\udfff" for sign in path):
+        if "\0" in path or any("\ud800" <= character <= "\udfff" for character in path):
             raise SchemaError(f"paths={path!r}: no path contains such a character")
     return tuple(str(path) for path in paths)
 
@@ -463,13 +464,13 @@ def _joins(value: Any) -> tuple[Joined, ...]:
     fields = [name for join in joins for name in join.fields]
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:
-        raise SchemaError(f"two joins bring the same field: {', '.join(twice)}")
+        raise SchemaError(f"two joins add the same field: {', '.join(twice)}")
     return joins
 
 
 def _check_default(name: str, value: Any) -> None:
     if isinstance(value, str):
-        return  # right for passthrough fields, which only the schema knows
+        return  # valid for passthrough fields; which fields these are is in the schema
     if not is_number(value):
         raise SchemaError(f"defaults={{{name!r}: ...}} must be a number, got {value!r}")
     if not math.isfinite(value):

@@ -1,5 +1,6 @@
-"""Batches of the user's own, dealt out like those of the loader.
+"""Balances the batches of a user's own loader, as `FreeScaleDataLoader` balances its own.
 
-`rebalancing` is the iterator around any loader; `parts` gives its batches to the steps of the ranks; `tensor_tree`
-splits a batch of any structure into rows and back; `entries` are texts and numbers of samples, as bytes.
+`rebalancing` iterates over any loader in a thread. `parts` reads its batches as parts of steps, and `balanced_tensors`
+exchanges their samples. `tensor_tree` splits a batch of any structure into samples and builds it again; `entries`
+encodes texts and numbers of samples as bytes.
 """

@@ -1,4 +1,4 @@
-"""A node that balances the batches of any other loader: see `fsdata.rebalance`, which runs it ahead in a thread."""
+"""A node that balances the batches of any other loader; `fsdata.rebalance` runs it ahead in a thread."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -13,25 +13,25 @@ from fsdata.balance.options import Balance, StepPlanner
 from fsdata.balance.step_plan import Assignment, GlobalBatch
 from fsdata.nodes.status_exchange import failures_reported_to_peers
 from fsdata.nodes.steps import Part
-from fsdata.tensors.parts import Last, Lengths, TensorParts, measured
+from fsdata.tensors.parts import Lengths, TensorParts, measured_lengths
 from fsranks.rank_context import resolve
 
 
 class _Planner(StepPlanner):
-    """Plans by what the user has measured."""
+    """Plans by the `lengths` of the user, not by the jagged fields that travel."""
 
     def __call__(self, batch: GlobalBatch) -> Assignment:
-        return super().__call__(replace(batch, lengths=measured(batch.lengths)))
+        return super().__call__(replace(batch, lengths=measured_lengths(batch.lengths)))
 
 
 class BalancedTensors(BalancedNode[Any]):
     """Batches of the same structure as those of `source`, with this rank's share of the samples of all ranks.
 
-    Making it is collective.
+    The constructor is collective.
 
     Args:
         source: any node or iterable of batches of CPU tensors, or the `TensorParts` of one.
-        balance: how; default `Balance()`.
+        balance: default `Balance()`.
         lengths, replicate: see `fsdata.rebalance`.
         process_group: the ranks that share a global batch; None: all.
         timeout_s: how long this rank waits for others in a step.
@@ -57,22 +57,21 @@ class BalancedTensors(BalancedNode[Any]):
     def spec(self) -> RecordSpec:
         return self.source.spec
 
-    def leaves_out(self, result: StepResult) -> bool:
+    def ends_before(self, result: StepResult) -> bool:
         return result.ended and not result.global_samples
 
     def finish(self, part: Part, result: StepResult, passed: Sequence[int]) -> Any:
-        parts = self.source
+        parts, batch = self.source, self.source.batch
+        if result.rows is not part.rows:  # else no sample of this rank has moved: pass the user's batch on
+            with failures_reported_to_peers(self.exchange, parts.status()):
+                batch = parts.build(result.rows)
         stats = parts.stats(
             result.rows.num_rows,
             result.global_samples,
-            measured(result.global_items),
+            measured_lengths(result.global_items),
             straggler_before=result.straggler_before,
             straggler_after=result.straggler_after,
             moved=result.moved,
         )
-        batch = parts.pulled
-        if result.rows is not part.rows:
-            with failures_reported_to_peers(self.exchange, parts.status()):
-                batch = parts.built(result.rows)
-        last = Last(stats=stats, origin=torch.from_numpy(result.origin))
-        return parts.give(batch, last, self.planner.state_dict())
+        parts.advance(stats, torch.from_numpy(result.origin), self.planner.state_dict())
+        return batch

@@ -1,8 +1,8 @@
-"""Lists with one entry per sample that is no tensor, such as ids: texts, bytes and numbers, which travel as bytes.
+"""Encodes lists with one text, bytes or number per sample, such as ids, as bytes that travel with the samples.
 
-Every entry is a letter for its type and its bytes, so nothing that a peer sent is unpickled, and a list may mix types.
-Types are compared exactly: what arrives is what was sent. The bytes travel as those of passthrough texts do, in a group
-whose lengths say nothing of a sample's work.
+An entry is encoded as one letter for its type, then its bytes. So a list may mix types, every type is restored exactly
+(a subclass is refused), and nothing that a peer sent is unpickled. Like passthrough texts, the bytes form a group whose
+lengths do not count as work of a sample.
 """
 
 import struct
@@ -14,7 +14,7 @@ import torch
 from fsdata.errors import DataError
 
 ENTRIES = "entries of "
-"""Prefix of the groups of these bytes."""
+"""Prefix of the names of the groups of these bytes."""
 TYPES = "str, bytes, int, float, bool and None"
 _FLOAT = struct.Struct("<d")
 
@@ -32,33 +32,34 @@ def is_list(value: Any) -> bool:
 
 def to_bytes(value: Any) -> tuple[torch.Tensor, np.ndarray]:
     """(uint8 [T], the bytes of all entries; int64 [B], how many each has)."""
-    written = [_written(entry) for entry in value]
-    data = np.frombuffer(b"".join(written), np.uint8).copy()
-    return torch.from_numpy(data), np.array([len(each) for each in written], np.int64)
+    encoded = [_encode(entry) for entry in value]
+    data = np.frombuffer(b"".join(encoded), np.uint8).copy()  # torch warns about memory that is read-only
+    return torch.from_numpy(data), np.array([len(entry) for entry in encoded], np.int64)
 
 
 def from_bytes(data: torch.Tensor, length: np.ndarray, make: type) -> Any:
-    """The entries again, in a `make`: list, tuple or numpy.ndarray.
+    """The inverse of `to_bytes`. make: the type of the result: list, tuple or numpy.ndarray.
 
     Raises:
-        DataError: the bytes are none of `to_bytes`.
+        DataError: the bytes were not encoded by `to_bytes`.
     """
     text, stop = data.numpy().tobytes(), np.cumsum(length)
+    bounds = zip((stop - length).tolist(), stop.tolist(), strict=True)
     try:
-        found = [_read(text[first:last]) for first, last in zip((stop - length).tolist(), stop.tolist(), strict=True)]
-    except (ValueError, KeyError, struct.error) as error:
+        entries = [_decode(text[first:last]) for first, last in bounds]
+    except (ValueError, KeyError, struct.error) as error:  # bytes of a peer are not trusted
         raise DataError(f"another rank sent an entry that cannot be read: {error!r}") from error
     if make is not np.ndarray:
-        return make(found)
-    array = np.empty(len(found), object)
-    array[:] = found
+        return make(entries)
+    array = np.empty(len(entries), object)
+    array[:] = entries
     return array
 
 
 _LETTERS = {str: b"s", bytes: b"b", int: b"i", float: b"f", bool: b"t", type(None): b"n"}
 
 
-def _written(entry: Any) -> bytes:
+def _encode(entry: Any) -> bytes:
     kind = type(entry)
     if kind is str:
         content = entry.encode("utf-8", "surrogatepass")
@@ -73,8 +74,8 @@ def _written(entry: Any) -> bytes:
     return _LETTERS[kind] + content
 
 
-def _read(written: bytes) -> Any:
-    letter, content = written[:1], written[1:]
+def _decode(encoded: bytes) -> Any:
+    letter, content = encoded[:1], encoded[1:]
     if letter == b"s":
         return content.decode("utf-8", "surrogatepass")
     if letter == b"b":

@@ -1,13 +1,12 @@
-"""Batches of any structure as rows by reference, and back.
+"""Splits batches of any structure into samples by reference, and builds batches of other samples.
 
-`take_apart` walks containers (dataclass, NamedTuple, dict, tuple, list) down to tensors, KeyedJaggedTensors and
-`Jagged`, whose first dimension is the samples, and to lists of one text, bytes or number per sample, and says where
-every value of every sample lies; `Template.build` makes the same structure from other samples. What cannot be split by
-sample is an error, unless it is to be replicated.
+`take_apart` descends through containers (dataclass, NamedTuple, dict, tuple, list) to tensors, KeyedJaggedTensors and
+`Jagged`, whose first dimension is the samples, and to lists of one text, bytes or number per sample. It finds the
+address of every value of every sample. `Template.build` makes the same structure from other samples. A part that cannot
+be split by sample is an error, unless it is to be replicated.
 
-A rank that has no batch of its own gets the structure as text: JSON, with the import path of each container type.
-Nothing that a peer sent is run: a type is imported by its name and must be the kind of container that the structure
-says.
+A rank that has no batch of its own receives the structure as text: JSON, with the import path of each container type.
+Nothing that a peer sent is executed: a type is imported by its name and must be a container of the stated kind.
 
 Letters: B samples, F fields.
 """
@@ -31,15 +30,16 @@ from fsdata.errors import DataError
 from fsdata.tensors.entries import ENTRIES, TYPES, from_bytes, is_list, may_move, to_bytes
 
 LENGTH = "length of "
-"""Prefix of the groups that carry what the cost model sees; their fields have no bytes."""
+"""Prefix of the groups of the lengths that the cost model sees; their fields have no bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorField:
     """One field of the samples: a column of a tensor, or the values or weights of one jagged key.
 
-    `shape` is that of one element (a row of a tensor), `group` the jagged lengths it shares, None for one element per
-    sample.
+    Attributes:
+        shape: of one element (a row of a tensor).
+        group: name of the jagged lengths, which fields may share; None: one element per sample.
     """
 
     path: str
@@ -65,10 +65,12 @@ class TensorField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """A node of the structure: how to make the value from its children, fields and constants.
+    """A node of the structure: how a value is built from its children, fields and constants.
 
-    `kind` is one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt, entries. `fields` are
-    indices of the node's fields, for a kjt its keys' values, then their weights.
+    Attributes:
+        kind: one of dataclass, named, sequence, mapping, none, constant, tensor, jagged, kjt, entries.
+        make: the type of a container, or of a list of entries. names: of its children; of a kjt, its keys.
+        fields: indices of the node's fields; of a kjt, the values of all keys, then their weights.
     """
 
     kind: str
@@ -87,11 +89,14 @@ class Template:
     root: TreeNode
     fields: tuple[TensorField, ...]
     spec: RecordSpec
-    constants: tuple[str, ...]
-    """Paths of the replicated values."""
+
+    @property
+    def constants(self) -> list[str]:
+        """Paths of the replicated values."""
+        return [node.path for node in _nodes(self.root) if node.kind == "constant"]
 
     def describe(self) -> dict[str, str]:
-        """path -> type, what ranks and batches must have in common."""
+        """path -> type; equal for all batches of all ranks."""
         return {"batch": _outline(self.root), **{field.path: str(field) for field in self.fields}}
 
     def build(self, rows: RowRefs, constants: Mapping[str, Any]) -> Any:
@@ -101,15 +106,16 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenApart:
-    """A batch by reference. `constants`: path -> the values that are replicated instead of split."""
+    """A batch by reference. constants: path -> replicated value."""
 
     template: Template
     rows: RowRefs
     constants: dict[str, Any]
 
 
-def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tuple[str, ...]) -> Template:
+def template_of(root: TreeNode, fields: tuple[TensorField, ...]) -> Template:
     """The template of a structure."""
+    # Groups of entries come last: `RecordSpec.uncounted` counts from the end, and their bytes are no work.
     jagged = (field for field in sorted(fields, key=lambda field: field.of_entries) if field.group is not None)
     groups = list(dict.fromkeys(str(field.group) for field in jagged))
     first = [next(slot for slot, field in enumerate(fields) if field.group == group) for group in groups]
@@ -122,30 +128,30 @@ def template_of(root: TreeNode, fields: tuple[TensorField, ...], constants: tupl
         group_field=np.array(first, np.int64),
         uncounted=sum(field.of_entries for field in fields),
     )
-    return Template(root=root, fields=fields, spec=spec, constants=constants)
+    return Template(root=root, fields=fields, spec=spec)
 
 
 Measure = Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""(batch, path -> int64 [B] of its jagged fields) -> name -> int64 [B], what the cost model sees."""
+"""(batch, path -> int64 [B] of its jagged fields) -> name -> int64 [B], the lengths that the cost model sees."""
 
 
 def take_apart(batch: Any, replicate: Collection[str], measure: Measure, first: Template | None = None) -> TakenApart:
-    """See the module; what `measure` returns becomes groups `LENGTH + name` of the template's spec.
+    """Split a batch by reference. The lengths of `measure` become groups `LENGTH + name` of the template's spec.
 
-    first: of the first batch, which says what a list without an entry, or of None alone, is: a list of entries or a
-    container. In the first batch it has entries if they are as many as the samples.
+    first: template of the first batch. A list that is empty, or has only None, may be a list of entries or a container:
+    it is what it was in the first batch. There it is a list of entries if it has one per sample.
 
     Raises:
         DataError: a leaf that cannot be split by sample, or has another number of samples, naming its path.
         ValueError: `replicate` names no path of the batch.
     """
-    known = None if first is None else {field.path for field in first.fields if field.of_entries}
-    walk = _Walk(replicate, known or ())
+    walk = _Walk(replicate, () if first is None else {field.path for field in first.fields if field.of_entries})
     root = walk.node(batch, "")
-    if known is None and walk.samples is not None:
-        found = {path for path, size in walk.unsure.items() if size == walk.samples}
-        if found:
-            walk = _Walk(replicate, found)
+    if first is None:
+        # The number of samples is known only after the first walk, so ambiguous lists need a second one.
+        entry_paths = {path for path, size in walk.ambiguous.items() if size == walk.samples}
+        if entry_paths:
+            walk = _Walk(replicate, entry_paths)
             root = walk.node(batch, "")
     unknown = sorted(set(replicate) - set(walk.constants))
     if unknown:
@@ -166,16 +172,19 @@ def take_apart(batch: Any, replicate: Collection[str], measure: Measure, first: 
 class _Walk:
     """Collects fields and their values while it descends."""
 
-    def __init__(self, replicate: Collection[str], entries: Collection[str]) -> None:
-        """entries: paths of lists with one entry per sample, where their entries do not say so. unsure: path -> length
-        of all such lists."""
+    def __init__(self, replicate: Collection[str], entry_paths: Collection[str]) -> None:
+        """entry_paths: ambiguous lists (empty, or only None) that have one entry per sample.
+
+        Attributes:
+            ambiguous: path -> length of all other ambiguous lists.
+        """
         self.replicate = frozenset(replicate)
         self.constants: dict[str, Any] = {}
         self.fields: list[TensorField] = []
         self.samples: int | None = None
-        self.unsure: dict[str, int] = {}
-        self._paths_of_entries = entries
-        self._first = ""
+        self.ambiguous: dict[str, int] = {}
+        self._entry_paths = entry_paths
+        self._first_path = ""  # of the part from which `samples` was taken
         self._columns: list[Column] = []
 
     def node(self, value: Any, path: str) -> TreeNode:
@@ -191,18 +200,19 @@ class _Walk:
         if is_keyed_jagged_tensor(value):
             return self._kjt(value, path)
         if may_move(value):
-            if any(entry is not None for entry in value) or path in self._paths_of_entries:
+            if any(entry is not None for entry in value) or path in self._entry_paths:
                 return self._entries(value, path)
-            self.unsure[path] = len(value)
-        opened = _open(value)
-        some = [entry for entry in value if entry is not None] if is_list(value) else []
-        if opened is None or (some and not any(map(_is_part, some))):
+            self.ambiguous[path] = len(value)
+        container = _unpack(value)
+        entries = [entry for entry in value if entry is not None] if is_list(value) else []
+        if container is None or (entries and not any(map(_is_part, entries))):
             raise DataError(_refusal(value, path))
-        kind, names, children = opened
+        kind, names, children = container
         nodes = tuple(
             self.node(child, f"{path}.{name}".lstrip(".")) for name, child in zip(names, children, strict=True)
         )
-        if kind == "sequence" and any(map(_holds("entries"), nodes)) and not any(map(_holds("tensor"), nodes)):
+        below = {node.kind for child in nodes for node in _nodes(child)}
+        if kind == "sequence" and "entries" in below and not below & {"tensor", "jagged", "kjt"}:
             raise DataError(
                 f"{_at(path)} is a {type(value).__name__} of lists, which may belong to samples or hold one entry for "
                 "each: name its parts in a dict, or write what belongs to a sample as one text, such as by json.dumps"
@@ -219,14 +229,15 @@ class _Walk:
 
     def finish(self, root: TreeNode, lengths: Mapping[str, np.ndarray]) -> TakenApart:
         for name, values in lengths.items():
+            # No bytes per element, so that only the lengths themselves are exchanged.
             field = TensorField(path=LENGTH + name, dtype=torch.uint8, shape=(0,), group=LENGTH + name)
             self._add(field, torch.empty((0, 0), dtype=torch.uint8), np.asarray(values, np.int64))
-        template = template_of(root, tuple(self.fields), tuple(self.constants))
+        template = template_of(root, tuple(self.fields))
         rows = RowRefs.of(Block.of(self._columns, self.samples or 0))
         return TakenApart(template=template, rows=rows, constants=self.constants)
 
     def _tensor(self, value: torch.Tensor, path: str) -> TreeNode:
-        rows = _plain(value, path)
+        rows = _dense(value, path)
         if rows.dim() == 0:
             raise DataError(
                 f"{_at(path)} is a tensor without dimensions: it cannot be split by sample. {_remedy(path)}"
@@ -236,11 +247,11 @@ class _Walk:
         return TreeNode(kind="tensor", fields=(self._add(field, rows, None),), path=path)
 
     def _jagged(self, value: Jagged, path: str) -> TreeNode:
-        values = _plain(value.values, path)
-        lengths = _plain(value.offsets, path).diff().numpy()
+        values = _dense(value.values, path)
+        lengths = _dense(value.offsets, path).diff().numpy()
         self._count(len(lengths), path)
         field = TensorField(path=path, dtype=values.dtype, shape=tuple(values.shape[1:]), group=path)
-        start = int(value.offsets[0])
+        start = int(value.offsets[0])  # not 0 in a slice of a larger batch
         return TreeNode(kind="jagged", fields=(self._add(field, values[start:], lengths),), path=path)
 
     def _kjt(self, value: Any, path: str) -> TreeNode:
@@ -250,18 +261,18 @@ class _Walk:
             )
         keys, stride = tuple(value.keys()), value.stride()
         self._count(stride, path)
-        given = _plain(value.lengths(), path)
-        lengths = given.to(torch.int64).numpy().reshape(len(keys), stride)
+        flat_lengths = _dense(value.lengths(), path)
+        lengths = flat_lengths.to(torch.int64).numpy().reshape(len(keys), stride)
         starts = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])
         weights = value.weights_or_none()
         indices = []
         for values, suffix in ((value.values(), ""), *([] if weights is None else [(weights, " (weights)")])):
-            flat = _plain(values, path)
+            flat = _dense(values, path)
             for i, key in enumerate(keys):
                 name = f"{path}.{key}".lstrip(".")
                 field = TensorField(path=name + suffix, dtype=flat.dtype, shape=tuple(flat.shape[1:]), group=name)
                 indices.append(self._add(field, flat[starts[i] : starts[i + 1]], lengths[i]))
-        return TreeNode(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=given.dtype)
+        return TreeNode(kind="kjt", names=keys, fields=tuple(indices), path=path, lengths_dtype=flat_lengths.dtype)
 
     def _entries(self, value: Any, path: str) -> TreeNode:
         data, lengths = to_bytes(value)
@@ -274,15 +285,16 @@ class _Walk:
         table = run(values.data_ptr(), len(values) if lengths is None else int(lengths.sum()))
         start = None if lengths is None else np.cumsum(lengths) - lengths
         self.fields.append(field)
+        # `owners` keeps the tensor in memory: the column has only the address of its values.
         self._columns.append(Column(table, start, lengths, owners=(values,)))
         return len(self.fields) - 1
 
     def _count(self, samples: int, path: str) -> None:
         if self.samples is None:
-            self.samples, self._first = samples, path
+            self.samples, self._first_path = samples, path
         elif samples != self.samples:
             raise DataError(
-                f"{_at(path)} has {samples} samples (first dimension), {_at(self._first)} has {self.samples}: all "
+                f"{_at(path)} has {samples} samples (first dimension), {_at(self._first_path)} has {self.samples}: all "
                 f"parts of a batch need one entry per sample. {_remedy(path)}"
             )
 
@@ -291,7 +303,6 @@ class _Builder:
     """Copies samples into tensors and puts them into the structure."""
 
     def __init__(self, template: Template, rows: RowRefs, constants: Mapping[str, Any]) -> None:
-        self._template = template
         self._constants = constants
         self._samples = rows.num_rows
         spans = rows.spans()
@@ -301,6 +312,7 @@ class _Builder:
         for fields in _buffers(template.root):
             first = template.fields[fields[0]]
             total = int(counts[list(fields)].sum())
+            # Allocated as bytes: torch.empty warns for some dtypes, such as complex32.
             flat = torch.empty(total * first.itemsize, dtype=torch.uint8).view(first.dtype).view(total, *first.shape)
             self._flat[fields[0]] = flat
             before = np.cumsum(counts[list(fields)]) - counts[list(fields)]
@@ -320,7 +332,7 @@ class _Builder:
             return self._kjt(node)
         if node.kind == "entries":
             return from_bytes(self._flat[node.fields[0]], self._length[node.fields[0]], node.make or list)
-        return _close(node, [self.build(child) for child in node.children])
+        return _pack(node, [self.build(child) for child in node.children])
 
     def _kjt(self, node: TreeNode) -> Any:
         keys = len(node.names)
@@ -329,31 +341,27 @@ class _Builder:
         return keyed_jagged_tensor(node.names, self._flat[node.fields[0]], lengths, self._samples, weights=weights)
 
 
-def _buffers(node: TreeNode) -> Iterator[tuple[int, ...]]:
-    """The fields that lie one after another in one tensor, for every tensor of the structure."""
-    if node.kind == "kjt":
-        keys = len(node.names)
-        yield node.fields[:keys]
-        if len(node.fields) > keys:
-            yield node.fields[keys:]
-    elif node.fields:
-        yield node.fields
+def _buffers(root: TreeNode) -> Iterator[tuple[int, ...]]:
+    """For every tensor of the structure the fields that it holds, one after another."""
+    for node in _nodes(root):
+        if node.kind == "kjt":
+            keys = len(node.names)
+            yield node.fields[:keys]
+            if len(node.fields) > keys:
+                yield node.fields[keys:]
+        elif node.fields:
+            yield node.fields
+
+
+def _nodes(node: TreeNode) -> Iterator[TreeNode]:
+    """A node and all nodes below it."""
+    yield node
     for child in node.children:
-        yield from _buffers(child)
+        yield from _nodes(child)
 
 
-def _holds(kind: str) -> Callable[[TreeNode], bool]:
-    """Whether a node or one below it is a tensor or jagged (`tensor`), or has entries (`entries`)."""
-    kinds = ("tensor", "jagged", "kjt") if kind == "tensor" else (kind,)
-
-    def holds(node: TreeNode) -> bool:
-        return node.kind in kinds or any(map(holds, node.children))
-
-    return holds
-
-
-def _open(value: Any) -> tuple[str, tuple[str, ...], list[Any]] | None:
-    """Kind, names and children of a container; None of what is none."""
+def _unpack(value: Any) -> tuple[str, tuple[str, ...], list[Any]] | None:
+    """Kind, names and children of a container; None: the value is no container."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         return "dataclass", names, [getattr(value, name) for name in names]
@@ -367,9 +375,9 @@ def _open(value: Any) -> tuple[str, tuple[str, ...], list[Any]] | None:
 
 
 def _is_part(value: Any) -> bool:
-    """Whether an entry of a list is a part of the batch, and not what belongs to one sample."""
+    """Whether an entry of a list is a part of the batch; else it belongs to one sample."""
     tensor = isinstance(value, torch.Tensor | Jagged) or is_keyed_jagged_tensor(value)
-    return tensor or _open(value) is not None
+    return tensor or _unpack(value) is not None
 
 
 def _refusal(value: Any, path: str) -> str:
@@ -387,8 +395,8 @@ def _refusal(value: Any, path: str) -> str:
     )
 
 
-def _close(node: TreeNode, children: list[Any]) -> Any:
-    """The container again."""
+def _pack(node: TreeNode, children: list[Any]) -> Any:
+    """The inverse of `_unpack`."""
     make: Callable[..., Any] = node.make or tuple
     if node.kind == "named":
         return make(*children)
@@ -398,15 +406,15 @@ def _close(node: TreeNode, children: list[Any]) -> Any:
     if node.kind == "mapping":
         return make(named)
     fields = {field.name: field for field in dataclasses.fields(make)}  # type: ignore[arg-type]
-    out = make(**{name: child for name, child in named.items() if fields[name].init})
+    batch = make(**{name: child for name, child in named.items() if fields[name].init})
     for name, child in named.items():
         if not fields[name].init:
-            object.__setattr__(out, name, child)
-    return out
+            object.__setattr__(batch, name, child)  # also in a frozen dataclass
+    return batch
 
 
-def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    """The tensor, contiguous and without gradient; DataError unless its bytes can be read here."""
+def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """The tensor, contiguous and without gradient; DataError if its values have no addresses on the CPU."""
     if tensor.device.type != "cpu":
         raise DataError(
             f"{_at(path)} is on {tensor.device}: batches are balanced over the CPU, before they go to the device. "
@@ -414,6 +422,7 @@ def _plain(tensor: torch.Tensor, path: str) -> torch.Tensor:
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise DataError(f"{_at(path)} is not a dense tensor ({tensor.layout}): its samples have no bytes of their own")
+    # A conjugate view has the bytes of the original: the conjugation has to be done before bytes are copied.
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
@@ -436,7 +445,7 @@ def _remedy(path: str) -> str:
     return f"Leave it out of the batch, or, if it is the same for all samples, list it: replicate=({path!r},)"
 
 
-_PLAIN = {"sequence": (tuple, list), "entries": (tuple, list, np.ndarray), "mapping": (dict, OrderedDict)}
+_CONTAINERS = {"sequence": (tuple, list), "entries": (tuple, list, np.ndarray), "mapping": (dict, OrderedDict)}
 
 
 def to_text(template: Template) -> str:
@@ -449,7 +458,7 @@ def to_text(template: Template) -> str:
         {"path": field.path, "dtype": _name_of(field.dtype), "shape": field.shape, "group": field.group}
         for field in template.fields
     ]
-    return json.dumps({"root": _node_as_json(template.root), "fields": fields, "constants": template.constants})
+    return json.dumps({"root": _node_as_json(template.root), "fields": fields})
 
 
 def from_text(text: str) -> Template:
@@ -466,7 +475,7 @@ def from_text(text: str) -> Template:
             )
             for field in document["fields"]
         )
-        return template_of(_node_from_json(document["root"]), fields, tuple(document["constants"]))
+        return template_of(_node_from_json(document["root"]), fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
@@ -500,35 +509,36 @@ def _node_from_json(node: dict[str, Any]) -> TreeNode:
 def _import_path(kind: type) -> str:
     path = f"{kind.__module__}:{kind.__qualname__}"
     try:
-        known = _look_up(path) is kind
+        importable = _look_up(path) is kind
     except (ImportError, AttributeError):
-        known = False
-    if not known:
+        importable = False
+    if not importable:
         raise DataError(f"other ranks cannot import {path}: define it at the top of a module")
     return path
 
 
 def _imported(path: str, kind: str) -> type:
     try:
-        found = _look_up(path)
+        imported = _look_up(path)
     except (ImportError, AttributeError) as error:
         raise DataError(f"{path} cannot be imported on this rank: {error}") from error
-    fits = isinstance(found, type) and (
-        (kind == "dataclass" and dataclasses.is_dataclass(found))
-        or (kind == "named" and issubclass(found, tuple) and hasattr(found, "_fields"))
-        or found in _PLAIN.get(kind, ())
+    # A peer names the type, and `build` calls it: only containers may be called.
+    fits = isinstance(imported, type) and (
+        (kind == "dataclass" and dataclasses.is_dataclass(imported))
+        or (kind == "named" and issubclass(imported, tuple) and hasattr(imported, "_fields"))
+        or imported in _CONTAINERS.get(kind, ())
     )
     if not fits:
         raise DataError(f"{path} is no {kind} on this rank")
-    return found
+    return imported
 
 
 def _look_up(path: str) -> Any:
     module, _, names = path.partition(":")
-    found = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for name in names.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -536,7 +546,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise DataError(f"{name} is no dtype")
-    return found
+    return dtype

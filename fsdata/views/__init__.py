@@ -1,1 +1,2 @@
-"""Other forms of a batch: `plain` gives models without TorchRec tensors by name, `parts` cuts a batch into several."""
+"""Views of a batch: `plain` returns tensors by name for models without TorchRec, `parts` cuts a batch into
+microbatches."""

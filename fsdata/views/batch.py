@@ -1,15 +1,15 @@
-"""The batch that loaders give: with other forms of itself."""
+"""The batch that loaders yield, with the views that `fsdata.batch.batch.Batch` declares."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from fsdata.batch import batch
-from fsdata.views.parts import parts_of
+from fsdata.views.parts import cut_batch
 from fsdata.views.plain import padded, to_dict
 
 
 class Batch(batch.Batch):
-    """`fsdata.batch.batch.Batch`, which says what it holds and what its methods give."""
+    """Implements the views; see `fsdata.batch.batch.Batch` for attributes and methods."""
 
     __slots__ = ()
 
@@ -20,5 +20,4 @@ class Batch(batch.Batch):
         return padded(self, max_length)
 
     def parts(self, number: int) -> list[batch.Batch]:
-        found: list[batch.Batch] = parts_of(self, number)
-        return found
+        return cut_batch(self, number)

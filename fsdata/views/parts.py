@@ -1,10 +1,10 @@
-"""A batch cut into parts of consecutive samples of about equal cost, for steps that are computed part by part.
+"""`Batch.parts`: cuts a batch into microbatches of consecutive samples and about equal cost.
 
-What lies sample by sample (labels, dense, lists) is cut by view. A KeyedJaggedTensor lies key by key, so the ids of one
-with several keys are copied. Events that samples share (`Shared`) stand in every part whose samples see them: they are
-merged anew, so that a part holds no event that none of its samples sees.
+Values that are stored sample by sample (labels, dense, lists) are cut by view. A KeyedJaggedTensor is stored key by
+key, so the ids of one with several keys are copied. A microbatch contains exactly the events that its samples see:
+windows of a `Shared` sequence are merged again among its samples.
 
-Letters: B samples, K keys, E events of a sequence, R ranges of them.
+Letters: B samples, K keys, N rows of a key, E events of a sequence, R ranges of events.
 """
 
 from dataclasses import replace
@@ -18,58 +18,59 @@ from torch import Tensor
 
 from fsdata.batch.jagged import Jagged, Shared, SplitSequence
 from fsdata.batch.jagged_features import JaggedFeatures
+from fsdata.batch.merged_windows import merge_windows
 from fsdata.batch.torchrec_binding import is_keyed_jagged_tensor, keyed_jagged_tensor
-from fsdata.batch.windows import Windows, merge_windows
 from fsdata.kernels.ranges import copy_ranges
 from fsdata.options import integer
 
 Ranges = tuple[np.ndarray, np.ndarray]
-"""Where each range begins, and how many it holds: int64 [R] each."""
+"""First item and number of items of each range: int64 [R] each."""
 
 
-def parts_of(batch: Any, number: int) -> list[Any]:
+def cut_batch(batch: Any, number: int) -> list[Any]:
     """See `Batch.parts`."""
     number = integer("parts(number)", number, 1)
     if number == 1:
         return [batch]
-    whole = _Whole(batch)
-    return [whole.part(first, stop) for first, stop in pairwise(cut_points(whole.costs(), number))]
+    cutter = _Cutter(batch)
+    return [cutter.part(first, stop) for first, stop in pairwise(cut_points(cutter.costs(), number))]
 
 
 def cut_points(costs: np.ndarray, number: int) -> list[int]:
-    """[number + 1], ascending from 0 to B: the sample boundary nearest to i * total / number, the first of two that are
-    equally near. costs: int64 [B], not negative."""
-    before = _before(costs)
-    total, found = int(before[-1]), [0]
+    """[number + 1], ascending from 0 to B: the sample boundary nearest to i * total / number, the first one of two that
+    are equally near. costs: int64 [B], not negative."""
+    before = _offsets(costs)
+    total, cuts = int(before[-1]), [0]
     for i in range(1, number):
         wanted = i * total  # in units of 1 / number: Python's integers do not overflow
-        at = int(np.searchsorted(before, wanted // number, side="right")) - 1
-        if at + 1 < len(before) and wanted - int(before[at]) * number > int(before[at + 1]) * number - wanted:
-            at += 1
-        found.append(at)
-    return [*found, len(costs)]
+        cut = int(np.searchsorted(before, wanted // number, side="right")) - 1
+        if cut + 1 < len(before) and wanted - int(before[cut]) * number > int(before[cut + 1]) * number - wanted:
+            cut += 1
+        cuts.append(cut)
+    return [*cuts, len(costs)]
 
 
-class _Whole:
-    """What every part asks of its batch, in host memory. Making it waits for the device that the lengths lie on."""
+class _Cutter:
+    """A batch whose lengths and offsets are in host memory. The constructor waits for the device of the lengths."""
 
     def __init__(self, batch: Any) -> None:
         schema = batch.schema
         if schema is None and (batch.shared or batch.nested):
             raise ValueError(
-                "parts() has to know which fields belong to the sequences of `shared` and `nested`, and this Batch "
-                "knows no schema, because no FreeScaleDataLoader made it: give Batch(schema=...)"
+                "parts() needs the schema to assign fields to the sequences of `shared` and `nested`, and this Batch "
+                "has none, because it does not come from a FreeScaleDataLoader: pass Batch(schema=...)"
             )
         self._batch = batch
         self._groups = {} if schema is None else {group.name: group for group in schema.groups}
         self._group_of = {name: group.name for group in self._groups.values() for name in group.all_fields}
-        if schema is not None and schema.candidates is not None:  # labels of the schema may be lists along them
+        if schema is not None and schema.candidates is not None:  # labels of the schema may be aligned with candidates
             self._group_of |= dict.fromkeys(schema.labels, schema.candidates.name)
-        self._offsets: dict[int, np.ndarray] = {}
-        self._features = _Keyed(batch.features, "features")
-        self._shared = {name: _Seen(each) for name, each in batch.shared.items()}
-        self._split = {name: each.events.cpu().numpy() for name, each in batch.split.items()}
-        self._nested = {name: _Keyed(each, f"nested[{name!r}]") for name, each in batch.nested.items()}
+        self._host_offsets: dict[int, np.ndarray] = {}
+        self._features = _HostKeyed(batch.features, "features")
+        # `Shared` with arrays in place of tensors.
+        self._shared: dict[str, Any] = {name: shared.map(_to_host) for name, shared in batch.shared.items()}
+        self._split = {name: _to_host(split.events) for name, split in batch.split.items()}
+        self._nested = {name: _HostKeyed(keyed, f"nested[{name!r}]") for name, keyed in batch.nested.items()}
         self._check()
 
     def _check(self) -> None:
@@ -78,217 +79,211 @@ class _Whole:
         fields = {"features": self._features, "dense": batch.dense, "origin": batch.origin}
         for role in ("labels", "jagged", "passthrough", "mask"):
             fields |= {f"{role}[{name!r}]": value for name, value in getattr(batch, role).items()}
-        rows = {what: (len(value), samples, "samples") for what, value in fields.items()}
+        rows = {field: (len(value), samples, "samples") for field, value in fields.items()}
         for name, keyed in self._nested.items():
             events = batch.shared[name].held if name in self._shared else int(self._lengths(name).sum())
             rows[f"nested[{name!r}]"] = len(keyed), events, f"events of {name!r}"
-        for what, (has, wanted, of) in rows.items():
-            if has != wanted:
+        for field, (number, wanted, unit) in rows.items():
+            if number != wanted:
                 raise ValueError(
-                    f"batch.{what} has {has} rows, and the batch {wanted} {of}: parts() cuts what has a row for each"
+                    f"batch.{field} has {number} rows, and the batch {wanted} {unit}: parts() needs a row for each"
                 )
 
     def costs(self) -> np.ndarray:
         """int64 [B]."""
         if self._batch.cost is not None and self._groups and len(self._batch):
-            found = np.asarray(self._batch.cost({name: self._lengths(name) for name in self._groups}))
-            if found.any():
-                return found
+            costs = np.asarray(self._batch.cost({name: self._lengths(name) for name in self._groups}))
+            if costs.any():
+                return costs
         return self._tokens()
 
     def _tokens(self) -> np.ndarray:
-        """int64 [B], at least 1: the numbers of each sample in `features`, `jagged` and `nested`."""
-        found = np.ones(len(self._batch), np.int64)
-        own = dict(zip(self._features.keys, self._features.lengths, strict=True))
-        own |= {name: np.diff(self._host(value.offsets)) for name, value in self._batch.jagged.items()}
-        for name, lengths in own.items():
+        """int64 [B]: the numbers of each sample in `features`, `jagged` and `nested`, plus 1."""
+        tokens = np.ones(len(self._batch), np.int64)
+        stored = dict(zip(self._features.keys, self._features.lengths, strict=True))
+        stored |= {name: np.diff(self._on_host(value.offsets)) for name, value in self._batch.jagged.items()}
+        for name, lengths in stored.items():
+            # The stored lengths of a shared sequence are those of merged windows.
             shared = self._shared.get(self._group_of.get(name, ""))
-            found += lengths if shared is None else shared.length
+            tokens += lengths if shared is None else shared.length
         for name, keyed in self._nested.items():
-            ids = _before(keyed.lengths.sum(axis=0))
+            ids = _offsets(keyed.lengths.sum(axis=0))
             if name in self._shared:
-                begin = self._shared[name].offset
-                found += ids[begin + self._shared[name].length] - ids[begin]
+                first = self._shared[name].offset
+                tokens += ids[first + self._shared[name].length] - ids[first]
             else:
-                found += np.diff(ids[_before(self._lengths(name))])
-        return found
+                tokens += np.diff(ids[_offsets(self._lengths(name))])
+        return tokens
 
     def _lengths(self, name: str) -> np.ndarray:
         """int64 [B]: events that each sample sees in a sequence."""
         if name in self._shared:
-            return self._shared[name].length
+            lengths: np.ndarray = self._shared[name].length
+            return lengths
         for field in self._groups[name].all_fields:
             if field in self._features.keys:
                 return self._features.lengths[self._features.keys.index(field)]
-            along = self._batch.jagged.get(field, self._batch.labels.get(field))
-            if isinstance(along, Jagged):
-                return np.diff(self._host(along.offsets))
-        raise ValueError(f"parts() finds no field of the sequence {name!r} in the batch that says how long it is")
+            value = self._batch.jagged.get(field, self._batch.labels.get(field))
+            if isinstance(value, Jagged):
+                return np.diff(self._on_host(value.offsets))
+        raise ValueError(f"parts() cannot find the lengths of the sequence {name!r}: the batch has none of its fields")
 
-    def _host(self, offsets: Tensor) -> np.ndarray:
-        """Fields of one sequence have the same offsets: they are copied once."""
-        if id(offsets) not in self._offsets:
-            self._offsets[id(offsets)] = offsets.cpu().numpy()
-        return self._offsets[id(offsets)]
+    def _on_host(self, offsets: Tensor) -> np.ndarray:
+        """Copied once per tensor: fields of one sequence have one offsets tensor."""
+        if id(offsets) not in self._host_offsets:
+            self._host_offsets[id(offsets)] = _to_host(offsets)
+        return self._host_offsets[id(offsets)]
 
     def part(self, first: int, stop: int) -> Any:
         """The samples first, ..., stop - 1 as a batch."""
-        batch, rows = self._batch, slice(first, stop)
-        windows = {name: seen.windows(rows) for name, seen in self._shared.items()}
-        events = {name: (self._shared[name].offset[rows][each.first], each.size) for name, each in windows.items()}
-        known: dict[int, Tensor] = {}
+        batch, rows, samples = self._batch, slice(first, stop), stop - first
+        # Windows that only samples of other microbatches connect become separate windows again.
+        windows = {
+            name: merge_windows(shared.row[rows], shared.start[rows], shared.length[rows])
+            for name, shared in self._shared.items()
+        }
+        events = {
+            name: (self._shared[name].offset[rows][merged.first], merged.size) for name, merged in windows.items()
+        }
+        part_offsets: dict[int, Tensor] = {}
 
         def cut(name: str, value: Any) -> Any:
             if isinstance(value, Jagged):
-                return self._jagged(value, rows, events.get(self._group_of.get(name, "")), known)
+                return self._cut_jagged(value, rows, events.get(self._group_of.get(name, "")), part_offsets)
             return value[rows]
 
-        keyed = []
+        selected = []
         for key, name in enumerate(self._features.keys):
             own = events.get(self._group_of.get(name, ""))
-            keyed.append(
-                self._features.rows(key, _one(first, stop))
+            selected.append(
+                self._features.select_rows(key, _one_range(first, stop))
                 if own is None
-                else self._features.events(key, own, stop - first)
+                else self._features.select_events(key, own, samples)
             )
         return replace(
             batch,
-            features=self._features.taken(keyed, stop - first),
+            features=self._features.gather(selected, samples),
             dense=batch.dense[rows],
             labels={name: cut(name, value) for name, value in batch.labels.items()},
             jagged={name: cut(name, value) for name, value in batch.jagged.items()},
             origin=batch.origin[rows],
-            nested={name: self._events(name, each, rows, events.get(name)) for name, each in self._nested.items()},
+            nested={name: self._cut_nested(name, rows, events.get(name)) for name in self._nested},
             shared={
-                name: Shared.of(each, partial(_beside, tensor=batch.shared[name].row)) for name, each in windows.items()
+                name: Shared.from_windows(merged, partial(_like, tensor=batch.shared[name].row))
+                for name, merged in windows.items()
             },
-            split={name: self._split_of(name, rows) for name in batch.split},
+            split={name: self._cut_split(name, rows) for name in batch.split},
             passthrough={name: value[rows] for name, value in batch.passthrough.items()},
             mask={name: value[rows] for name, value in batch.mask.items()},
-            stats=replace(batch.stats, samples=stop - first),
+            stats=replace(batch.stats, samples=samples),
         )
 
-    def _jagged(self, value: Jagged, rows: slice, events: Ranges | None, known: dict[int, Tensor]) -> Jagged:
-        """known: offsets of the batch -> those of the part, so that fields go on to share them."""
+    def _cut_jagged(self, value: Jagged, rows: slice, events: Ranges | None, part_offsets: dict[int, Tensor]) -> Jagged:
+        """events: of a shared sequence. part_offsets: id of the batch's offsets -> offsets of the microbatch, so that
+        the fields of a sequence share one tensor there, too."""
+        offsets = value.offsets
         if events is None:
-            host = self._host(value.offsets)
+            host = self._on_host(offsets)
             values = value.values[int(host[rows.start]) : int(host[rows.stop])]
-            if id(value.offsets) not in known:
-                known[id(value.offsets)] = value.offsets[rows.start : rows.stop + 1] - value.offsets[rows.start]
+            if id(offsets) not in part_offsets:
+                part_offsets[id(offsets)] = offsets[rows.start : rows.stop + 1] - offsets[rows.start]
         else:
-            values = _taken(value.values, *events)
-            if id(value.offsets) not in known:
-                lengths = _filled_up(events[1], rows.stop - rows.start)
-                known[id(value.offsets)] = _beside(_before(lengths), value.offsets)
-        return Jagged(values, known[id(value.offsets)])
+            values = _gather(value.values, *events)
+            if id(offsets) not in part_offsets:
+                lengths = _padded_with_zeros(events[1], rows.stop - rows.start)
+                part_offsets[id(offsets)] = _like(_offsets(lengths), offsets)
+        return Jagged(values, part_offsets[id(offsets)])
 
-    def _events(self, name: str, keyed: "_Keyed", rows: slice, events: Ranges | None) -> Any:
-        """The nested fields of a sequence, of the events that the part holds."""
+    def _cut_nested(self, name: str, rows: slice, events: Ranges | None) -> Any:
+        """The nested fields of a sequence, for the events of the microbatch."""
+        keyed = self._nested[name]
         if events is None:
-            begin, end = _before(self._lengths(name))[[rows.start, rows.stop]].tolist()
-            events = _one(begin, end)
-        return keyed.taken([keyed.rows(key, events) for key in range(len(keyed.keys))], int(events[1].sum()))
+            events = _one_range(*_offsets(self._lengths(name))[[rows.start, rows.stop]].tolist())
+        selected = [keyed.select_rows(key, events) for key in range(len(keyed.keys))]
+        return keyed.gather(selected, int(events[1].sum()))
 
-    def _split_of(self, name: str, rows: slice) -> SplitSequence:
+    def _cut_split(self, name: str, rows: slice) -> SplitSequence:
         split: SplitSequence = self._batch.split[name]
-        counted = SplitSequence.of(torch.from_numpy(self._split[name][rows]), split.options)
-        return counted.map(lambda _: split.events[rows])
+        # The totals are computed on the host; the lengths stay on their device.
+        on_host = SplitSequence.from_lengths(torch.from_numpy(self._split[name][rows]), split.options)
+        return replace(on_host, events=split.events[rows])
 
 
-class _Seen:
-    """A `Shared` in host memory."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.row, self.start, self.length, self.offset = (
-            each.cpu().numpy() for each in (shared.row, shared.start, shared.length, shared.offset)
-        )
-
-    def windows(self, rows: slice) -> Windows:
-        """What some samples see, merged as the loader merges it: windows that others had joined lie apart again."""
-        return merge_windows(self.row[rows], self.start[rows], self.length[rows])
-
-
-class _Keyed:
-    """A KeyedJaggedTensor or JaggedFeatures [K, N] whose lengths are known on the host.
+class _HostKeyed:
+    """A KeyedJaggedTensor or JaggedFeatures [K, N] whose lengths are on the host.
 
     Attributes:
         keys: [K]. lengths: integers [K, N].
     """
 
-    def __init__(self, keyed: Any, what: str) -> None:
+    def __init__(self, keyed: Any, field: str) -> None:
         self._weights: Tensor | None = None
+        self._is_plain = isinstance(keyed, JaggedFeatures)
         if isinstance(keyed, JaggedFeatures):
             self._values, lengths = keyed.flat()
         elif not is_keyed_jagged_tensor(keyed):
             raise ValueError(
-                f"parts() cannot cut batch.{what}, a {type(keyed).__name__}: cut the Batch before `adapt` or the loop "
-                "puts something else in the place of a KeyedJaggedTensor"
+                f"parts() cannot cut batch.{field}, a {type(keyed).__name__}: call it before `adapt` or the loop "
+                "replaces the KeyedJaggedTensor"
             )
         elif keyed.variable_stride_per_key():
-            raise ValueError(f"parts() cannot cut batch.{what}, whose keys have a batch size each: give all the same")
+            raise ValueError(
+                f"parts() cannot cut batch.{field}, whose keys have a batch size each: use one batch size for all keys"
+            )
         else:
             self._values, self._weights = keyed.values(), keyed.weights_or_none()
             lengths = keyed.lengths().view(len(keyed.keys()), keyed.stride())
-        self._plain = isinstance(keyed, JaggedFeatures)
         self.keys = tuple(keyed.keys())
-        self.lengths: np.ndarray = lengths.cpu().numpy()
-        self._begin = _before(self.lengths.reshape(-1))
+        self.lengths: np.ndarray = _to_host(lengths)
+        self._begin = _offsets(self.lengths.reshape(-1))
 
     def __len__(self) -> int:
         return self.lengths.shape[1]
 
-    def rows(self, key: int, rows: Ranges) -> tuple[Ranges, np.ndarray]:
-        """(where their values lie, the lengths of all of them) of some rows of a key."""
+    def select_rows(self, key: int, rows: Ranges) -> tuple[Ranges, np.ndarray]:
+        """(ranges of the values, lengths of all rows) of some rows of a key."""
         begin, size = rows
         first = self._begin[key * len(self) + begin]
         end = self._begin[key * len(self) + begin + size]
-        return (first, end - first), self.lengths[key][_each(begin, size)]
+        within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        return (first, end - first), self.lengths[key][np.repeat(begin, size) + within]
 
-    def events(self, key: int, events: Ranges, rows: int) -> tuple[Ranges, np.ndarray]:
-        """The same of events that are the first of `rows` rows, one range each."""
+    def select_events(self, key: int, events: Ranges, rows: int) -> tuple[Ranges, np.ndarray]:
+        """(ranges of the values, lengths of `rows` rows) of ranges of a key's events: range r becomes row r."""
         begin, size = events
-        return (self._begin[key * len(self)] + begin, size), _filled_up(size, rows)
+        return (self._begin[key * len(self)] + begin, size), _padded_with_zeros(size, rows)
 
-    def taken(self, chosen: list[tuple[Ranges, np.ndarray]], rows: int) -> Any:
-        """What `rows` or `events` say of every key."""
-        nothing = np.empty(0, np.int64)
-        begin, size = (np.concatenate([nothing, *(ranges[i] for ranges, _ in chosen)]) for i in (0, 1))
-        values = _taken(self._values, begin, size)
-        lengths = np.concatenate(
-            [np.empty(0, self.lengths.dtype), *(each for _, each in chosen)], dtype=self.lengths.dtype
-        )
-        if self._plain:
-            return JaggedFeatures.of(self.keys, values, torch.from_numpy(lengths), rows)
-        weights = None if self._weights is None else _taken(self._weights, begin, size)
-        per_key = [int(ranges[1].sum()) for ranges, _ in chosen]
-        return keyed_jagged_tensor(self.keys, values, _beside(lengths, self._values), rows, weights, per_key)
+    def gather(self, selected: list[tuple[Ranges, np.ndarray]], rows: int) -> Any:
+        """A tensor [K, rows] of the same type. selected: for each key the result of `select_rows` or
+        `select_events`."""
+        empty = np.empty(0, np.int64)
+        begin, size = (np.concatenate([empty, *(ranges[i] for ranges, _ in selected)]) for i in (0, 1))
+        values = _gather(self._values, begin, size)
+        dtype = self.lengths.dtype
+        lengths = np.concatenate([empty.astype(dtype), *(lengths for _, lengths in selected)], dtype=dtype)
+        if self._is_plain:
+            return JaggedFeatures.from_lengths(self.keys, values, torch.from_numpy(lengths), rows)
+        weights = None if self._weights is None else _gather(self._weights, begin, size)
+        per_key = [int(ranges[1].sum()) for ranges, _ in selected]
+        return keyed_jagged_tensor(self.keys, values, _like(lengths, self._values), rows, weights, per_key)
 
 
-def _one(first: int, stop: int) -> Ranges:
+def _one_range(first: int, stop: int) -> Ranges:
     return np.array([first]), np.array([stop - first])
 
 
-def _before(lengths: np.ndarray) -> np.ndarray:
-    """int64 [N + 1]: where each of N things begins, and where the last one ends."""
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    """int64 [N + 1]: the sum of the lengths before each item, and of all."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _each(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """int64: all places of some ranges, range after range."""
-    within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-    found: np.ndarray = np.repeat(begin, size) + within
-    return found
+def _padded_with_zeros(lengths: np.ndarray, rows: int) -> np.ndarray:
+    """int64 [rows]: merged windows are the first rows of a shared sequence, and its other rows are empty."""
+    return np.pad(lengths, (0, rows - len(lengths)))
 
 
-def _filled_up(lengths: np.ndarray, rows: int) -> np.ndarray:
-    """int64 [rows]: merged events are the lists of the first rows, and the others are empty."""
-    found = np.zeros(rows, np.int64)
-    found[: len(lengths)] = lengths
-    return found
-
-
-def _taken(values: Tensor, begin: np.ndarray, size: np.ndarray) -> Tensor:
-    """Ranges of values [T, ...] one after another: a view where they follow each other, else one copy."""
+def _gather(values: Tensor, begin: np.ndarray, size: np.ndarray) -> Tensor:
+    """Ranges of values [T, ...], concatenated: a view where each range follows the one before it, else a copy."""
     begin, size = begin[size > 0], size[size > 0]
     if not len(begin):
         return values[:0]
@@ -296,14 +291,20 @@ def _taken(values: Tensor, begin: np.ndarray, size: np.ndarray) -> Tensor:
         return values[int(begin[0]) : int(begin[-1] + size[-1])]
     shape = (int(size.sum()), *values.shape[1:])
     target = torch.empty(shape, dtype=values.dtype, device=values.device, pin_memory=_is_pinned(values))
-    copy_ranges(values.contiguous(), target, *(_beside(each, values) for each in (begin, _before(size)[:-1], size)))
+    starts, places, lengths = (_like(array, values) for array in (begin, _offsets(size)[:-1], size))
+    copy_ranges(values.contiguous(), target, starts, places, lengths)
     return target
 
 
-def _beside(numbers: np.ndarray, tensor: Tensor) -> Tensor:
-    """The same numbers where `tensor` lies."""
-    made = torch.from_numpy(np.ascontiguousarray(numbers))
-    return made.pin_memory() if _is_pinned(tensor) else made.to(tensor.device)
+def _to_host(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _like(array: np.ndarray, tensor: Tensor) -> Tensor:
+    """The array as a tensor on the device of `tensor`, in page-locked memory if `tensor` is."""
+    copied = torch.from_numpy(np.ascontiguousarray(array))
+    return copied.pin_memory() if _is_pinned(tensor) else copied.to(tensor.device)
 
 
 def _is_pinned(tensor: Tensor) -> bool:

@@ -1,15 +1,20 @@
 """What holds for every page: width, links, files, and messages that exist; and they can be built."""
 
 import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from pages import PAGES, ROOT, blocks, name, prose
+
+import fscomm
+import fsdata
 
 _CODE = ("fsdata", "fscomm", "fsmeter", "fsranks", "tools")
 _PATH = re.compile(r"`((?:fsdata|fscomm|fsmeter|fsranks|tools|benchmarks|tests|docs|requirements)/[\w./-]*)`")
@@ -104,6 +109,36 @@ def test_messages_that_are_explained_exist():
     parts = [part.strip() for message in messages() for part in message.split("…")]
     assert len(parts) > 60
     assert [part for part in parts if part not in texts_of_the_code()] == []
+
+
+def options_named(page: Path) -> set[tuple[str, str]]:
+    """(function or class, keyword) of the calls in inline code, such as `Join(on=...)`."""
+    calls = set()
+    for code in re.findall(r"`([^`\n]+)`", prose(page)):
+        with suppress(SyntaxError):
+            for node in ast.walk(ast.parse(code, mode="eval")):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    calls |= {(node.func.id, keyword.arg) for keyword in node.keywords if keyword.arg}
+    return calls
+
+
+def test_options_that_are_named_exist():
+    """The docstrings are the reference of all options; pages name some of them."""
+    package = {exported: package for package in (fscomm, fsdata) for exported in package.__all__}
+    named = {
+        (name(page), function, option)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"  # which names options of older releases
+        for function, option in options_named(page)
+        if function in package
+    }
+    assert len(named) > 40
+    unknown = [
+        (page, function, option)
+        for page, function, option in named
+        if option not in inspect.signature(getattr(package[function], function)).parameters
+    ]
+    assert unknown == []
 
 
 def test_the_pages_are_built_without_a_warning(tmp_path):

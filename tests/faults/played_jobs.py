@@ -195,7 +195,7 @@ class _Watcher:
         files = (FileAt(str(self._given - 1), "digest"),) if self._given <= FILES else ()
         return News(files, {})
 
-    def look_ahead(self) -> None:
+    def prefetch(self) -> None:
         pass
 
     def close(self) -> None:

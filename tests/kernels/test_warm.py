@@ -98,7 +98,7 @@ def started(command, **options):
     return popen(command, **options)
 
 popen, subprocess.Popen = subprocess.Popen, started
-print(warm.compile_lacking([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
+print(warm.compile_missing([packing.zigzag, packing.sums], 2, print), *warm.folders_of([packing.sums]))
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:

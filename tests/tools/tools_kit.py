@@ -54,7 +54,7 @@ def refused(*arguments, status=2):
 def in_order(lengths, *row_groups, **options):
     """Samples in the order of files with row groups of so many rows."""
     rows = RowsInOrder(units=(tuple(row_groups),), lengths={"sequence": np.asarray(lengths, np.uint32)})
-    return Samples(histogram=LengthHistogram.of(np.asarray(lengths)), rows=rows, **options)
+    return Samples(histogram=LengthHistogram.from_lengths(np.asarray(lengths)), rows=rows, **options)
 
 
 NOTHING = (
@@ -65,7 +65,7 @@ NOTHING = (
 
 def profile_of(lengths, *, name="item", row_groups=(), **parts):
     """As of a full profile before predictions. `row_groups`: rows of each; without, the order is not known."""
-    histogram = lengths if isinstance(lengths, LengthHistogram) else LengthHistogram.of(np.asarray(lengths))
+    histogram = lengths if isinstance(lengths, LengthHistogram) else LengthHistogram.from_lengths(np.asarray(lengths))
     sequence = {
         "rows": histogram.rows, "events": histogram.events, "empty": histogram.empty, "null": 0, "null_elements": 0,
         "mean": histogram.mean, "max": histogram.longest, "top1_share": histogram.top_share(0.01), "drift": None,

@@ -19,7 +19,7 @@ from freescale_tools.console.errors import CommandFailed
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.columns import Leaf, bind, is_calendar, leaf
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.histories import Requests, Windows
+from freescale_tools.scan.histories import Requests, RequestWindows
 from fsdata.catalog.footers import Skipped
 from fsranks.machine.cores import usable_cores
 
@@ -176,7 +176,7 @@ def hold_stored_once(
     ]
     runs = plan_runs(units, most_ids, ranks=ranks, rows_wanted=_BATCHES * ranks * batch_size)
     chosen = [unit for run in runs for unit in run]
-    seen = [Windows(NO_ROWS.lengths, NO_ROWS.lengths, NO_ROWS.time)]
+    seen = [RequestWindows(NO_ROWS.lengths, NO_ROWS.lengths, NO_ROWS.time)]
     for found in _in_threads(lambda unit: requests.windows(unit.file, unit.group, unit.rows), chosen):
         seen.append(found)
         if progress is not None:

@@ -13,10 +13,11 @@ import pyarrow as pa
 from freescale_tools.console.errors import CommandFailed, UsageError, first_line
 from freescale_tools.scan.columns import bind, inside_structs
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from fsdata import ParquetSource, Schema, text_key
 from fsdata import Sequence as Group
 from fsdata.catalog.binding.arrow_types import is_list
-from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.footers import Skipped
 from fsdata.compose.reading import open_source
 from fsdata.decode.block import RowRefs
 from fsdata.decode.opened_source import OpenSource

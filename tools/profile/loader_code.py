@@ -9,8 +9,8 @@ from freescale_tools.model.batches import Setting, balance_options
 from freescale_tools.profile.recommend import cut_sentences
 from freescale_tools.scan.columns import bind, holds, inside_structs
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.histories import Requests
-from fsdata.catalog.footers import Footer
 
 _CODE = """\
 {imports}

@@ -1,6 +1,6 @@
-"""Finds columns in many files: which leaf of each file a name stands for, and whether it is of use.
+"""Locates columns in many files: the leaf of each file that a name refers to, and whether a command can use it.
 
-Names inside structs are dotted. Files may differ: in one a column may be missing, or be of another kind.
+Names inside structs are dotted. Files may differ: a column may be missing or have another type in some.
 """
 
 import difflib
@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.levels import ListLevels, list_levels
 from fsdata.catalog.binding.arrow_types import encrypted_columns, is_list, is_text, leaf_count, plain
 from fsdata.catalog.binding.column_paths import leaf_at, names_at, paths_in, type_at
-from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.footers import Skipped
 
 _NAMED = 12
 
@@ -29,7 +30,7 @@ class Leaf:
         path: dotted, as Parquet has it (`item_ids.list.element`).
         kind: the type of its column, which may be a list.
         is_list: whether it has one level of repetition.
-        levels: of the list; None if only pyarrow can say its lengths.
+        levels: of the list; None if only pyarrow can read its lengths.
     """
 
     index: int
@@ -43,8 +44,8 @@ class Bound(NamedTuple):
     """Columns of a set of files.
 
     Attributes:
-        leaves: one dictionary per footer, column -> its leaf there, without those that the file lacks.
-        missing: one entry per file and column that the file lacks or has as another kind.
+        leaves: one dictionary per footer, column -> its leaf, without columns that the file does not have.
+        missing: one entry for every column that a file does not have or has with an unusable type.
     """
 
     leaves: tuple[dict[str, Leaf], ...]
@@ -52,63 +53,64 @@ class Bound(NamedTuple):
 
 
 def bind(files: FileSet, columns: Sequence[str], form: str | Mapping[str, str] = "list") -> Bound:
-    """Find columns in all files. Files in which a column is absent or unusable are listed as missing it.
+    """Locate columns in all files. Files in which a column is absent or unusable are listed as missing it.
 
-    form: what all columns must be, or each, see `leaf`. Raises UsageError for a column that no file has usable.
+    form: required form of all columns, or column -> its form, see `leaf`. Raises UsageError for a column that is not
+    usable in any file.
     """
     forms = dict.fromkeys(columns, form) if isinstance(form, str) else form
     leaves: list[dict[str, Leaf]] = []
     missing = []
-    found: dict[str, Leaf | str] = {}
+    bound: dict[str, Leaf | str] = {}
     before: Footer | None = None
     for footer in files.footers:
         schema = footer.metadata.schema
-        # Names inside lists can differ although Arrow's types are equal.
+        # Files of a set mostly have one schema: the leaves of the file before are reused. Names inside lists can differ
+        # although Arrow's types are equal, so the paths are compared, too.
         if before is None or not (
             footer.schema.equals(before.schema, check_metadata=True)
-            and all(isinstance(one, str) or schema.column(one.index).path == one.path for one in found.values())
+            and all(isinstance(old, str) or schema.column(old.index).path == old.path for old in bound.values())
         ):
-            found = {column: leaf(footer, column, forms[column]) for column in columns}
+            bound = {column: leaf(footer, column, forms[column]) for column in columns}
         before = footer
-        leaves.append({column: place for column, place in found.items() if isinstance(place, Leaf)})
+        leaves.append({column: result for column, result in bound.items() if isinstance(result, Leaf)})
         missing += [
-            Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=place)
-            for place in found.values()
-            if isinstance(place, str)
+            Skipped(file=footer.file.name, row_group=None, rows=footer.metadata.num_rows, reason=reason)
+            for reason in bound.values()
+            if isinstance(reason, str)
         ]
     for column in columns:
-        if not any(column in one for one in leaves):
-            raise UsageError(_of_no_use(files, column, forms[column]))
+        if not any(column in by_column for by_column in leaves):
+            raise UsageError(_why_unusable(files, column, forms[column]))
     return Bound(tuple(leaves), tuple(missing))
 
 
 def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
-    """The leaf of `column` in this file; or why it is of no use, in words.
+    """The leaf of `column` in this file, or the reason why it is unusable, as text.
 
-    form: what it has to be: `any` column of one leaf, without lists in lists; a `list`; `ids`: integers, or lists of
-    them; `texts`: text, or lists of it; `time`: an integer, timestamp or date in each row; `times`: that, or lists of
-    it.
+    form: `any` column of one leaf, without lists in lists; a `list`; `ids`: integers, or lists of them; `texts`: text,
+    or lists of it; `time`: an integer, timestamp or date in each row; `times`: that, or lists of it.
     """
     schema = footer.metadata.schema
     paths = [schema.column(index).path for index in range(len(schema))]
     names = names_at(footer.schema, column)
     if names is None:  # a path as Parquet has it, with the groups of lists
-        found = [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+        indices = [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
     else:
         first = leaf_at(footer.schema, names)
-        found = list(range(first, first + leaf_count(inside_structs(footer.schema, column)[1])))
-    if not found:
+        indices = list(range(first, first + leaf_count(inside_structs(footer.schema, column)[1])))
+    if not indices:
         return f"no column {column}"
-    if len(found) > 1:
+    if len(indices) > 1:
         inside = [path for path in paths_of(footer.schema) if path.startswith(f"{column}.")]
-        some = ", ".join((inside or [paths[index] for index in found])[:5])
-        return f"{column} has {len(found)} leaf columns: name one of {some}"
-    one = schema.column(found[0])
+        examples = ", ".join((inside or [paths[index] for index in indices])[:5])
+        return f"{column} has {len(indices)} leaf columns: name one of {examples}"
+    stored = schema.column(indices[0])
     if first_name(footer.schema.names, column)[0] in encrypted_columns(footer.schema):
         return f"{column} is encrypted"
-    if one.max_repetition_level > 1:
+    if stored.max_repetition_level > 1:
         return f"{column} holds lists in lists; a sequence is a list of numbers"
-    in_list = one.max_repetition_level == 1
+    in_list = stored.max_repetition_level == 1
     kind = inside_structs(footer.schema, column)[1]
     item = plain(kind.value_type) if is_list(kind) and form != "time" else kind
     if form == "list" and not in_list:
@@ -123,15 +125,15 @@ def leaf(footer: Footer, column: str, form: str = "any") -> Leaf | str:
         return f"{column} is {kind}; --hash makes ids of text: {what}"
     if form in ("time", "times") and not (pa.types.is_integer(item) or is_calendar(item)):
         return f"{column} is {kind}; a time is an integer, a timestamp or a date"
-    return Leaf(found[0], one.path, kind, in_list, list_levels(schema, footer.schema, found[0]))
+    return Leaf(indices[0], stored.path, kind, in_list, list_levels(schema, footer.schema, indices[0]))
 
 
 def is_calendar(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
-def _of_no_use(files: FileSet, column: str, form: str) -> str:
-    """Why no file has the column usable: the reason of the first file that has the column at all."""
+def _why_unusable(files: FileSet, column: str, form: str) -> str:
+    """Why the column is not usable in any file: the reason of the first file that has the column."""
     for footer in files.footers:
         if leaf(footer, column) != f"no column {column}":
             return f"{footer.file.path}: {leaf(footer, column, form)}"
@@ -139,19 +141,19 @@ def _of_no_use(files: FileSet, column: str, form: str) -> str:
     close = difflib.get_close_matches(column, names, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    there = f"{files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
-    return f"no file has a column {column!r}; {there}.{meant}"
+    first_file = f"{files.footers[0].file.path} has {', '.join(names[:_NAMED])}{more}"
+    return f"no file has a column {column!r}; {first_file}.{meant}"
 
 
 def paths_of(schema: pa.Schema) -> list[str]:
-    """The names of all columns, of structs and lists of structs the paths of their fields."""
+    """The names of all columns; of structs and lists of structs, the paths of their fields."""
     return [path for field in schema for path, _ in paths_in(field.name, field.type)]
 
 
 def inside_structs(schema: pa.Schema, column: str) -> tuple[tuple[str, ...], pa.DataType]:
-    """(names that lead to a column, the first that of the file's; its type). A field of a list of structs is a list.
+    """(names on the path to a column, the top-level column first; its type). A field of a list of structs is a list.
 
-    column: a path of names, or one as Parquet has it, in which two more names stand for every list.
+    column: a path of names, or a path as Parquet has it, with two more names for every list.
     """
     names = names_at(schema, column) or _without_lists(schema, column)
     kind = type_at(schema, ".".join(names))
@@ -181,7 +183,7 @@ def holds(footer: Footer, column: str, test: Callable[[pa.DataType], bool]) -> b
 
 
 def first_name(names: Sequence[str], column: str) -> tuple[str, str]:
-    """(first name of a dotted path, rest of the path). A column may have dots in its own name."""
+    """(first name of a dotted path, rest of the path). The name of a column may contain dots."""
     if column in names:
         return column, ""
     for name in names:

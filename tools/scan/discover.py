@@ -1,7 +1,7 @@
-"""Finds the columns of a history that no option names: its lists, the time of a row, and its key.
+"""Guesses the columns of a history that no option names: its lists, the time of a row, and its key.
 
-Footers say how many values each list column has; `fsdata.setup.infer_schema` guesses the rest from the first rows, as
-for `freescale init`.
+The footers have the number of values of each list column; `fsdata.setup.infer_schema` guesses the rest from the first
+rows, as for `freescale init`.
 """
 
 import re
@@ -14,8 +14,8 @@ from freescale_tools.scan.files import FileSet, named
 from fsdata.errors import FreeScaleError
 from fsdata.setup.infer_schema import Guesses, guess_columns_of, words_of
 
-_CLOSE = 0.9  # lists with so large a share of the values of the longest could be the history as well
-_WHOSE = re.compile(
+_CLOSE = 0.9  # lists with at least this share of the values of the longest ones are candidates for the history, too
+_KEY_NAME = re.compile(
     "(user|member|customer|account|visitor|viewer|client|buyer|reader|listener|player|household|device|u)(id)?s?"
 )
 _NAME = "name the history with --sequence"
@@ -23,13 +23,13 @@ _NAME = "name the history with --sequence"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovered:
-    """What the columns of some files are.
+    """The roles of the columns of some files.
 
     Attributes:
-        sequences: list columns of the history: the item's, then those whose lists have the same lengths in every row.
-            Fields of structs and of lists of structs by their paths.
-        time: of a row. key: whose history a row has. None where no column can be told to be that.
-        notes: a sentence about each of them, with the reason and other columns that could be it.
+        sequences: list columns of the history: that of the items, then those with the same lengths in every row. Fields
+            of structs and of lists of structs by their paths.
+        time: of a row. key: of the history of a row. None if no column is recognized.
+        notes: a sentence about each of them, with the reason and the other candidates.
     """
 
     sequences: tuple[str, ...]
@@ -39,9 +39,9 @@ class Discovered:
 
 
 def discover(files: FileSet, sequence: str | None = None) -> Discovered:
-    """Read the first rows of some files. sequence: the item's list column, if it is known.
+    """Read the first rows of some files. sequence: the list column of the items, if the user named it.
 
-    Raises UsageError if no column or several can be the history, or if the files cannot be read as those of one source.
+    Raises UsageError if no column or several can be the history, or if the files cannot be read as one source.
     """
     try:
         where = named([footer.file.name for footer in files.footers])
@@ -53,7 +53,9 @@ def discover(files: FileSet, sequence: str | None = None) -> Discovered:
         note = f"history: {lists_of_any_kind[0]}, the only list column; of others nothing is known: {error}"
         return Discovered(sequences=lists_of_any_kind, time=None, key=None, notes=(note,))
     lists = {
-        group: [each.column for each in guesses.columns if each.group == group and each.role in ("fields", "floats")]
+        group: [
+            guess.column for guess in guesses.columns if guess.group == group and guess.role in ("fields", "floats")
+        ]
         for group in guesses.groups
     }
     if sequence is None:
@@ -72,14 +74,13 @@ def discover(files: FileSet, sequence: str | None = None) -> Discovered:
 
 
 def item_of(lists: Sequence[str]) -> str:
-    """Of aligned lists, the one that has the items: by its name, else the first."""
+    """The list of the items among aligned lists: by its name, else the first one."""
     return next((name for name in lists if "item" in name.lower()), lists[0])
 
 
 def _history(files: FileSet, guesses: Guesses, lists: dict[str, list[str]]) -> tuple[str, str]:
-    """(the group of aligned lists that is the history, why): the longest; of several as long, the one of items.
-
-    Without a group: the files have one list column, of a kind that no model reads.
+    """(the group of aligned lists that is the history, the reason): the longest one; if several are about as long, the
+    one with items. An empty group name: the files have one list column, of a type that is not guessed.
     """
     values = {
         group: _values(files, columns[0]) for group, columns in lists.items() if columns and group != "candidates"
@@ -87,26 +88,26 @@ def _history(files: FileSet, guesses: Guesses, lists: dict[str, list[str]]) -> t
     if not values and len(_lists(files)) == 1:
         return "", "the only list column"
     if not values:
-        columns = "; ".join(f"{each.column}: {each.why}" for each in guesses.columns)
+        columns = "; ".join(f"{guess.column}: {guess.why}" for guess in guesses.columns)
         raise UsageError(f"no column is the list of a history: {columns}. If one is, {_NAME}")
     close = [group for group in values if values[group] >= _CLOSE * max(values.values())]
     if len(close) == 1:
         return close[0], "the longest lists"
-    of_items = [group for group in close if any("item" in name.lower() for name in lists[group])]
-    if len(of_items) == 1:
-        return of_items[0], "by its name; others are about as long"
-    found = "; ".join(f"{', '.join(lists[group])}: {guesses.groups[group]}" for group in close)
-    raise UsageError(f"{_NAME}: several lists, not aligned with each other, are about as long. {found}")
+    with_items = [group for group in close if any("item" in name.lower() for name in lists[group])]
+    if len(with_items) == 1:
+        return with_items[0], "by its name; others are about as long"
+    candidates = "; ".join(f"{', '.join(lists[group])}: {guesses.groups[group]}" for group in close)
+    raise UsageError(f"{_NAME}: several lists, not aligned with each other, are about as long. {candidates}")
 
 
 def _lists(files: FileSet) -> tuple[str, ...]:
-    """List columns of the first file, of any kind that has a length."""
+    """List columns of the first file, of any element type."""
     first = files.footers[0]
     return tuple(path for path in paths_of(first.schema) if isinstance(leaf(first, path, "list"), Leaf))
 
 
 def _values(files: FileSet, column: str) -> int:
-    """How many a list column has in all files, as their footers say."""
+    """Number of values of a list column in all files, from their footers."""
     return sum(
         footer.metadata.row_group(group).column(leaves[column].index).num_values
         for footer, leaves in zip(files.footers, bind(files, [column]).leaves, strict=True)
@@ -116,27 +117,27 @@ def _values(files: FileSet, column: str) -> int:
 
 
 def _time(guesses: Guesses, notes: list[str]) -> str | None:
-    time = next((each for each in guesses.columns if each.role == "time"), None)
+    time = next((guess for guess in guesses.columns if guess.role == "time"), None)
     if time is None:
         return None
-    others = [each.column for each in guesses.columns if each.instead == time.column]
+    others = [guess.column for guess in guesses.columns if guess.instead == time.column]
     notes.append(f"time: {time.column}, {time.why}{_also(others)}")
     return time.column
 
 
 def _key(guesses: Guesses, notes: list[str]) -> str | None:
-    """An id or a text whose name says whose row it is."""
-    named_so = [
-        each
-        for each in guesses.columns
-        if each.group is None
-        and each.role in ("context", "passthrough")
-        and any(map(_WHOSE.fullmatch, words_of(each.column.rpartition(".")[2])))
+    """The column of ids or texts with the name of a user, member, device or the like."""
+    candidates = [
+        guess
+        for guess in guesses.columns
+        if guess.group is None
+        and guess.role in ("context", "passthrough")
+        and any(map(_KEY_NAME.fullmatch, words_of(guess.column.rpartition(".")[2])))
     ]
-    ids = [each for each in named_so if each.column.lower().endswith("id")] or named_so
+    ids = [guess for guess in candidates if guess.column.lower().endswith("id")] or candidates
     if not ids:
         return None
-    others = [each.column for each in named_so if each is not ids[0]]
+    others = [guess.column for guess in candidates if guess is not ids[0]]
     notes.append(f"key: {ids[0].column}, by its name; {ids[0].why}{_also(others)}")
     return ids[0].column
 

@@ -1,4 +1,4 @@
-"""Where work on many files runs: in threads of this process, or on a Ray cluster with the same results.
+"""Runs work on many files: in threads of this process, or on a Ray cluster with the same results.
 
 This is the only file that imports Ray.
 """
@@ -17,13 +17,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Handle = TypeVar("Handle")
 
-REMOTE_THREADS = 16  # reading remote files is mostly waiting
-AGAIN = 3  # times that Ray tries a task again
-_AHEAD, _AHEAD_ON_RAY = 3, 4  # items that wait or run per thread, and per core of the cluster
+REMOTE_THREADS = 16  # more than cores, because reading remote files is mostly waiting
+AGAIN = 3  # retries of a task by Ray
+_AHEAD, _AHEAD_ON_RAY = 3, 4  # items that wait or run, per thread and per core of the cluster
 
 
 class Lost(NamedTuple):
-    """An item without a result: its file cannot be reached, or its worker died every time."""
+    """An item without a result: its file cannot be reached, or its worker died in every attempt."""
 
     reason: str
 
@@ -35,55 +35,54 @@ class Threads:
         self.workers = threads or usable_cores()
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """(item, `work(item)`) in the order of the items. Only a few items are taken ahead.
+        """(item, `work(item)`) in the order of the items. Consumes only a few items ahead.
 
-        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions pass
-        through.
+        If `work` raises OSError (the file cannot be reached), the result is `Lost`. Other exceptions propagate.
         """
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="freescale-scan")
         try:
             for item, future in ahead(items, lambda item: pool.submit(work, item), count=self.workers * _AHEAD):
-                found: Result | Lost
+                result: Result | Lost
                 try:
-                    found = future.result()
+                    result = future.result()
                 except OSError as error:
-                    found = Lost(reason=str(error))
-                yield item, found
+                    result = Lost(reason=str(error))
+                yield item, result
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Cluster:
-    """Runs one task per item on any node. Every node must see the files under the same paths.
+    """Runs one task per item on any node. Every node must have the files under the same paths.
 
     A task is retried `AGAIN` times if its worker dies or cannot reach its file.
     """
 
-    workers = 0  # an item should be a whole file
+    workers = 0  # see `lengths.pieces`: an item is a whole file
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
     def run(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result | Lost]]:
-        """As of `Threads.run`."""
+        """See `Threads.run`."""
         ray, errors = self._ray, self._ray.exceptions
 
-        def one(item: Any) -> Any:
+        def call(item: Any) -> Any:  # Ray accepts functions only, and `work` may be any callable
             return work(item)
 
-        task = ray.remote(one).options(num_cpus=1, max_retries=AGAIN, retry_exceptions=[OSError])
+        task = ray.remote(call).options(num_cpus=1, max_retries=AGAIN, retry_exceptions=[OSError])
         cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
         for item, reference in ahead(items, task.remote, count=cores * _AHEAD_ON_RAY):
-            found: Result | Lost
+            result: Result | Lost
             try:
-                found = ray.get(reference)
+                result = ray.get(reference)
             except errors.RayTaskError as error:
                 if not isinstance(error.cause, OSError):
                     raise
-                found = Lost(reason=str(error.cause))
+                result = Lost(reason=str(error.cause))
             except errors.RayError as error:
-                found = Lost(reason=f"its task was lost {AGAIN + 1} times: {str(error).splitlines()[0]}")
-            yield item, found
+                result = Lost(reason=f"its task was lost {AGAIN + 1} times: {str(error).splitlines()[0]}")
+            yield item, result
 
 
 Engine = Threads | Cluster
@@ -91,10 +90,9 @@ Engine = Threads | Cluster
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """The cluster that this process is connected to, or that RAY_ADDRESS names, or a new one on this machine.
+    """The cluster to which this process is connected, or that of RAY_ADDRESS, or a new one on this machine.
 
-    At the end, this process leaves a cluster that it joined or started here. Raises UsageError if Ray is
-    missing.
+    At the end, this process disconnects from a cluster that it joined or started. Raises UsageError if Ray is missing.
     """
     try:
         import ray
@@ -111,7 +109,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Handle], *, count: int) -> Iterator[tuple[Item, Handle]]:
-    """(item, `begin(item)`) in order. At most `count` items are begun and not yet handed out."""
+    """(item, `begin(item)`) in order. At most `count` items have been begun and not yielded yet."""
     waiting: collections.deque[tuple[Item, Handle]] = collections.deque()
     for item in items:
         waiting.append((item, begin(item)))

@@ -1,4 +1,4 @@
-"""Finds the Parquet files of a command, reads their footers, and names the files that cannot be read."""
+"""Lists the Parquet files of a command, reads their footers, and lists the files that cannot be read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.engines import REMOTE_THREADS
-from fsdata.catalog.footers import Footer, Skipped, read_footers
+from freescale_tools.scan.footers import Footer, read_footers
+from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError, SchemaError
@@ -45,29 +46,29 @@ def open_files(paths: Sequence[str]) -> FileSet:
     try:
         files = discover(paths, None, label=named(paths))
         threads = usable_cores() if files[0].local else REMOTE_THREADS
-        found = read_footers(files, threads=threads, retry=Retrying())
+        results = read_footers(files, threads=threads, retry=Retrying())
     except (FileNotFoundError, SchemaError) as error:
         raise UsageError(str(error)) from error
     except (OSError, pa.ArrowException) as error:
         raise out_of_reach(paths, error) from error
-    footers = tuple(one for one in found if isinstance(one, Footer))
+    footers = tuple(result for result in results if isinstance(result, Footer))
     skipped = tuple(
-        Skipped(file=file.name, row_group=None, rows=0, reason=str(one))
-        for file, one in zip(files, found, strict=True)
-        if isinstance(one, CorruptFileError)
+        Skipped(file=file.name, row_group=None, rows=0, reason=str(result))
+        for file, result in zip(files, results, strict=True)
+        if isinstance(result, CorruptFileError)
     )
     if not footers:
-        raise UsageError(f"none of {len(found)} files is readable: {skipped[0].reason}")
+        raise UsageError(f"none of {len(results)} files is readable: {skipped[0].reason}")
     return FileSet(footers=footers, skipped=skipped)
 
 
 def named(paths: Sequence[str]) -> str:
-    """Paths for a message, the first few."""
+    """The first few paths, for a message."""
     return ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
 
 
 def out_of_reach(paths: Sequence[str], error: Exception) -> UsageError:
-    """What to say of files, or of a store, that cannot be reached."""
+    """The error for files, or a store, that cannot be reached."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return UsageError(
         f"{named(paths)} cannot be read: {reason}. Check the address, the network, the credentials and the permissions"

@@ -1,7 +1,7 @@
-"""Exact histograms of lengths. They can be merged, and stay small for any number of rows.
+"""Exact histograms of lengths. They can be merged, and are small for any number of rows.
 
-D distinct lengths need at least D^2 / 2 events. So 10^12 events have at most 1.4 million distinct lengths, or
-22 MB, and the counts can be exact instead of estimated.
+D distinct lengths need at least D^2 / 2 events. So 10^12 events have at most 1.4 million distinct lengths, 22 MB, and
+the counts need not be estimated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_COUNTED = 8  # times as many numbers as rows are counted in place; sorting the rows takes longer
+_COUNTED = 8  # up to so many bins per row, counting into bins is faster than sorting the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +35,8 @@ class LengthHistogram:
         object.__setattr__(self, "counts", counts)
 
     @classmethod
-    def of(cls, lengths: np.ndarray) -> "LengthHistogram":
-        """From the length of every row, integers [N]."""
+    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
+        """lengths: integers [N], of every row."""
         rows = np.asarray(lengths, np.int64)
         if 0 <= rows.min(initial=0) <= rows.max(initial=0) < _COUNTED * max(len(rows), 1):
             counted = np.bincount(rows)
@@ -46,14 +46,14 @@ class LengthHistogram:
         return cls(lengths=distinct, counts=counts)
 
     @classmethod
-    def merged(cls, parts: Iterable["LengthHistogram"]) -> "LengthHistogram":
-        """The histogram of all rows of `parts`; their order does not matter."""
-        given = list(parts)
-        if not given:
-            return cls.of(np.empty(0, np.int64))
-        distinct, place = np.unique(np.concatenate([part.lengths for part in given]), return_inverse=True)
+    def merged(cls, histograms: Iterable["LengthHistogram"]) -> "LengthHistogram":
+        """The histogram of the rows of all `histograms`, in any order."""
+        histograms = list(histograms)
+        if not histograms:
+            return cls.from_lengths(np.empty(0, np.int64))
+        distinct, index = np.unique(np.concatenate([each.lengths for each in histograms]), return_inverse=True)
         counts = np.zeros(len(distinct), np.int64)
-        np.add.at(counts, place, np.concatenate([part.counts for part in given]))
+        np.add.at(counts, index, np.concatenate([each.counts for each in histograms]))
         return cls(lengths=distinct, counts=counts)
 
     @classmethod
@@ -88,30 +88,30 @@ class LengthHistogram:
     def quantile(self, share: float) -> int:
         """The length that at least `share` (0 to 1) of the rows do not exceed; 0 without rows."""
         if not 0 <= share <= 1:
-            raise ValueError(f"a quantile is asked for by a share from 0 to 1, not {share}")
+            raise ValueError(f"a quantile needs a share from 0 to 1, got {share}")
         if not self.lengths.size:
             return 0
         wanted = max(int(np.ceil(share * self.rows)), 1)
         return int(self.lengths[np.searchsorted(self.counts.cumsum(), wanted)])
 
     def top_share(self, share: float) -> float:
-        """Share of all events that belongs to the longest `share` of the rows."""
+        """Share of all events that is in the longest `share` of the rows."""
         if self.events == 0:
             return 0.0
         wanted = max(int(np.ceil(share * self.rows)), 1)
         counts = self.counts[::-1]
-        taken = np.clip(wanted - (counts.cumsum() - counts), 0, counts)
-        return float(taken @ self.lengths[::-1]) / self.events
+        rows = np.clip(wanted - (counts.cumsum() - counts), 0, counts)
+        return float(rows @ self.lengths[::-1]) / self.events
 
     def clipped(self, longest: int) -> "LengthHistogram":
-        """With every history cut to `longest` events."""
+        """The histogram after every history is truncated to `longest` events."""
         cut = np.minimum(self.lengths, longest)
         first = np.flatnonzero(np.diff(cut, prepend=-1))
         counts = np.add.reduceat(self.counts, first) if cut.size else self.counts
         return LengthHistogram(lengths=cut[first], counts=counts)
 
     def kept_share(self, longest: int) -> float:
-        """Share of the events that is left when histories are cut to `longest`."""
+        """Share of the events that remains if histories are truncated to `longest`."""
         return self.clipped(longest).events / self.events if self.events else 1.0
 
     def longer_share(self, longest: int) -> float:
@@ -121,6 +121,6 @@ class LengthHistogram:
     def draw(self, generator: np.random.Generator, samples: int) -> np.ndarray:
         """int64[samples] lengths of rows drawn with replacement."""
         if not self.lengths.size:
-            raise ValueError("nothing to draw from: the histogram has no rows")
+            raise ValueError("cannot draw lengths: the histogram has no rows")
         row = generator.integers(0, self.rows, samples)
         return self.lengths[np.searchsorted(self.counts.cumsum(), row, side="right")]

@@ -1,7 +1,6 @@
-"""Requests whose histories are stored once: where the window of each request lies, and how long it is.
+"""Requests whose histories are stored once: the position and the length of the window of each request.
 
-fsdata reads the requests, joins them as a loader does, and finds the windows by search. No value of a history
-is copied.
+fsdata reads the requests, joins them as a loader does, and searches the windows. No value of a history is copied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,11 +32,11 @@ from fsdata.histories.histories import histories_of
 _GROUP = "histories"
 
 
-class Windows(NamedTuple):
-    """What N requests see of the table of histories.
+class RequestWindows(NamedTuple):
+    """The windows of N requests in the table of histories.
 
     Attributes:
-        place: int64 [N], the number of the first event among all events of the table.
+        place: int64 [N], the index of the first event among all events of the table.
         length: int64 [N], events; 0 for keys without a history and for null keys.
         time: int64 [N], of the requests; nanoseconds if they are timestamps or dates.
     """
@@ -51,9 +50,9 @@ class Requests:
     """Requests and their histories, opened by `open_requests`. Thread-safe.
 
     Attributes:
-        stored: how the user names the histories.
+        stored: the user's options for the histories.
         files: the requests. table: the files of the histories.
-        keys: how many histories there are. events: of all of them.
+        keys: number of histories. events: of all histories.
         floats: the lists of the table that hold floats.
     """
 
@@ -72,22 +71,21 @@ class Requests:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Damaged row groups of requests that `windows` met so far."""
-        return [one for one in self._opened.skipped if one.row_group is not None]
+        """Damaged row groups of requests in the calls of `windows` so far."""
+        return [skipped for skipped in self._opened.skipped if skipped.row_group is not None]
 
     def values(self, column: str) -> np.ndarray:
-        """[E]: a list column of the table, all histories one after another; windows are stretches of it."""
+        """[E]: a list column of the table, all histories concatenated; a window is a slice of it."""
         return self._fields[column]
 
-    def windows(self, file: int, row_group: int, rows: int) -> Windows:
-        """Of the first `rows` requests of a row group of file number `file`; of none if the row group is damaged.
+    def windows(self, file: int, row_group: int, rows: int) -> RequestWindows:
+        """The windows of the first `rows` requests of a row group of file number `file`; empty if it is damaged.
 
-        Raises UsageError for rows that a loader refuses, such as a null time; OSError if the file cannot be
-        reached.
+        Raises UsageError for rows that a loader rejects, such as a null time; OSError if the file cannot be reached.
         """
         footer = self.files.footers[file]
-        whole = footer.row_groups[row_group]
-        group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=whole)
+        all_rows = footer.row_groups[row_group]
+        group = RowGroup(source=0, file=self._numbers[footer.file.path], index=row_group, rows=all_rows)
         try:
             requests = self._opened.read(group, self._layout, 0, rows)
             time = self._opened.read_times(group)
@@ -96,22 +94,22 @@ class Requests:
         alive = requests.alive
         requests = requests.take(alive)
         length = requests.spans(self._layout.groups[_GROUP]).length[0]
-        return Windows(self._histories.first_events(requests, self._layout)[_GROUP], length, time[alive])
+        return RequestWindows(self._histories.first_events(requests, self._layout)[_GROUP], length, time[alive])
 
 
 @contextmanager
 def open_requests(
     files: FileSet, stored: StoredHistories, lists: Sequence[str], *, paths: Sequence[str]
 ) -> Iterator[Requests]:
-    """Read the table of histories into memory and open the requests, for the time of the block.
+    """Read the table of histories into memory and open the requests, for the duration of the block.
 
-    files: the requests, found by `paths`. lists: columns of the table.
+    files: the requests, the files of `paths`. lists: columns of the table.
 
-    Raises UsageError for what a loader of these files refuses; CommandFailed if a file cannot be reached.
+    Raises UsageError for files that a loader rejects; CommandFailed if a file cannot be reached.
     """
     table = open_files(stored.paths)
-    found = zip(table.footers, bind(table, lists).leaves, strict=True)
-    floating = {name for footer, leaves in found for name in leaves if holds(footer, name, pa.types.is_floating)}
+    bound = zip(table.footers, bind(table, lists).leaves, strict=True)
+    floating = {name for footer, leaves in bound for name in leaves if holds(footer, name, pa.types.is_floating)}
     floats = tuple(name for name in lists if name in floating)
     ids = tuple(name for name in lists if name not in floating)
     schema = Schema(sequences=(Group(_GROUP, ids, floats=floats, share=stored.on),), time=stored.time)
@@ -131,20 +129,22 @@ def open_requests(
 
 
 def _is_text(files: FileSet, column: str) -> bool:
-    """Whether requests have text keys, of which `freescale histories` makes numbers."""
+    """Whether requests have text keys, which `freescale histories` converts to integers."""
     kinds = (type_at(footer.schema, column) for footer in files.footers)
     return any(kind is not None and is_text(plain(kind)) for kind in kinds)
 
 
 def scan_windows(piece: Piece, requests: Requests, spans: Spans | None = None) -> Scanned:
-    """Find the lengths of the windows of a piece; the sums stand under the key of the histories.
+    """Count the lengths of the windows of a piece; the sums are returned under the name of the key of the histories.
 
-    A damaged row group is left out and listed by `requests.skipped`. Raises as `Requests.windows`.
+    A damaged row group is skipped and listed in `requests.skipped`. Raises the errors of `Requests.windows`.
     """
     sums = LengthSums()
     for group, first_row, rows in piece.groups:
         if rows:
-            seen = requests.windows(piece.file, group, rows)
-            span = None if spans is None else spans.of(seen.time // 1000 if spans.calendar else seen.time)
-            sums.count(Lengths(seen.length, 0, 0), piece.file, first_row, span)
+            windows = requests.windows(piece.file, group, rows)
+            # Spans count microseconds, requests nanoseconds.
+            times = windows.time // 1000 if spans is not None and spans.calendar else windows.time
+            span = None if spans is None else spans.span_of(times)
+            sums.count(Lengths(windows.length, 0, 0), piece.file, first_row, span)
     return {requests.stored.on: sums}, []

@@ -1,7 +1,7 @@
-"""Counts the lengths of list columns row group by row group, or from footers alone, and adds them up.
+"""Counts the lengths of list columns row group by row group, or from footers only, and sums the counts.
 
-What was counted of some rows is a `LengthSums`; sums of other rows are added to it in any order, so threads and
-machines count apart.
+The counts of some rows are a `LengthSums`. Sums can be added in any order, so threads and machines count
+independently.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,12 @@ from freescale_tools.console.errors import first_line
 from freescale_tools.scan.batch_order import RowsInOrder
 from freescale_tools.scan.columns import Bound, Leaf
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.histogram import LengthHistogram
 from freescale_tools.scan.levels import Lengths
 from freescale_tools.scan.rows import Rows
 from freescale_tools.scan.times import Spans
-from fsdata.catalog.footers import Footer, Skipped
+from fsdata.catalog.footers import Skipped
 from fsdata.errors import CorruptFileError
 
 _LONGEST = 10
@@ -26,14 +27,14 @@ _UNMERGED = 128  # histograms kept before they are merged: a merge costs time in
 _QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999
 }  # fmt: skip
-MOST_ROWS = 1 << 22  # whose lengths are kept in order: 64 steps of 512 ranks of 128 samples, 16 MB a column
+MOST_ROWS = 1 << 22  # rows whose lengths are kept in order: 64 steps of 512 ranks of 128 samples, 16 MB a column
 _RUNS = 8
 _PIECES = 8  # per worker, so that all workers end at about the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Row groups of one file that one worker reads, one after another.
+    """Row groups of one file that one worker reads.
 
     Attributes:
         file: position of the file among the footers.
@@ -55,9 +56,9 @@ class Piece:
     @property
     def bytes(self) -> int:
         """Stored size of the columns that are read."""
-        places = [*self.leaves.values(), *([self.time] if self.time else [])]
+        leaves = [*self.leaves.values(), *([self.time] if self.time else [])]
         groups = [self.footer.metadata.row_group(group) for group, _, _ in self.groups]
-        return sum(group.column(place.index).total_compressed_size for group in groups for place in places)
+        return sum(group.column(leaf.index).total_compressed_size for group in groups for leaf in leaves)
 
 
 def pieces(files: FileSet, bound: Bound, spans: Spans | None, *, workers: int) -> Iterator[Piece]:
@@ -82,8 +83,8 @@ class LengthSums:
     """Lengths of one column in some rows.
 
     Attributes:
-        spans: the lengths of all rows, null rows as 0: span of time -> histograms to be merged, -1 of rows without a
-            time.
+        spans: span of time -> histograms of the lengths of its rows, not merged yet; null rows count as 0, and span -1
+            has the rows without a time.
         longest: (length, file, row in the file) of the `_LONGEST` longest rows, longest first, equal lengths in the
             order of files and rows.
         per_file: file -> (rows, events).
@@ -97,33 +98,38 @@ class LengthSums:
     per_file: dict[int, tuple[int, int]] = field(default_factory=dict)
     rows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
-    def count(self, found: Lengths, file: int, first_row: int, span: np.ndarray | None = None) -> None:
-        """Add the rows from `first_row` of a file on. span: int64 [N], that of every row, -1 without a time."""
-        of_row = found.of_row
+    def count(self, lengths: Lengths, file: int, first_row: int, span: np.ndarray | None = None) -> None:
+        """Add the rows of a file from `first_row` on. span: int64 [N], that of every row, -1 without a time."""
+        of_row = lengths.of_row
+        # Only rows longer than `floor` can be among the longest: few of them are sorted.
         floor = self.longest[-1][0] if len(self.longest) == _LONGEST else 0
         if len(of_row) > _LONGEST and of_row.max() > floor:
             floor = max(floor, int(np.partition(of_row, -_LONGEST)[-_LONGEST]) - 1)
         rows = np.flatnonzero(of_row > floor)
         rows = rows[np.argsort(-of_row[rows], kind="stable")[:_LONGEST]]
-        by_span = {-1: of_row} if span is None else {one: of_row[span == one] for one in np.unique(span).tolist()}
-        more = LengthSums(
-            null_rows=found.null_rows,
-            null_elements=found.null_elements,
-            spans={one: [LengthHistogram.of(lengths)] for one, lengths in by_span.items()},
-            longest=[(int(of_row[row]), file, first_row + int(row)) for row in rows],
-            per_file={file: (len(of_row), int(of_row.sum()))},
-            rows={(file, first_row): of_row.astype(np.uint32)} if len(of_row) else {},
+        numbers = [-1] if span is None else np.unique(span).tolist()
+        self.add(
+            LengthSums(
+                null_rows=lengths.null_rows,
+                null_elements=lengths.null_elements,
+                spans={
+                    number: [LengthHistogram.from_lengths(of_row if span is None else of_row[span == number])]
+                    for number in numbers
+                },
+                longest=[(int(of_row[row]), file, first_row + int(row)) for row in rows],
+                per_file={file: (len(of_row), int(of_row.sum()))},
+                rows={(file, first_row): of_row.astype(np.uint32)} if len(of_row) else {},
+            )
         )
-        self.add(more)
 
     def add(self, other: "LengthSums") -> None:
         """Add the lengths of other rows."""
         self.null_rows += other.null_rows
         self.null_elements += other.null_elements
-        for span, more in other.spans.items():
-            parts = self.spans.get(span, []) + more
-            self.spans[span] = [LengthHistogram.merged(parts)] if len(parts) > _UNMERGED else parts
-        self.longest = sorted([*self.longest, *other.longest], key=lambda one: (-one[0], *one[1:]))[:_LONGEST]
+        for span, added in other.spans.items():
+            histograms = self.spans.get(span, []) + added
+            self.spans[span] = [LengthHistogram.merged(histograms)] if len(histograms) > _UNMERGED else histograms
+        self.longest = sorted([*self.longest, *other.longest], key=lambda row: (-row[0], *row[1:]))[:_LONGEST]
         for file, (rows, events) in other.per_file.items():
             before = self.per_file.get(file, (0, 0))
             self.per_file[file] = before[0] + rows, before[1] + events
@@ -131,25 +137,25 @@ class LengthSums:
 
     @property
     def lengths(self) -> LengthHistogram:
-        """Of all rows; computed anew by each call."""
-        return LengthHistogram.merged(part for parts in self.spans.values() for part in parts)
+        """The histogram of all rows; each call merges it again."""
+        return LengthHistogram.merged(histogram for histograms in self.spans.values() for histogram in histograms)
 
     def document(self, files: FileSet, spans: Spans | None) -> dict[str, Any]:
         """One entry of `sequences` in profile.json."""
         lengths = self.lengths
         names = [footer.file.name for footer in files.footers]
         drift = []
-        for one in sorted(self.spans) if spans else ():
-            if spans and one >= 0:
-                some = LengthHistogram.merged(self.spans[one])
+        for span in sorted(self.spans) if spans else ():
+            if spans and span >= 0:
+                histogram = LengthHistogram.merged(self.spans[span])
                 drift.append(
                     {
-                        "from": spans.label(one),
-                        "to": spans.label(one + 1),
-                        "rows": some.rows,
-                        "mean": some.mean,
-                        "p50": some.quantile(0.5),
-                        "p95": some.quantile(0.95),
+                        "from": spans.label(span),
+                        "to": spans.label(span + 1),
+                        "rows": histogram.rows,
+                        "mean": histogram.mean,
+                        "p50": histogram.quantile(0.5),
+                        "p95": histogram.quantile(0.95),
                     }
                 )
         return {
@@ -177,22 +183,21 @@ def kept_runs(files: FileSet, *, most: int = MOST_ROWS) -> list[list[tuple[int, 
         first = 0
         for rows in footer.row_groups:
             run, within = divmod(begin * len(runs), max(files.rows, 1))
-            if rows and (within < most or len(runs) == 1):  # of the row groups that begin in this eighth, the first
+            if rows and (within < most or len(runs) == 1):  # the first row groups of this eighth of the rows
                 runs[run].append((number, first))
             first, begin = first + rows, begin + rows
     return [run for run in runs if run]
 
 
 def in_order(runs: Sequence[Sequence[tuple[int, int]]], sums: Mapping[str, LengthSums]) -> RowsInOrder:
-    """The rows of `runs` in the order of the files, but for row groups that a column of `sums` lacks."""
-    read = [[one for one in run if all(one in of.rows for of in sums.values())] for run in runs]
+    """The rows of `runs` in the order of the files, without row groups that are missing in a column of `sums`."""
+    complete = [[group for group in run if all(group in column.rows for column in sums.values())] for run in runs]
     first = next(iter(sums.values()))
-    nothing = [np.empty(0, np.uint32)]
     return RowsInOrder(
-        units=tuple(tuple(len(first.rows[one]) for one in run) for run in read),
+        units=tuple(tuple(len(first.rows[group]) for group in run) for run in complete),
         lengths={
-            column: np.concatenate(nothing + [of.rows[one] for run in read for one in run])
-            for column, of in sums.items()
+            name: np.concatenate([np.empty(0, np.uint32), *(column.rows[group] for run in complete for group in run)])
+            for name, column in sums.items()
         },
     )
 
@@ -204,7 +209,7 @@ Scanned = tuple[dict[str, LengthSums], list[Skipped]]
 def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     """Read the lengths of all list columns of a piece.
 
-    A row group that cannot be decoded is left out in all columns. Raises OSError if the file cannot be
+    A row group that cannot be decoded in one column is skipped in all columns. Raises OSError if the file cannot be
     reached.
     """
     sums = {column: LengthSums() for column in piece.leaves}
@@ -212,44 +217,44 @@ def scan(piece: Piece, spans: Spans | None = None) -> Scanned:
     with Rows(piece.footer) as reading:
         for group, first_row, rows in piece.groups:
             try:
-                span = spans.of_rows(reading, group, piece.time) if spans and piece.time else None
-                found = {column: reading.lengths(group, column, leaf) for column, leaf in piece.leaves.items()}
+                span = spans.read_spans(reading, group, piece.time) if spans and piece.time else None
+                by_column = {column: reading.lengths(group, column, leaf) for column, leaf in piece.leaves.items()}
             except CorruptFileError as error:
                 reason = first_line(error.__cause__ or error)
                 skipped.append(Skipped(file=piece.footer.file.name, row_group=group, rows=rows, reason=reason))
             else:
-                for column, lengths in found.items():
+                for column, lengths in by_column.items():
                     sums[column].count(lengths, piece.file, first_row, span)
     return sums, skipped
 
 
 def counts(files: FileSet, bound: Bound, column: str) -> dict[str, Any]:
-    """One entry of `sequences` in profile.json, for mode quick: from footers. All that needs row lengths is null.
+    """One entry of `sequences` in profile.json, for mode quick: from footers. Numbers that need row lengths are null.
 
-    `num_values` of a leaf counts its elements, and one for every null or empty list. `null_count` of its
-    statistics counts null elements, and one for each of the same lists. The difference is the number of elements
-    that are not null. `events_are` is `exact`, or `upper bound` because of `row_groups_without_statistics`.
+    `num_values` of a leaf counts its elements, and one for every null or empty list. `null_count` of its statistics
+    counts null elements, and one for each of the same lists. The difference is the number of elements that are not
+    null. `events_are` is `exact`, or `upper bound` if there are `row_groups_without_statistics`.
     """
-    found = []
-    without = 0
+    per_file = []
+    without_statistics = 0
     for footer, leaves in zip(files.footers, bound.leaves, strict=True):
         if column in leaves:
             leaf = leaves[column].index
             groups = range(footer.metadata.num_row_groups)
             values = np.array([footer.metadata.row_group(group).column(leaf).num_values for group in groups], np.int64)
             nulls = footer.null_counts[:, leaf]
-            without += int(((nulls < 0) & (values > 0)).sum())
+            without_statistics += int(((nulls < 0) & (values > 0)).sum())
             events = int((values - np.maximum(nulls, 0)).sum())
-            found.append((footer.file.name, footer.metadata.num_rows, events))
-    rows, events = sum(one[1] for one in found), sum(one[2] for one in found)
+            per_file.append((footer.file.name, footer.metadata.num_rows, events))
+    rows, events = sum(rows for _, rows, _ in per_file), sum(events for _, _, events in per_file)
     unknown = ("empty", "null", "null_elements", "max", "quantiles", "top1_share", "histogram", "longest", "drift")
     return {
         "rows": rows,
         "events": events,
-        "events_are": "upper bound" if without else "exact",
-        "row_groups_without_statistics": without,
+        "events_are": "upper bound" if without_statistics else "exact",
+        "row_groups_without_statistics": without_statistics,
         "mean": events / rows if rows else 0.0,
-        "per_file": _per_file(found),
+        "per_file": _per_file(per_file),
         **dict.fromkeys(unknown),
     }
 

@@ -1,8 +1,8 @@
-"""How long the lists of a column chunk are, from the levels of its pages alone: no value is decoded.
+"""The lengths of the lists of a column chunk, from the levels of its pages: no value is decoded.
 
-A page is read whole if its bytes are compressed together with its levels, or if it has a checksum; other pages only as
-far as their levels go. It is unpacked as far, where its codec can be: the libraries of Snappy and LZ4 unpack all or
-nothing. So damaged values in a page without a checksum may not be noticed.
+A page is read completely if its values and levels are compressed together, or if it has a checksum; other pages only up
+to the end of their levels. Decompression also stops there if the codec allows it: the libraries of Snappy and LZ4 only
+decompress whole pages. So damaged values in a page without a checksum may not be detected.
 """
 
 import functools
@@ -29,20 +29,22 @@ from fsdata.pages.kernels import headers
 from fsdata.remote.byte_ranges import ByteRange
 
 _SIZED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
-_HEADER_BYTES = 1 << 10  # that are read first; most headers need fewer
+_HEADER_BYTES = 1 << 10  # bytes of a first read; most headers are shorter
 _MOST_HEADER_BYTES = 16 << 20  # as in pyarrow
-# Of a page that are read or unpacked first; most pages with long lists need no more. zstd unpacks blocks of 128 KiB.
+# Bytes of a page that are read or decompressed first: enough for the levels of most pages with long lists. zstd
+# decompresses blocks of 128 KiB.
 _STORED_BYTES, _UNPACKED_BYTES = 1 << 12, (1 << 17) - 1
-_IN_PARTS = frozenset({"ZSTD", "GZIP"})
-_own = threading.local()
-_WITH_HEADER = 47  # zlib looks for the header of gzip or its own
+_IN_PARTS = frozenset({"ZSTD", "GZIP"})  # codecs that can stop before the end of a page
+_own = threading.local()  # a zstd decompressor is not thread-safe
+_WITH_HEADER = 47  # zlib detects its own header or that of gzip
 
 Read = Callable[[int, int], bytes | bytearray | memoryview]
-"""(count, first byte) -> these bytes of the file; fewer if it ends before."""
+"""(count, first byte) -> `count` bytes of the file; fewer at its end."""
 
 
 class ListLevels(NamedTuple):
-    """Of definition: `top` of an element that is not null, `empty` of a list without elements; lower ones are null."""
+    """Levels of definition: `top` of an element that is not null, `empty` of a list without elements. Rows with lower
+    levels are null."""
 
     top: int
     empty: int
@@ -53,7 +55,7 @@ class Lengths(NamedTuple):
 
     Attributes:
         of_row: int64 [N]; 0 for null rows.
-        null_rows, null_elements: how many. A null element counts in the length.
+        null_rows, null_elements: their numbers. Null elements are included in the lengths.
     """
 
     of_row: np.ndarray
@@ -64,30 +66,31 @@ class Lengths(NamedTuple):
 def read_lengths(row_group: pq.RowGroupMetaData, leaf: int, levels: ListLevels, read: Read) -> Lengths:
     """The lengths of all rows of a row group. Blocks for reading.
 
-    leaf: the column, a list of `levels`.
+    leaf: the index of the column, a list with these `levels`.
 
     Raises:
-        Damaged: says which page. LeftToArrow: a form that only pyarrow reads.
+        Damaged: with the number of the page.
+        LeftToArrow: a form that only pyarrow reads.
     """
     chunk = row_group.column(leaf)
     reason = why_left(chunk)
     if reason:
         raise LeftToArrow(reason)
-    found = np.zeros(row_group.num_rows, np.int64)
-    known = np.zeros(3, np.int64)
-    if len(found):
+    lengths = np.zeros(row_group.num_rows, np.int64)
+    counts = np.zeros(3, np.int64)
+    if len(lengths):
         for number, header, data in _data_pages(chunk, column_ranges(row_group, [leaf])[0], read):
             try:
                 raw, bounds = _levels(header, chunk.compression, data)
             except ValueError as error:
                 raise Damaged(f"page {number}: {error}") from error
             count = int(header[headers.VALUES])
-            if level_kernels.add_lengths(raw, bounds, count, levels.top, levels.empty, found, known) != pages.OK:
-                raise Damaged(f"page {number}: levels that cannot be")
-    rows, null_rows, null_elements = known.tolist()
-    if rows != len(found):
-        raise Damaged(f"{rows} rows where the footer says {len(found)}")
-    return Lengths(found, null_rows, null_elements)
+            if level_kernels.add_lengths(raw, bounds, count, levels.top, levels.empty, lengths, counts) != pages.OK:
+                raise Damaged(f"page {number}: invalid levels")
+    rows, null_rows, null_elements = counts.tolist()
+    if rows != len(lengths):
+        raise Damaged(f"{rows} rows instead of the {len(lengths)} of the footer")
+    return Lengths(lengths, null_rows, null_elements)
 
 
 Stored = Callable[[int], np.ndarray]
@@ -97,18 +100,18 @@ Stored = Callable[[int], np.ndarray]
 def _data_pages(
     chunk: pq.ColumnChunkMetaData, where: ByteRange, read: Read
 ) -> Iterator[tuple[int, np.ndarray, Stored]]:
-    """(number of the page, its header, its stored bytes) of the pages that have levels."""
+    """(number of the page, its header, its stored bytes) of the data pages with values."""
     page, inside = np.zeros(headers.COLUMNS, np.int64), np.empty((DEPTH, 2), np.int64)
     (at, end), number, values, room = where, 0, chunk.num_values, chunk.total_uncompressed_size
     while at < end and values:
         size, length = 0, 1
-        while length > size and size < min(end - at, _MOST_HEADER_BYTES):  # until all of the header is read
+        while length > size and size < min(end - at, _MOST_HEADER_BYTES):  # until the whole header is read
             size = min(max(8 * size, _HEADER_BYTES), end - at)
             length = headers.read_header(_bytes(read, at, size), np.int64(0), page, inside)
         begin = at + length if length <= size else end + 1
         code = headers.check_header(page, begin, end, number == 0, values, room)
         if code == pages.DAMAGED:
-            raise Damaged(f"page {number}: a header that cannot be")
+            raise Damaged(f"page {number}: invalid header")
         if code == pages.UNKNOWN:
             raise LeftToArrow("a page of an unknown kind or size")
         stored, checksum = int(page[headers.STORED]), int(page[headers.CHECKSUM])
@@ -116,7 +119,7 @@ def _data_pages(
         if checksum >= 0:
             whole = data(stored)
             if crc32(whole.data) != checksum:
-                raise Damaged(f"page {number}: its bytes do not have the checksum that its header says")
+                raise Damaged(f"page {number}: its bytes do not match the checksum in its header")
             data = functools.partial(_front, whole)
         if page[headers.KIND] != headers.DICTIONARY and page[headers.VALUES]:
             yield number, page, data
@@ -124,18 +127,18 @@ def _data_pages(
         room -= int(page[headers.UNPACKED])
         at, number = begin + stored, number + 1
     if values:
-        raise Damaged(f"page {number}: it is missing, {values} values are")
+        raise Damaged(f"page {number}: missing, with {values} values")
     if at != end:
         raise LeftToArrow("bytes after all values")
 
 
 def _bytes(read: Read, at: int, count: int) -> np.ndarray:
     """uint8 [count]."""
-    found = np.frombuffer(read(count, at), np.uint8)
-    if len(found) < count:
-        raise Damaged(f"{len(found)} bytes where {count} should be: the file ends too early")
-    found.flags.writeable = False  # as bytes are: kernels that read them are compiled once
-    return found
+    raw = np.frombuffer(read(count, at), np.uint8)
+    if len(raw) < count:
+        raise Damaged(f"{len(raw)} bytes instead of {count}: the file ends too early")
+    raw.flags.writeable = False  # as for bytes: kernels are compiled for read-only arrays only
+    return raw
 
 
 def _front(whole: np.ndarray, count: int) -> np.ndarray:
@@ -143,36 +146,39 @@ def _front(whole: np.ndarray, count: int) -> np.ndarray:
 
 
 def _levels(header: np.ndarray, codec: str, data: Stored) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8, the levels of a page; int64 [4], where those of repetition and of definition begin and end in it).
+    """(uint8, a page up to the end of its levels; int64 [4], begin and end of its levels of repetition and definition).
 
     Raises:
-        LeftToArrow; ValueError: the page is damaged.
+        LeftToArrow: a form that only pyarrow reads.
+        ValueError: the page is damaged.
     """
     stored, size = int(header[headers.STORED]), int(header[headers.UNPACKED])
-    as_it_is = codec == "UNCOMPRESSED" or not header[headers.COMPRESSED]
+    uncompressed = codec == "UNCOMPRESSED" or not header[headers.COMPRESSED]
     if header[headers.KIND] == headers.DATA_V2:
         middle = int(header[headers.REPETITION])
         end = middle + int(header[headers.DEFINITION])
-        if as_it_is and stored != size != end:
-            raise ValueError(f"{stored} bytes where {size} are said")
-        return data(end), np.array([0, middle, middle, end])
+        if uncompressed and stored != size != end:
+            raise ValueError(f"{stored} bytes instead of the {size} of its header")
+        return data(end), np.array([0, middle, middle, end])  # levels of version 2 are never compressed
     if header[headers.LEVELS] != headers.RLE:
         raise LeftToArrow(f"levels of encoding {header[headers.LEVELS]}")
-    if as_it_is and stored != size:
-        raise ValueError(f"{stored} bytes where {size} are said")
-    wanted = _STORED_BYTES if as_it_is else _UNPACKED_BYTES if codec in _IN_PARTS else size
+    if uncompressed and stored != size:
+        raise ValueError(f"{stored} bytes instead of the {size} of its header")
+    needed = _STORED_BYTES if uncompressed else _UNPACKED_BYTES if codec in _IN_PARTS else size
+    # The sizes of the levels are stored in the page itself: try with a first part, then with as much as they need.
     while True:
-        count = min(wanted, size)
-        raw = data(count) if as_it_is else unpacked(data(stored), codec, count)
-        bounds, wanted = _bounds(raw)
-        if wanted > size:
+        count = min(needed, size)
+        raw = data(count) if uncompressed else unpacked(data(stored), codec, count)
+        bounds, needed = _bounds(raw)
+        if needed > size:
             raise ValueError("levels beyond its end")
-        if wanted <= len(raw):
+        if needed <= len(raw):
             return raw, bounds
 
 
 def _bounds(raw: np.ndarray) -> tuple[np.ndarray, int]:
-    """(where the levels of a page of version 1 begin and end; up to which byte `raw` is needed to know them)."""
+    """(int64 [4], bounds of the levels of a page of version 1; number of bytes needed to read them: if it exceeds
+    `raw`, the bounds are incomplete)."""
     bounds, at = np.zeros(4, np.int64), 0
     for place in (0, 2):
         if at + 4 > len(raw):
@@ -192,11 +198,11 @@ def _zstd(data: memoryview, target: memoryview) -> int:
 
 def _gzip(data: memoryview, target: memoryview) -> int:
     done, rest = 0, data.tobytes()
-    while rest and done < len(target):
+    while rest and done < len(target):  # a page may consist of several gzip members
         member = zlib.decompressobj(_WITH_HEADER)
-        found = member.decompress(rest, len(target) - done)
-        target[done : done + len(found)] = found
-        done, rest = done + len(found), member.unused_data
+        raw = member.decompress(rest, len(target) - done)
+        target[done : done + len(raw)] = raw
+        done, rest = done + len(raw), member.unused_data
     return done
 
 
@@ -209,30 +215,30 @@ _UNPACK: dict[str, Callable[[memoryview, memoryview], int]] = {
 
 
 def unpacked(data: np.ndarray, codec: str, count: int) -> np.ndarray:
-    """uint8 [count], the first bytes that `data` becomes; all that it becomes if the codec is not in `_IN_PARTS`.
+    """uint8 [count], the first bytes of the decompressed `data`; all of them if the codec is not in `_IN_PARTS`.
 
     Raises:
-        ValueError: `data` is not what the codec makes, as far as it was looked at.
+        ValueError: `data` is damaged in the part that was decompressed.
     """
     target = np.empty(count, np.uint8)
     try:
-        found = _UNPACK[codec](data.data, target.data)
+        written = _UNPACK[codec](data.data, target.data)
     except (OSError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError) as error:
         raise ValueError(f"{codec}: {error}") from error
-    if found != count:
-        raise ValueError(f"{codec}: {found} bytes where {count} or more are said")
+    if written != count:
+        raise ValueError(f"{codec}: {written} bytes instead of at least {count}")
     target.flags.writeable = False
     return target
 
 
 def list_levels(schema: pq.ParquetSchema, arrow: pa.Schema, leaf: int) -> ListLevels | None:
-    """Of a leaf column inside one list; None if it is in none or in several, or in a list of fixed size or a map, of
-    which pyarrow checks more than the lengths.
+    """The levels of a leaf column inside one list; None if it is in no list or in several, or in a list of fixed size
+    or a map, in which pyarrow checks more than the lengths.
 
     Args:
         schema, arrow: of one file.
     """
-    leaves = [each for field in arrow for each in _leaves(field, 0, ())]
+    leaves = [level for field in arrow for level in _leaves(field, 0, ())]
     column = schema.column(leaf)
     if len(leaves) != len(schema) or column.max_definition_level > 255:
         return None
@@ -243,9 +249,8 @@ def list_levels(schema: pq.ParquetSchema, arrow: pa.Schema, leaf: int) -> ListLe
 
 
 def _leaves(field: pa.Field, top: int, lists: tuple[int | None, ...]) -> Iterator[tuple[int, tuple[int | None, ...]]]:
-    """(level of definition, that of an empty list for every list around it, None where others count) of every leaf.
-
-    top, lists: of what is around the field.
+    """(level of definition of a value; for every list around it the level of an empty list, None for maps and lists of
+    fixed size) of every leaf. top, lists: those of the parent of the field.
     """
     kind = plain(field.type)
     top += field.nullable

@@ -1,8 +1,8 @@
-"""The one reader of rows: of one file, batch by batch, or the lengths of its lists alone.
+"""`Rows` reads the rows of a file, batch by batch, or only the lengths of its lists.
 
-Memory holds some MiB at a time of any row group. Lengths are read page by page, without values, and take 8 bytes per
-row. Damage is named with file and row group, files that were replaced since their footer was read are refused, and
-reads of remote files are repeated.
+A row group of any size needs a few MiB of memory at a time. Lengths are read page by page, without values, and take 8
+bytes per row. Errors of damaged files name file and row group, files that were replaced after their footer was read are
+rejected, and reads of remote files are retried.
 """
 
 import functools
@@ -20,10 +20,11 @@ from pyarrow.fs import LocalFileSystem
 
 from freescale_tools.console.errors import first_line
 from freescale_tools.scan.columns import Leaf, first_name, inside_structs
+from freescale_tools.scan.footers import Footer, read_footer
 from freescale_tools.scan.levels import Lengths, read_lengths
 from fsdata.catalog.binding.arrow_types import encrypted_columns
 from fsdata.catalog.binding.column_paths import array_at, leaves_at
-from fsdata.catalog.footers import Footer, arrow_schema, digest, footer_bytes, open_file, parquet_file, read_footer
+from fsdata.catalog.footers import arrow_schema, digest, footer_bytes, open_file, parquet_file
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.retry import Retrying, unreachable
 from fsdata.decode.arrow import widen
@@ -33,17 +34,17 @@ from fsdata.pages.chunk import Damaged, LeftToArrow
 
 Result = TypeVar("Result")
 
-_REQUEST_BYTES = 8 << 20  # a request to a store costs as much time as a megabyte
+_REQUEST_BYTES = 8 << 20  # large, because the latency of a request to a store equals the transfer of about a megabyte
 
 
 class Rows:
-    """The rows of one file, for one thread. A context manager: the file is opened when it is first read.
+    """The rows of one file, for one thread. A context manager: the file is opened by the first read.
 
     Attributes:
-        seconds: processor time that this thread has spent on decoding batches.
+        seconds: processor time of this thread for decoding batches.
 
-    Every method that reads raises CorruptFileError, with file and row group, if the file is damaged or is not that of
-    its footer any more; what was wrong is the cause of the error. It raises OSError if the file cannot be reached.
+    Every method that reads raises CorruptFileError, with file and row group, if the file is damaged or was replaced;
+    the fault is the cause of the error. It raises OSError if the file cannot be reached.
     """
 
     def __init__(self, footer: Footer) -> None:
@@ -61,11 +62,11 @@ class Rows:
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
-        """With the metadata by key."""
+        """Including the key-value metadata."""
         return arrow_schema(self._footer.metadata)
 
     def batches(self, columns: list[str] | None = None, *, rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, or the first `rows`, in order and some MiB at a time."""
+        """All rows, or the first `rows`, in order and a few MiB at a time."""
         left = self._footer.metadata.num_rows if rows is None else rows
         for group in range(self._footer.metadata.num_row_groups):
             for batch in self.group(group, columns):
@@ -75,36 +76,36 @@ class Rows:
                     return
 
     def group(self, group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows of one row group, as `batches` gives them. columns: also leaves, by their whole paths."""
-        found = self._batches(group, columns)
+        """All rows of one row group, in batches like those of `batches`. columns: also leaves, by their full paths."""
+        decoded = self._batches(group, columns)
 
         def timed() -> pa.RecordBatch | None:
             start = time.thread_time()
             try:
-                return next(found, None)
+                return next(decoded, None)
             finally:
                 self.seconds += time.thread_time() - start
 
-        while (batch := self._told(group, timed)) is not None:
+        while (batch := self._with_context(group, timed)) is not None:
             yield batch
 
     def lengths(self, group: int, column: str, leaf: Leaf) -> Lengths:
-        """Of the lists of all rows of a row group.
+        """The lengths of the lists of all rows of a row group.
 
-        From the levels of the pages where FreeScale can read these, else by pyarrow, with all values.
+        From the levels of the pages if FreeScale supports their form; otherwise pyarrow decodes the column.
         """
-        return self._told(group, lambda: self._again(lambda: self._lengths(group, column, leaf)))
+        return self._with_context(group, lambda: self._retried(lambda: self._lengths(group, column, leaf)))
 
     def column(self, group: int, column: str, leaf: Leaf) -> pa.Array:
         """A column of all rows of a row group. Rows with a null struct above it are null."""
-        found = self._told(group, lambda: self._again(lambda: list(self._arrays(group, column, leaf))))
-        return pa.concat_arrays(found) if found else pa.array([], pa.int64())
+        arrays = self._with_context(group, lambda: self._retried(lambda: list(self._arrays(group, column, leaf))))
+        return pa.concat_arrays(arrays) if arrays else pa.array([], pa.int64())
 
     def _lengths(self, group: int, column: str, leaf: Leaf) -> Lengths:
-        self._check_plain([first_name(self.schema.names, column)[0]])
+        self._check_unencrypted([first_name(self.schema.names, column)[0]])
         row_group, source = self._footer.metadata.row_group(group), self._source()
         buffered = None
-        if not self._footer.file.local:  # bytes are read in large requests, one after another
+        if not self._footer.file.local:  # pages are small: read them through a buffer, by few large requests
             stored = row_group.column(leaf.index).total_compressed_size
             buffered = io.BufferedReader(source, max(min(stored, _REQUEST_BYTES), 1))
 
@@ -119,14 +120,14 @@ class Rows:
                 raise LeftToArrow("no list, or one of another kind")
             return read_lengths(row_group, leaf.index, leaf.levels, read)
         except LeftToArrow:
-            parts = [lengths_of(array) for array in self._arrays(group, column, leaf)]
+            batches = [lengths_of(array) for array in self._arrays(group, column, leaf)]
         except Damaged as error:
             raise OSError(f"column {column!r}, {error}") from error
         finally:
             if buffered is not None:
-                buffered.detach()  # it would close the file
-        of_row = np.concatenate([np.empty(0, np.int64), *(part.of_row for part in parts)])
-        return Lengths(of_row, sum(part.null_rows for part in parts), sum(part.null_elements for part in parts))
+                buffered.detach()  # otherwise its finalizer closes the file
+        of_row = np.concatenate([np.empty(0, np.int64), *(batch.of_row for batch in batches)])
+        return Lengths(of_row, sum(batch.null_rows for batch in batches), sum(batch.null_elements for batch in batches))
 
     def _arrays(self, group: int, column: str, leaf: Leaf) -> Iterator[pa.Array]:
         """The column of all rows of a row group."""
@@ -135,21 +136,21 @@ class Rows:
             rows += batch.num_rows
             yield widen.unwrap(array_at(batch, ".".join(inside_structs(batch.schema, column)[0])))
         if rows != self._footer.metadata.row_group(group).num_rows:
-            raise pa.ArrowInvalid(f"{rows} rows where the footer says otherwise")
+            raise pa.ArrowInvalid(f"{rows} rows, not the number in the footer")
 
     def _batches(self, group: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
         metadata = self._footer.metadata
         if metadata.row_group(group).num_rows == 0:
             return
         names = self.schema.names if columns is None else [first_name(self.schema.names, name)[0] for name in columns]
-        self._check_plain(names)
+        self._check_unencrypted(names)
         size = batch_rows(metadata, group, leaves_at(self.schema, [(name,) for name in names]))
         source = self._source()
         if self._parquet is None:
             self._parquet = parquet_file(source, metadata=metadata)
         yield from self._parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
 
-    def _check_plain(self, names: Sequence[str]) -> None:
+    def _check_unencrypted(self, names: Sequence[str]) -> None:
         for name in encrypted_columns(self._footer.schema):
             if name in names:
                 raise CorruptFileError(
@@ -157,8 +158,8 @@ class Rows:
                     "again without encryption, or leave the column out"
                 )
 
-    def _again(self, read: Callable[[], Result]) -> Result:
-        """`read()`, of a remote file several times, each with a file that is opened anew."""
+    def _retried(self, read: Callable[[], Result]) -> Result:
+        """`read()`, retried for a remote file; every attempt opens the file again."""
 
         def attempt() -> Result:
             try:
@@ -169,17 +170,18 @@ class Rows:
 
         return self._retry.call(attempt, self._footer.file)
 
-    def _told(self, group: int, read: Callable[[], Result]) -> Result:
+    def _with_context(self, group: int, read: Callable[[], Result]) -> Result:
+        """`read()`, with errors of a damaged file raised as CorruptFileError with file and row group."""
         try:
             return read()
         except (pa.ArrowException, OSError) as error:
             if unreachable(error) or isinstance(error, CorruptFileError):
                 raise
-            what = f"{self._footer.file.path}, row group {group}: cannot be decoded: {first_line(error)}"
-            raise CorruptFileError(what) from error
+            message = f"{self._footer.file.path}, row group {group}: cannot be decoded: {first_line(error)}"
+            raise CorruptFileError(message) from error
 
     def _source(self) -> Any:
-        """What bytes are read from."""
+        """The open file, after a check that it still has the footer that was read."""
         if self._opened is None:
             footer = self._footer
             source = open_file(footer.file)
@@ -188,7 +190,7 @@ class Rows:
                 if not same or digest(footer_bytes(source, footer.size, footer.file)) != footer.digest:
                     raise CorruptFileError(
                         f"{footer.file.path}: replaced while in use: its footer is not the one that was read at the "
-                        "start. Run the command again, with files that are not written any more"
+                        "start. Run the command again when no job writes these files"
                     )
             except BaseException:
                 source.close()
@@ -202,13 +204,13 @@ class Rows:
             opened.close()
 
 
-def written(path: Path) -> Rows:
-    """The rows of a file of this machine that was just written."""
-    return Rows(read_footer(FileRef(str(path), path.name, LocalFileSystem(), local=True), {}))
+def rows_of_file(path: Path) -> Rows:
+    """The rows of a local file, whose footer is read now."""
+    return Rows(read_footer(FileRef.from_path(LocalFileSystem(), str(path)), {}))
 
 
 def lengths_of(array: pa.Array) -> Lengths:
-    """The lengths of a list array of any kind: list, large_list, list_view, fixed_size_list."""
+    """The lengths of an array of lists: list, large_list, list_view or fixed_size_list."""
     counted = pc.list_value_length(array)
     elements = array.flatten()
     while pa.types.is_struct(elements.type):

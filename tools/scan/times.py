@@ -1,4 +1,4 @@
-"""Cuts time into spans that hold about equally many rows, from footers if these say enough."""
+"""Cuts time into spans with about equally many rows, from the statistics in footers where there are any."""
 
 import datetime
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Spans of time, and where the time of a row is.
+    """Spans of time, and the column with the time of a row.
 
     Attributes:
         column: the time of a row: integers, timestamps or dates.
         leaves: the leaf of the column, one per footer; None in files without it.
-        edges: int64[S + 1], ascending, microseconds if the column is a timestamp or date. Span s has the
-            rows with edges[s] <= time < edges[s + 1]; rows outside of all spans belong to the first or last.
+        edges: int64[S + 1], ascending, microseconds if the column is a timestamp or date. Span s has the rows with
+            edges[s] <= time < edges[s + 1]; rows outside of all spans belong to the first or last one.
         calendar: whether the column is a timestamp or date.
     """
 
@@ -35,34 +35,34 @@ class Spans:
     edges: np.ndarray
     calendar: bool
 
-    def of(self, times: np.ndarray) -> np.ndarray:
+    def span_of(self, times: np.ndarray) -> np.ndarray:
         """int64[N], the span of every time."""
         return np.searchsorted(self.edges[1:-1], times, side="right")
 
-    def of_rows(self, reading: Rows, group: int, leaf: Leaf) -> np.ndarray:
+    def read_spans(self, reading: Rows, group: int, leaf: Leaf) -> np.ndarray:
         """int64[N], the span of every row of a row group, -1 without a time. Blocks for reading."""
-        times, null = _numbers(reading.column(group, self.column, leaf))
-        span = self.of(times)
+        times, null = _integer_times(reading.column(group, self.column, leaf))
+        span = self.span_of(times)
         return span if null is None else np.where(null, -1, span)
 
     def label(self, edge: int) -> int | str:
-        """An edge as a number or as ISO time, whichever the column holds."""
+        """An edge as a number, or as ISO time if the column is a timestamp or date."""
         value = int(self.edges[edge])
         return (_EPOCH + datetime.timedelta(microseconds=value)).isoformat() if self.calendar else value
 
 
 def time_spans(files: FileSet, column: str) -> tuple[Spans, Bound]:
-    """(spans, what `bind` found).
+    """(spans, the bound time column).
 
-    Spans hold about equally many rows, if times spread evenly inside each row group. Reads the column only in
-    row groups without statistics. Raises UsageError if no file has a usable time column, or if it holds dates
-    in some files and numbers in others.
+    Spans have about equally many rows, under the assumption that times are spread evenly inside each row group. Reads
+    the column only in row groups without statistics. Raises UsageError if no file has a usable time column, or if it
+    has dates in some files and numbers in others.
     """
     bound = bind(files, [column], "time")
     leaves = tuple(leaves.get(column) for leaves in bound.leaves)
     calendar = {is_calendar(leaf.kind) for leaf in leaves if leaf is not None}
     if len(calendar) > 1:
-        raise UsageError(f"{column} holds dates in some files and plain integers in others: they have no common order")
+        raise UsageError(f"{column} has dates in some files and integers in others: they have no common order")
     ranges = []  # (first time, last time, rows) of every row group with times
     for footer, leaf in zip(files.footers, leaves, strict=True):
         if leaf is None:
@@ -70,9 +70,9 @@ def time_spans(files: FileSet, column: str) -> tuple[Spans, Bound]:
         with Rows(footer) as reading:
             for group, rows in enumerate(footer.row_groups):
                 chunk = footer.metadata.row_group(group).column(leaf.index)
-                known = chunk.statistics if chunk.is_stats_set else None
-                if known is not None and known.has_min_max:
-                    array = pa.array([known.min_raw, known.max_raw], pa.int64())
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                if statistics is not None and statistics.has_min_max:
+                    array = pa.array([statistics.min_raw, statistics.max_raw], pa.int64())
                     if pa.types.is_date(leaf.kind):  # stored as days
                         array = array.cast(pa.int32()).view(pa.date32())
                     elif pa.types.is_timestamp(leaf.kind):
@@ -80,9 +80,9 @@ def time_spans(files: FileSet, column: str) -> tuple[Spans, Bound]:
                 else:
                     try:
                         array = reading.column(group, column, leaf).drop_null()
-                    except (CorruptFileError, OSError):  # reading its lengths reports that
+                    except (CorruptFileError, OSError):  # reported when its lengths are read
                         continue
-                times, _ = _numbers(array)
+                times, _ = _integer_times(array)
                 if len(times):
                     ranges.append((int(times.min()), int(times.max()), rows))
     return Spans(column=column, leaves=leaves, edges=even_edges(ranges, _SPANS), calendar=calendar.pop()), bound
@@ -95,7 +95,9 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
     """
     if not ranges:
         return np.array([0, 1])
-    low, high, rows = (np.array(part, np.float64) for part in zip(*ranges, strict=True))
+    low, high, rows = (np.array(numbers, np.float64) for numbers in zip(*ranges, strict=True))
+    # The number of rows below a time is linear between the ends of ranges: its slope is the sum of the densities of the
+    # ranges that contain the time. The edges are the times at which it reaches multiples of the total.
     density = rows / (high - low + 1)
     at = np.concatenate([low, high + 1])
     order = np.argsort(at, kind="stable")
@@ -103,13 +105,14 @@ def even_edges(ranges: Sequence[tuple[int, int, int]], spans: int) -> np.ndarray
     slope = np.concatenate([density, -density])[order].cumsum()
     below = np.concatenate([[0.0], (np.diff(at) * slope[:-1]).cumsum()])
     inner = np.interp(np.arange(1, spans) / spans * below[-1], below, at)
-    first, last = min(one[0] for one in ranges), max(one[1] for one in ranges) + 1
+    # As integers: float64 does not represent times in microseconds or nanoseconds exactly.
+    first, last = min(begin for begin, _, _ in ranges), max(end for _, end, _ in ranges) + 1
     edges = np.unique(np.rint(inner)).astype(np.int64)
     return np.array([first, *edges[(edges > first) & (edges < last)].tolist(), last])
 
 
-def _numbers(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
-    """(integers, or timestamps or dates in microseconds, int64[N]; where they are null, None if nowhere)."""
+def _integer_times(array: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """(integers, or timestamps or dates in microseconds, int64[N]; bool[N], where they are null, None if nowhere)."""
     if pa.types.is_temporal(array.type):
         array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False)
     return widen.numbers_of(array.cast(pa.int64(), safe=False))

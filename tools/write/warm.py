@@ -30,7 +30,7 @@ def warm(
             raise UsageError(f"--jobs must be at least 1, got {jobs}")
 
         from fsdata.compose.reading import all_kernels
-        from fsdata.kernels.warm import compile_lacking, folders_of
+        from fsdata.kernels.warm import compile_missing, folders_of
         from fsranks.libraries import compile_kernel
         from fsranks.machine.cores import usable_cores
 
@@ -44,7 +44,7 @@ def warm(
         def said(name: str) -> None:
             terminal.say(f"{time.monotonic() - begin:5.1f} s  {name}")
 
-        counts = [("fsdata", len(kernels), compile_lacking(kernels, jobs or usable_cores(), said))]
+        counts = [("fsdata", len(kernels), compile_missing(kernels, jobs or usable_cores(), said))]
 
         def add(part: str, *modules: ModuleType) -> None:
             found = [each for module in modules for each in _kernels_in(module)]

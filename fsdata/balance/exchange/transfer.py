@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fsdata.balance.exchange.route import RecordSpec, Route
-from fsdata.batch.host_memory import Reused
+from fsdata.batch.host_memory import PooledMemory
 from fsdata.decode.block import Block, Column, RowRefs, Spans, concat
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import DataError
@@ -27,7 +27,7 @@ class Transfer:
 
     def __init__(self, group: AnyGroup) -> None:
         self._group = group
-        self._memory = Reused(Pool())
+        self._memory = PooledMemory(Pool())
         self._send = torch.empty(0, dtype=torch.uint8)
 
     def move(

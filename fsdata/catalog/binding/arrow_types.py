@@ -70,6 +70,7 @@ def unit_of(number: Number, arrow_type: pa.DataType) -> str | None:
     have, so both must not be compared.
     """
     kind, types = item_type(arrow_type), pa.types
+    # Floats are not compared as integers, and passthrough values are never compared.
     if number in ("value", "passthrough") or types.is_null(kind):
         return None
     if not types.is_temporal(kind):
@@ -100,6 +101,7 @@ def leaves_of(schema: pa.Schema) -> list[range]:
 def leaf_count(arrow_type: pa.DataType) -> int:
     """The number of leaf columns that a column of this type has in a Parquet file."""
     kind = plain(arrow_type)
+    # Parquet stores only leaves of the tree of types; lists, structs and maps are levels of repetition and definition.
     if pa.types.is_map(kind):
         return leaf_count(kind.key_type) + leaf_count(kind.item_type)
     if pa.types.is_struct(kind):
@@ -157,6 +159,7 @@ def _number_objection(field: Field, item: pa.DataType, arrow_type: pa.DataType) 
         if types.is_integer(item) or is_text(item):
             return None
         return f"is {arrow_type}: passthrough takes integers and text. Make one of them with an expression"
+    # A column of nulls serves every field: the null policy decides about its values.
     if types.is_null(item) or types.is_boolean(item) or types.is_integer(item):
         return None
     if field.number == "value" and (types.is_floating(item) or types.is_decimal(item)):

@@ -338,11 +338,6 @@ def _check_type(field: Field, arrow_type: pa.DataType, what: str, default: float
         raise SchemaError(f"{what} {reason}")
 
 
-def partition_column(value: pa.Scalar, rows: int) -> pa.Array:
-    """A partition value as a column."""
-    return pa.repeat(value, rows)
-
-
 def expression_type(
     expression: expressions.Expression, schema: pa.Schema, partitions: dict[str, pa.Scalar]
 ) -> pa.DataType:
@@ -367,7 +362,7 @@ def _differences(kinds: Sequence[FileKind]) -> list[tuple[int, tuple[str, str]]]
             reference = first.setdefault(binding.field, binding)
             reason = difference(binding, reference)
             if reason is not None:
-                one, other = ("a default" if each.type is None else each.type for each in (binding, reference))
+                one, other = ("a default" if item.type is None else item.type for item in (binding, reference))
                 what = f"is {one} in some files and {other} in the first: {reason}"
                 what += (
                     ""
@@ -395,7 +390,7 @@ def _hash_differences(source: ParquetSource, kinds: Sequence[FileKind]) -> list[
     misfits = []
     for number, kind in enumerate(kinds):
         types = hashed_types(source, partial(column_type, kind))
-        misfits += [(number, each) for each in hash_differences(types, first)]
+        misfits += [(number, misfit) for misfit in hash_differences(types, first)]
         first = {**types, **first}
     return misfits
 

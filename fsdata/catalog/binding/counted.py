@@ -28,7 +28,7 @@ class Counted:
     where: str
 
     @classmethod
-    def of(cls, binding: Binding, where: str) -> Self:
+    def from_binding(cls, binding: Binding, where: str) -> Self:
         assert binding.unit is not None
         what = f"the {binding.origin}" + (f" {binding.column!r}" if binding.column else "")
         kind = "" if binding.type is None else f" is {item_type(binding.type)}"

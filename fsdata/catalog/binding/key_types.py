@@ -24,7 +24,7 @@ def hashed_types(source: ParquetSource, type_of: Callable[[str], pa.DataType | N
     type_of: the type of a column in some files, keys of folders included; None where it is missing.
     """
     types = {}
-    uses = [(name, made.hashed) for name, made in source.computed.items()]
+    uses = [(name, expression.hashed) for name, expression in source.computed.items()]
     condition = source.condition
     if condition is not None:
         uses.append(("filter", condition.hashed))
@@ -85,7 +85,7 @@ def folder_columns(source: ParquetSource, folders: Iterable[Partitions]) -> dict
                 texts.setdefault(name, []).append(text)
             elif text is None:
                 texts.setdefault(name, [])  # a key that is null in all folders is a column, too
-    return {name: _folder_type(source, name, found) for name, found in texts.items()}
+    return {name: _folder_type(source, name, values) for name, values in texts.items()}
 
 
 def text_by_hash(source: ParquetSource, folders: Sequence[Partitions]) -> list[str]:

@@ -39,6 +39,11 @@ class FileRef:
     partitions: Partitions = field(default_factory=dict)
     modified: int = field(default=0, compare=False)
 
+    @classmethod
+    def from_path(cls, filesystem: pafs.FileSystem, path: str) -> "FileRef":
+        """A file that is not one of a source, such as a catalog."""
+        return cls(path, path, filesystem, isinstance(filesystem, pafs.LocalFileSystem))
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -77,7 +82,7 @@ class FileList(Sequence[FileRef]):
         self.base = base
 
     @classmethod
-    def of(
+    def from_entries(
         cls,
         entries: Iterable[tuple[pafs.FileSystem, str, Version]],
         base: str | None = None,
@@ -86,7 +91,7 @@ class FileList(Sequence[FileRef]):
         """entries: filesystem, path and version of each file; base: the folder of all files, None to find it;
         partitions: of each file, None to take them from its path."""
         # An iterator and growing arrays: a million tuples in a list would take far more memory.
-        numbers: dict[tuple, int] = {}
+        numbers: dict[tuple, int] = {}  # of folders; by the identity of the filesystem, as comparing two is slow
         folders: list[Folder] = []
         folder, sizes = np.empty(1024, np.int32), np.empty(1024, np.int64)
         versions = np.empty((1024, 3), np.int64)
@@ -107,7 +112,7 @@ class FileList(Sequence[FileRef]):
             folder[count], sizes[count], versions[count] = number, len(name), version
             text += name
             count += 1
-        base = _common_folder([each.path for each in folders]) if base is None else base
+        base = _common_folder([item.path for item in folders]) if base is None else base
         return cls(
             tuple(folders), folder[:count].copy(), bytes(text), np.cumsum(sizes[:count]), versions[:count].copy(), base
         )
@@ -133,10 +138,10 @@ class FileList(Sequence[FileRef]):
     def names(self) -> Iterator[str]:
         return map(self.name, range(len(self)))
 
-    def part(self, some: range) -> "FileList":
+    def share(self, numbers: range) -> "FileList":
         """Consecutive files, under the same names."""
-        begin, end = (self._ends[at - 1] if at else 0 for at in (some.start, some.stop))
-        chosen = slice(some.start, some.stop)
+        begin, end = (self._ends[at - 1] if at else 0 for at in (numbers.start, numbers.stop))
+        chosen = slice(numbers.start, numbers.stop)
         return FileList(
             self.folders,
             self.folder[chosen],
@@ -152,10 +157,10 @@ class FileList(Sequence[FileRef]):
 
     def plus(self, others: "FileList") -> "FileList":
         """These files, then the others, under names relative to the base of these."""
-        number = {(id(each.filesystem), each.path): n for n, each in enumerate(self.folders)}
-        new = [each for each in others.folders if (id(each.filesystem), each.path) not in number]
-        number |= {(id(each.filesystem), each.path): len(self.folders) + n for n, each in enumerate(new)}
-        of_others = np.array([number[id(each.filesystem), each.path] for each in others.folders], np.int32)
+        number = {(id(folder.filesystem), folder.path): n for n, folder in enumerate(self.folders)}
+        new = [folder for folder in others.folders if (id(folder.filesystem), folder.path) not in number]
+        number |= {(id(folder.filesystem), folder.path): len(self.folders) + n for n, folder in enumerate(new)}
+        of_others = np.array([number[id(folder.filesystem), folder.path] for folder in others.folders], np.int32)
         end = self._ends[-1] if len(self) else 0
         return FileList(
             (*self.folders, *new),
@@ -166,11 +171,11 @@ class FileList(Sequence[FileRef]):
             self.base,
         )
 
-    def without(self, some: Sequence[int]) -> "FileList":
-        """All files except `some`, under the same names."""
-        if not some:
+    def without(self, numbers: Sequence[int]) -> "FileList":
+        """All files except `numbers`, under the same names."""
+        if not numbers:
             return self
-        kept = np.delete(np.arange(len(self)), some)
+        kept = np.delete(np.arange(len(self)), numbers)
         names = [self._raw(number) for number in kept.tolist()]
         ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         return FileList(self.folders, self.folder[kept], b"".join(names), ends, self.versions[kept], self.base)
@@ -185,6 +190,7 @@ class FileList(Sequence[FileRef]):
         result = blake2b(digest_size=16)
         for folder in self.folders:
             result.update(f"{folder.filesystem.type_name} {folder.path}".encode() + b"\0")
+        # With the ends of names: equal texts may be divided into other names.
         for array in (self.folder, self._ends, self.versions):
             result.update(np.ascontiguousarray(array).data)
         result.update(self._text)

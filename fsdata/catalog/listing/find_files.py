@@ -29,7 +29,7 @@ _FOLDER = "a folder"
 
 
 class Entry(NamedTuple):
-    """An entry of a folder: a file if `what` is empty, otherwise `what` describes what it is."""
+    """An entry of a folder: a file if `what` is empty, otherwise `what` is its description."""
 
     path: str
     version: Version
@@ -47,8 +47,8 @@ def entries_below(folder: str, *, recursive: bool) -> list[Entry]:
     return sorted(entries)
 
 
-def _walk(folder: str, above: dict[_Identity, str], found: list[Entry], *, recursive: bool) -> None:
-    """Add the entries of a folder to `found`. above: the folders on the way to it, by identity."""
+def _walk(folder: str, above: dict[_Identity, str], result: list[Entry], *, recursive: bool) -> None:
+    """Add the entries of a folder to `result`. above: its parent folders, by identity."""
     # Only folders above are compared: the same folder may be reached twice side by side (`_check_repeats` reports it).
     identity = _identity(folder)
     if identity in above:
@@ -61,9 +61,9 @@ def _walk(folder: str, above: dict[_Identity, str], found: list[Entry], *, recur
         shown = [entry for entry in entries if entry.name[0] not in "._"]
     for entry in shown:
         path, what = f"{folder.rstrip('/')}/{entry.name}", _what(entry)
-        found.append(Entry(path, UNKNOWN, what))
+        result.append(Entry(path, UNKNOWN, what))
         if recursive and what == _FOLDER:
-            _walk(path, inside, found, recursive=True)
+            _walk(path, inside, result, recursive=True)
 
 
 def _what(entry: "os.DirEntry[str]") -> str:
@@ -80,14 +80,14 @@ def _what(entry: "os.DirEntry[str]") -> str:
 
 def same_files(paths: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of paths to one file: equal paths, or paths through links or `..`. Hard links are separate files."""
-    alike: dict[_Identity, list[str]] = {}
+    by_identity: dict[_Identity, list[str]] = {}
     for path in paths:
-        alike.setdefault(_identity(path), []).append(path)
+        by_identity.setdefault(_identity(path), []).append(path)
     repeats = []
-    for some in alike.values():
+    for candidates in by_identity.values():
         first: dict[str, str] = {}
         # `realpath` is expensive, and needed only to distinguish hard links from paths to one file.
-        for path in some if len(some) > 1 else ():
+        for path in candidates if len(candidates) > 1 else ():
             real = os.path.realpath(path)
             if real in first:
                 repeats.append((first[real], path))
@@ -121,7 +121,7 @@ def discover(paths: Sequence[str], filesystem: Any, *, label: str | None = None)
         SchemaError: a file that is found twice, a folder inside itself, an unknown kind of filesystem.
     """
     left_out: list[tuple[str, str]] = []
-    files = FileList.of(_found(paths, filesystem, left_out))
+    files = FileList.from_entries(_found(paths, filesystem, left_out))
     _check_repeats(files)
     if label is not None and left_out:
         text = "%s: %d left out: %s. To read such files, give their paths or a glob"
@@ -136,7 +136,7 @@ def _described(left_out: Sequence[tuple[str, str]]) -> str:
     for name, why in left_out:
         ranked.append((seen[why], name, why))
         seen[why] += 1
-    named = [f"{name} ({why})" for _, name, why in sorted(ranked, key=lambda each: each[0])[:_LEFT_OUT_NAMED]]
+    named = [f"{name} ({why})" for _, name, why in sorted(ranked, key=lambda entry: entry[0])[:_LEFT_OUT_NAMED]]
     more = f" and {len(left_out) - len(named)} more" if len(left_out) > len(named) else ""
     return ", ".join(named) + more
 
@@ -149,23 +149,23 @@ def found_now(files: FileList, *, threads: int, retry: Retrying) -> list[Version
     """
     # Folders are listed instead of asking for every file: one request for thousands of files.
     numbers = sorted(set(files.folder.tolist()))
-    some = {folder: number for number, folder in enumerate(files.folder.tolist())}  # a file of each, for messages
+    example = {folder: number for number, folder in enumerate(files.folder.tolist())}  # a file of each, for messages
 
     def listed(number: int) -> dict[str, Version]:
         folder = files.folders[number]
         selector = pafs.FileSelector(folder.path.rstrip("/") or folder.path, allow_not_found=True)
-        infos = retry.call(lambda: folder.filesystem.get_file_info(selector), files[some[number]])
+        infos = retry.call(lambda: folder.filesystem.get_file_info(selector), files[example[number]])
         return {info.base_name: _version(info) for info in infos if info.type == pafs.FileType.File}
 
     with ThreadPoolExecutor(threads, thread_name_prefix="fsdata-listing") as pool:
-        there = dict(zip(numbers, pool.map(listed, numbers), strict=True))
+        versions = dict(zip(numbers, pool.map(listed, numbers), strict=True))
     names = (files.path(number).rpartition("/")[2] for number in range(len(files)))
-    return [there[folder].get(name) for folder, name in zip(files.folder.tolist(), names, strict=True)]
+    return [versions[folder].get(name) for folder, name in zip(files.folder.tolist(), names, strict=True)]
 
 
-def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
-    """The filesystem, and the folder (with its slash) that contains all files of a folder or glob."""
-    system, path = resolve(given, filesystem)
+def root_of(location: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+    """The filesystem, and the folder (with its slash) that contains all files of the location, a folder or glob."""
+    system, path = resolve(location, filesystem)
     base, rest = _fixed_part(path)
     return system, (base if rest else path).rstrip("/") + "/"
 
@@ -173,10 +173,10 @@ def root_of(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
 def _found(
     paths: Sequence[str], filesystem: Any, left_out: list[tuple[str, str]]
 ) -> Iterator[tuple[pafs.FileSystem, str, Version]]:
-    for given in paths:
-        system, path = resolve(given, filesystem)
+    for location in paths:
+        system, path = resolve(location, filesystem)
         local = isinstance(system, pafs.LocalFileSystem)
-        for entry in _listed(system, path, given, left_out):
+        for entry in _listed(system, path, location, left_out):
             _check_text(entry.path)
             yield system, entry.path, (local_version(entry.path) if local else entry.version)
 
@@ -213,7 +213,7 @@ def _check_repeats(files: FileList) -> None:
         )
 
 
-def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
+def resolve(location: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
     """The filesystem of a path or URL, and the path in it.
 
     Raises:
@@ -221,62 +221,62 @@ def resolve(given: str, filesystem: Any) -> tuple[pafs.FileSystem, str]:
         FileNotFoundError, PermissionError, ConnectionError: the filesystem cannot be opened.
     """
     if filesystem is not None:
-        return _as_arrow(filesystem), given
-    file_url = _FILE_URL.fullmatch(given)
+        return _as_arrow(filesystem), location
+    file_url = _FILE_URL.fullmatch(location)
     if file_url is not None:
-        return pafs.LocalFileSystem(), _path_of_file_url(given, file_url[1] or file_url[2])
-    scheme = given.split("://", 1)[0] if "://" in given else ""
+        return pafs.LocalFileSystem(), _path_of_file_url(location, file_url[1] or file_url[2])
+    scheme = location.split("://", 1)[0] if "://" in location else ""
     if not scheme:
-        return pafs.LocalFileSystem(), str(_with_home(given).absolute())
+        return pafs.LocalFileSystem(), str(_with_home(location).absolute())
     if scheme in _NATIVE_SCHEMES:
-        path, options = _options(given)
+        path, options = _options(location)
         fixed, rest = _fixed_part(path)  # wildcards such as ? have another meaning in a URL
         try:
             system, path = pafs.FileSystem.from_uri(fixed + options)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaError(f"{given}: not a URL: {error}") from error
+            raise SchemaError(f"{location}: not a URL: {error}") from error
         return system, path.rstrip("/") + rest
-    return _by_fsspec(given)
+    return _by_fsspec(location)
 
 
-def _path_of_file_url(given: str, path: str) -> str:
+def _path_of_file_url(location: str, path: str) -> str:
     """The path of a file URL. It is percent-encoded, as in any URL, unless it exists as it is written: Iceberg does not
     encode its URLs."""
     if not path:
-        raise SchemaError(f"{given}: names no file. After file:// comes an absolute path: file:///data/a.parquet")
+        raise SchemaError(f"{location}: names no file. After file:// comes an absolute path: file:///data/a.parquet")
     decoded = unquote(path)
     base, base_of_decoded = _fixed_part(path)[0], _fixed_part(decoded)[0]
     literal = os.path.lexists(path) or (os.path.lexists(base) and not os.path.lexists(base_of_decoded))
     return str(Path(path if literal else decoded).absolute())
 
 
-def _with_home(given: str) -> Path:
+def _with_home(location: str) -> Path:
     """The path with a `~` at its beginning replaced by the home folder, as in a shell."""
-    if not given.startswith("~"):
-        return Path(given)
+    if not location.startswith("~"):
+        return Path(location)
     try:
-        return Path(given).expanduser()
+        return Path(location).expanduser()
     except RuntimeError as error:
-        if os.path.lexists(given):
-            return Path(given)
-        raise SchemaError(f"{given}: there is no such user, or no home folder. Give the folder itself") from error
+        if os.path.lexists(location):
+            return Path(location)
+        raise SchemaError(f"{location}: there is no such user, or no home folder. Give the folder itself") from error
 
 
-def _by_fsspec(given: str) -> tuple[pafs.FileSystem, str]:
+def _by_fsspec(location: str) -> tuple[pafs.FileSystem, str]:
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(given)
+        system, path = fsspec.core.url_to_fs(location)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{given}: {error}") from error
+        raise FileNotFoundError(f"{location}: {error}") from error
     except PermissionError as error:
-        raise PermissionError(f"{given}: {error}") from error
+        raise PermissionError(f"{location}: {error}") from error
     except (ConnectionError, TimeoutError) as error:
-        raise ConnectionError(f"{given}: cannot be reached: {error}") from error
+        raise ConnectionError(f"{location}: cannot be reached: {error}") from error
     except Exception as error:  # each filesystem raises errors of its own
         raise SchemaError(
-            f"{given}: no filesystem can be made of this URL: {type(error).__name__}: {error}. Give a URL that fsspec "
-            "or pyarrow knows, or make the filesystem and give ParquetSource(filesystem=...)"
+            f"{location}: no filesystem can be made of this URL: {type(error).__name__}: {error}. Give a URL of "
+            "fsspec or pyarrow, or make the filesystem and give ParquetSource(filesystem=...)"
         ) from error
     return _as_arrow(system), path
 
@@ -306,103 +306,107 @@ def _fixed_part(path: str) -> tuple[str, str]:
     return path[: max(cut, 0)], path[max(cut, 0) :]
 
 
-def _listed(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
+def _listed(system: pafs.FileSystem, path: str, location: str, left_out: list[tuple[str, str]]) -> list[Entry]:
     """The files of one path. Raises errors that name it; see `discover`."""
     try:
-        return _expand(system, path, given, left_out)
+        return _expand(system, path, location, left_out)
     except pa.ArrowInvalid as error:
-        raise SchemaError(f"{given}: {error}. Give paths without a scheme to filesystem=...") from error
+        raise SchemaError(f"{location}: {error}. Give paths without a scheme to filesystem=...") from error
     except PermissionError as error:
-        raise PermissionError(f"{given}: no permission to list it: {error}. {_ASK}") from error
+        raise PermissionError(f"{location}: no permission to list it: {error}. {_ASK}") from error
     except NotADirectoryError as error:
-        raise FileNotFoundError(f"{given}: no file matches: {_fixed_part(path)[0]} is not a folder") from error
+        raise FileNotFoundError(f"{location}: no file matches: {_fixed_part(path)[0]} is not a folder") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise FileNotFoundError(f"{given}: no such file or folder: the name is too long") from error
+            raise FileNotFoundError(f"{location}: no such file or folder: the name is too long") from error
         if type(error) is not OSError:
             raise
         # Arrow's cloud filesystems raise plain OSErrors: only their messages have the reason.
         if "ACCESS_DENIED" in str(error):
-            raise PermissionError(f"{given}: no permission to list it: {error}. {_ASK}") from error
-        raise ConnectionError(f"{given}: cannot be listed: {error}") from error
+            raise PermissionError(f"{location}: no permission to list it: {error}. {_ASK}") from error
+        raise ConnectionError(f"{location}: cannot be listed: {error}") from error
 
 
-def _expand(system: pafs.FileSystem, path: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
+def _expand(system: pafs.FileSystem, path: str, location: str, left_out: list[tuple[str, str]]) -> list[Entry]:
     info = system.get_file_info(path)
     if info.type == pafs.FileType.File:
         return [Entry(info.path, _version(info), "")]
     if info.type == pafs.FileType.Directory:
-        return _files_of_folder(_below(system, info.path, recursive=True), info.path, given, left_out)
+        return _files_of_folder(_below(system, info.path, recursive=True), info.path, location, left_out)
     if info.type == pafs.FileType.Unknown:
         raise SchemaError(
-            f"{given}: {_what_it_is(path)}, where a file or folder is needed: copy what it gives to a file"
+            f"{location}: {_what_it_is(path)}, where a file or folder is needed: copy its contents to a file"
         )
     base, rest = _fixed_part(path)
     if not rest:
-        raise FileNotFoundError(f"{given}: {_why_missing(system, path, given)}")
+        raise FileNotFoundError(f"{location}: {_why_missing(system, path, location)}")
     base = base or path[: path.startswith("/")]
     if system.get_file_info(base).type == pafs.FileType.NotFound:
-        raise FileNotFoundError(f"{given}: no file matches; there is no folder {base}")
+        raise FileNotFoundError(f"{location}: no file matches; there is no folder {base}")
     return _files_of_glob(
         _below(system, base, recursive=rest.count("/") > 1 or "**" in rest),
-        _pattern(path, given),
+        _pattern(path, location),
         base,
-        given,
+        location,
         left_out,
     )
 
 
-def _files_of_folder(below: list[Entry], base: str, given: str, left_out: list[tuple[str, str]]) -> list[Entry]:
+def _files_of_folder(below: list[Entry], base: str, location: str, left_out: list[tuple[str, str]]) -> list[Entry]:
     """The files with a suffix of Parquet. Adds the others to `left_out`, except folders and descriptions of data."""
-    files = [each for each in below if not each.what and each.path.endswith(SUFFIXES)]
+    files = [entry for entry in below if not entry.what and entry.path.endswith(SUFFIXES)]
     suffixes = " or ".join(SUFFIXES)
-    rest = [each for each in below if each.what not in ("", _FOLDER) or not (each.what or each.path.endswith(SUFFIXES))]
+    rest = [
+        entry for entry in below if entry.what not in ("", _FOLDER) or not (entry.what or entry.path.endswith(SUFFIXES))
+    ]
     others = [
-        (_short(each.path, base), each.what or f"its name does not end in {suffixes}")
-        for each in rest
-        if not each.path.endswith(_BESIDE_DATA)
+        (_short(entry.path, base), entry.what or f"its name does not end in {suffixes}")
+        for entry in rest
+        if not entry.path.endswith(_BESIDE_DATA)
     ]
     if not files:
         why = f", but {len(others)} left out: {_described(others)}" if others else ""
         todo = (
-            f". A glob reads files of any name: {given.rstrip('/')}/**" if not all(each.what for each in rest) else ""
+            f". A glob reads files of any name: {location.rstrip('/')}/**"
+            if not all(entry.what for entry in rest)
+            else ""
         )
-        raise FileNotFoundError(f"{given}: no {suffixes} file in this folder or below it{why}{todo}")
+        raise FileNotFoundError(f"{location}: no {suffixes} file in this folder or below it{why}{todo}")
     left_out += others
     return files
 
 
 def _files_of_glob(
-    below: list[Entry], pattern: re.Pattern[str], base: str, given: str, left_out: list[tuple[str, str]]
+    below: list[Entry], pattern: re.Pattern[str], base: str, location: str, left_out: list[tuple[str, str]]
 ) -> list[Entry]:
     """The files that match. Adds other matching entries to `left_out`, except folders whose files match."""
-    matches = [each for each in below if pattern.fullmatch(each.path)]
-    files = [each for each in matches if not each.what]
-    others = [each for each in matches if each.what]
-    if any(each.what == _FOLDER for each in others):
-        read = {each.path[: match.start()] for each in files for match in re.finditer("/", each.path)}
-        others = [each for each in others if each.path not in read]
-    named = [(_short(each.path, base), each.what) for each in others]
+    matches = [entry for entry in below if pattern.fullmatch(entry.path)]
+    files = [entry for entry in matches if not entry.what]
+    others = [entry for entry in matches if entry.what]
+    if any(entry.what == _FOLDER for entry in others):
+        folders_read = {file.path[: match.start()] for file in files for match in re.finditer("/", file.path)}
+        others = [entry for entry in others if entry.path not in folders_read]
+    named = [(_short(entry.path, base), entry.what) for entry in others]
     if files:
         left_out += named
         return files
-    if others and all(each.what == _FOLDER for each in others):
+    if others and all(entry.what == _FOLDER for entry in others):
         raise FileNotFoundError(
-            f"{given}: no file matches, only folders: {_described(named)}. Give the folder itself, or "
-            f"{given.rstrip('/')}/**/*.parquet for the files below"
+            f"{location}: no file matches, only folders: {_described(named)}. Give the folder itself, or "
+            f"{location.rstrip('/')}/**/*.parquet for the files below"
         )
     why = f", but {len(named)} left out: {_described(named)}" if named else ""
-    raise FileNotFoundError(f"{given}: no file matches{why}")
+    raise FileNotFoundError(f"{location}: no file matches{why}")
 
 
 def _short(path: str, base: str) -> str:
     return path[len(base) :].lstrip("/")
 
 
-def _why_missing(system: pafs.FileSystem, path: str, given: str) -> str:
+def _why_missing(system: pafs.FileSystem, path: str, location: str) -> str:
     if isinstance(system, pafs.LocalFileSystem) and os.path.islink(path):
         return f"a link that leads nowhere: to {os.readlink(path)}"
-    return "no such file or folder" + (f": {path}" if path != given else "")
+    return "no such file or folder" + (f": {path}" if path != location else "")
 
 
 def _what_it_is(path: str) -> str:
@@ -436,7 +440,7 @@ def _version(info: pafs.FileInfo) -> Version:
     return info.size or 0, info.mtime_ns or 0, 0
 
 
-def _pattern(glob: str, given: str) -> re.Pattern[str]:
+def _pattern(glob: str, location: str) -> re.Pattern[str]:
     """A regular expression for a glob in which `*` stays inside a folder and `**` does not."""
     parts = re.findall(r"\*\*/|\*\*|\*|\?|\[[!^]?(?:\][^\]]*|[^\]]+)\]|.", glob, re.DOTALL)
     translated = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -449,7 +453,7 @@ def _pattern(glob: str, given: str) -> re.Pattern[str]:
     try:
         return re.compile(text, re.DOTALL)
     except re.error as error:
-        raise SchemaError(f"{given}: not a glob: {error.msg}") from error
+        raise SchemaError(f"{location}: not a glob: {error.msg}") from error
 
 
 def _class(inside: str) -> str:

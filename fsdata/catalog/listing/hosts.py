@@ -23,7 +23,7 @@ class Hosts(NamedTuple):
     timeout_s: float
 
     def shared(self, name: str, files: int, read: Callable[[range], bytes]) -> list[bytes]:
-        """The results of `read` for all shares of the list, in order; blocks until all are there.
+        """The results of `read` for all shares of the list, in order. Blocks until all have arrived.
 
         name: identifies the list: equal names must mean equal lists. No host has to take part: this host also reads a
         share that another one has claimed but does not deliver.

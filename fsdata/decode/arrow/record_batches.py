@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsdata.catalog.binding.arrow_types import objection
-from fsdata.catalog.binding.bind import Binding, difference, partition_column
+from fsdata.catalog.binding.bind import Binding, difference
 from fsdata.catalog.binding.column_paths import array_at
 from fsdata.decode.arrow import widen
 from fsdata.decode.plan import DecodePlan
@@ -250,9 +250,7 @@ def _evaluate(
     exprs, types = [each for each, _ in wanted], [each for _, each in wanted]
     names = list(dict.fromkeys(name for expression in exprs for name in expression.columns))
     arrays = [
-        partition_column(plan.kind.partitions[name], batch.num_rows)
-        if name in plan.kind.partitions
-        else array_at(batch, name)
+        pa.repeat(plan.kind.partitions[name], batch.num_rows) if name in plan.kind.partitions else array_at(batch, name)
         for name in names
     ]
     try:

@@ -1,1 +1,1 @@
-"""`jagged_ops` moves jagged rows of tensors by the ranges of `fsdata.kernels.ranges`."""
+"""`jagged_ops`: moves of jagged rows inside a rank, by the kernels of `fsdata.kernels.ranges`."""

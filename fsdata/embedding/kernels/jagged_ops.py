@@ -1,7 +1,7 @@
-"""Moving jagged rows inside a rank: permute, pack by destination rank, unpack, key-major to sample-major.
+"""Moves of jagged rows inside a rank: permute, pack by destination rank, unpack, key-major to sample-major.
 
-Each makes a `Ranges` of lengths. It says what goes where, and can be used many times, and backwards (`inverse`);
-`Ranges.apply` moves values and is differentiable. Planning runs on the device of the lengths and does not synchronise.
+Each operation computes a `Ranges` from lengths, on their device and without synchronising. `Ranges.apply` moves values
+and is differentiable; `Ranges.inverse` is the reverse move. A `Ranges` can be applied any number of times.
 
 Letters: K keys, N rows (samples) of a key, W ranks, T items of all rows of all keys, [...] trailing dimensions. A
 key-major tensor holds key 0 of all samples, then key 1 of all samples, as a KeyedJaggedTensor does. Source: paper
@@ -19,12 +19,12 @@ from fsdata.kernels.ranges import by_rank, copy_ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ranges:
-    """R ranges of items that move from a source of `source_items` to a target of `target_items`.
+    """R ranges of items, copied from a source of `source_items` to a target of `target_items`.
 
     Attributes:
-        starts, places, lengths: int64[R] where each range begins in the source and in the target, and its items.
-        source_items, target_items: T of both. Where ranges do not cover a target, the rest is zero.
-        covers: ranges cover the target, and the source.
+        starts, places, lengths: int64[R], first item of each range in the source and in the target, number of items.
+        source_items, target_items: T of both.
+        covers: whether the ranges cover source and target; if not, the other items of the target are zero.
     """
 
     starts: Tensor
@@ -36,15 +36,15 @@ class Ranges:
 
     def __post_init__(self) -> None:
         for name in ("starts", "places", "lengths"):
-            given = getattr(self, name)
-            if given.dtype != torch.int64 or given.shape != self.lengths.shape or given.dim() != 1:
+            tensor = getattr(self, name)
+            if tensor.dtype != torch.int64 or tensor.shape != self.lengths.shape or tensor.dim() != 1:
                 raise ValueError(
-                    f"{name} is {given.dtype}{list(given.shape)}: int64 of shape {list(self.lengths.shape)} is needed"
+                    f"{name} is {tensor.dtype}{list(tensor.shape)}: int64 of shape {list(self.lengths.shape)} is needed"
                 )
 
     @property
     def inverse(self) -> "Ranges":
-        """The way back."""
+        """The move from target to source."""
         return replace(
             self,
             starts=self.places,
@@ -74,31 +74,31 @@ class Ranges:
 def indexed_permute(lengths: Tensor, order: Tensor, *, items: int | None = None) -> Ranges:
     """Row m of the target is row order[m] of the source.
 
-    lengths: integers [N]; order: integers [M], each row at most once. `items`: T, if it is known on the host; it is
-    needed where `order` names every row, and reading it from the device is what would synchronise.
+    lengths: integers [N]; order: integers [M], each row at most once. items: T, if the host has it: without it, and for
+    an `order` of fewer than N rows, a sum is read from the device, which synchronises.
     """
-    lengths, order = _int64("lengths", lengths), _int64("order", order)
-    chosen = lengths[order]
+    lengths, order = _integers("lengths", lengths).long(), _integers("order", order).long()
+    permuted = lengths[order]
     total = int(lengths.sum()) if items is None else items
-    whole = len(order) == len(lengths)
+    covers = len(order) == len(lengths)
     return Ranges(
-        starts=_starts(lengths)[order],
-        places=_starts(chosen),
-        lengths=chosen,
+        starts=(lengths.cumsum(0) - lengths)[order],
+        places=permuted.cumsum(0) - permuted,
+        lengths=permuted,
         source_items=total,
-        target_items=total if whole else int(chosen.sum()),
-        covers=whole,
+        target_items=total if covers else int(permuted.sum()),
+        covers=covers,
     )
 
 
 def ranged_dispatch(lengths: Tensor, rank: Tensor, *, items: int | None = None) -> Ranges:
-    """Key-major values to a send buffer: by destination rank, there by key, there by sample.
+    """Key-major values to a send buffer in order of (destination rank, key, sample).
 
-    lengths: integers [K, N]; rank: integers [N], where each sample goes. The part of one rank is contiguous, so one
-    all-to-all moves all keys, and it is key-major in itself: what a rank receives is one such part per sender. `items`:
-    T, as of `indexed_permute`; without it, planning on a GPU waits for the sum of the lengths.
+    lengths: integers [K, N]; rank: integers [N], destination of each sample. The values for one rank are contiguous, so
+    one all-to-all moves all keys; they are key-major, so a rank receives one key-major block per sender. items: T, as
+    in `indexed_permute`; without it, planning on a GPU waits for the sum of the lengths.
     """
-    lengths, rank = _keyed(lengths), _integers("rank", rank)
+    lengths, rank = _by_key(lengths), _integers("rank", rank)
     if rank.shape != lengths.shape[1:]:
         raise ValueError(f"rank {list(rank.shape)} for {lengths.shape[1]} samples: one destination each is needed")
     if rank.device != lengths.device:
@@ -109,17 +109,20 @@ def ranged_dispatch(lengths: Tensor, rank: Tensor, *, items: int | None = None) 
 
 
 def ranged_combine(lengths: Tensor, rank: Tensor, *, items: int | None = None) -> Ranges:
-    """A receive buffer to key-major values: the way back of `ranged_dispatch(lengths, rank)`.
+    """A receive buffer to key-major values: the inverse of `ranged_dispatch(lengths, rank)`.
 
-    lengths: integers [K, N] of the samples in the order they are to have; rank: [N], who sent each. Samples of one
-    sender arrive in the order they have here.
+    lengths: integers [K, N] of the samples in the order of the result; rank: [N], the sender of each sample. Samples of
+    one sender arrive in the order of the result.
     """
+    # The senders have packed for this rank in order of (key, sample), and their blocks are in order of the sender: the
+    # layout that `ranged_dispatch` gives for the sender as the destination.
     return ranged_dispatch(lengths, rank, items=items).inverse
 
 
 def keyed_transpose(lengths: Tensor, *, items: int | None = None) -> Ranges:
     """Key-major values to sample-major ones: all keys of sample 0, then all keys of sample 1. lengths: [K, N]."""
-    lengths = _keyed(lengths)
+    lengths = _by_key(lengths)
+    # The pairs (key, sample), in order of key, then sample, as rows: their permutation to order of sample, then key.
     order = torch.arange(lengths.numel(), device=lengths.device).view(lengths.shape).t().reshape(-1)
     return indexed_permute(lengths.reshape(-1), order, items=items)
 
@@ -137,27 +140,19 @@ class _Move(torch.autograd.Function):
 
 def _moved(values: Tensor, ranges: Ranges) -> Tensor:
     shape = (ranges.target_items, *values.shape[1:])
-    make = torch.empty if ranges.covers else torch.zeros
-    target = make(shape, dtype=values.dtype, device=values.device)
+    allocate = torch.empty if ranges.covers else torch.zeros
+    target = allocate(shape, dtype=values.dtype, device=values.device)
     copy_ranges(values.detach().contiguous(), target, ranges.starts, ranges.places, ranges.lengths)
     return target
 
 
-def _starts(lengths: Tensor) -> Tensor:
-    return lengths.cumsum(0) - lengths
-
-
-def _keyed(lengths: Tensor) -> Tensor:
+def _by_key(lengths: Tensor) -> Tensor:
     if lengths.dim() != 2:
         raise ValueError(f"lengths of shape {list(lengths.shape)}: [keys, samples] is needed")
     return _integers("lengths", lengths)
 
 
-def _int64(name: str, given: Tensor) -> Tensor:
-    return _integers(name, given).long()
-
-
-def _integers(name: str, given: Tensor) -> Tensor:
-    if given.dtype.is_floating_point or given.dtype == torch.bool:
-        raise TypeError(f"{name} is {given.dtype}: integers are needed")
-    return given
+def _integers(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} is {tensor.dtype}: integers are needed")
+    return tensor

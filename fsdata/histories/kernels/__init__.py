@@ -1,2 +1,2 @@
-"""`histories` finds what had happened by a time, and merges kinds of events; `lookups` looks ids up; `resolve` copies
-what both find."""
+"""`histories` searches the events of a key before a time, and merges pools of events; `lookups` looks up ids in
+dimension tables; `resolve` copies the values of both into batches."""

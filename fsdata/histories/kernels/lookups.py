@@ -1,73 +1,74 @@
-"""Ids to values of a dimension table (numba, nogil, no Python objects).
+"""Looks up ids in a dimension table (numba, nogil, no Python objects).
 
-Where the ids of a table lie close together it is an array by id, else a hash table with open addressing: M ids in S
-places, S a power of two of at least 2 M, probed one after another. All values of an id lie side by side, so that the
-second field finds in the cache what the first has brought.
+A table with dense ids is an array indexed by id, another one a hash table with open addressing and linear probing: M
+ids in S slots, S a power of two of at least 2 M. All values of an id are adjacent, so that they are in the cache for
+the second field.
 """
 
 import numpy as np
 from numba import carray
 
-from fsdata.kernels.memory import ask_for, pointer, stream
+from fsdata.kernels.memory import pointer, prefetch_line, stream
 from fsranks.libraries import kernel
 
-# The table of one column, int64 [NUMBERS]: addresses of live memory. Behind the last row stands one of defaults.
-LOW = 0  # of an array by id: the id of its first row
-SIZE = 1  # rows, or places
-IDS = 2  # address of int64 [S], the id at each place; 0: an array by id
+# The table of one column, int64 [NUMBERS]: addresses of live memory. The row after the last one has the defaults.
+LOW = 0  # array indexed by id: the id of its first row
+SIZE = 1  # rows, or slots
+IDS = 2  # address of int64 [S], the id in each slot; 0: an array indexed by id
 VALUES = 3  # address of the first value
-WIDTH = 4  # bytes of each; values of 4 bytes become int64 if those of the field have 8
+WIDTH = 4  # bytes of a value; values of 4 bytes become int64 if those of the field have 8
 STEP = 5  # words of 4 bytes from one row to the next
-TABLE = 6  # address of the rows of the table: the columns of one table find an id at one place
+TABLE = 6  # address of the rows of the table: equal for columns of one table, which have an id in the same row
 NUMBERS = 7
 
 EMPTY = -(2**63)  # no id
-_AHEAD = 16  # places of a hash table that are asked for before they are needed
+_AHEAD = 16  # ids between the prefetch of a slot and its use
 
 
 @kernel(inline="always")
-def _place(id, size):
-    """Where an id is looked for first: the high bits of a product spread ids that are multiples of each other."""
+def _slot(id, size):
+    """The first slot of an id: the high bits of a product spread ids that are multiples of each other."""
     mixed = np.uint64(id) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(size - 1))
 
 
 @kernel(called_with="int64[::1], int64[::1], int64[::1]")
-def fill_places(ids: np.ndarray, at: np.ndarray, places: np.ndarray) -> None:
-    """Put distinct ids, int64 [M], at places, int64 [S] that are EMPTY. Written: at int64 [M], the place of each."""
+def fill_places(ids: np.ndarray, at: np.ndarray, slots: np.ndarray) -> None:
+    """Insert distinct ids, int64 [M], into slots, int64 [S], that are EMPTY. Writes at: int64 [M], the slot of each."""
     for m in range(len(ids)):
-        place = _place(ids[m], len(places))
-        while places[place] != EMPTY:
-            place = (place + 1) & (len(places) - 1)
-        places[place] = ids[m]
-        at[m] = place
+        slot = _slot(ids[m], len(slots))
+        while slots[slot] != EMPTY:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = ids[m]
+        at[m] = slot
 
 
 @kernel
 def find_rows(ids, lookup):
-    """Written in place of each of `ids`, int64 [n]: the word at which its row begins."""
+    """Replaces each of `ids`, int64 [n], by the position of its row, in words; a missing id by that of the defaults."""
     size, step = lookup[SIZE], lookup[STEP]
     if lookup[IDS] == 0:
-        low, behind = lookup[LOW], np.uint64(size)
+        low, defaults = lookup[LOW], np.uint64(size)
         for i in range(len(ids)):
-            ids[i] = np.int64(min(np.uint64(ids[i] - low), behind)) * step  # ids below wrap around, to large numbers
+            # Unsigned, an id below `low` becomes a large number: one comparison checks both ends.
+            ids[i] = np.int64(min(np.uint64(ids[i] - low), defaults)) * step
         return
-    known = carray(pointer(lookup[IDS]), (size,), np.int64)
+    slots = carray(pointer(lookup[IDS]), (size,), np.int64)
     for i in range(len(ids)):
         if i + _AHEAD < len(ids):
-            ask_for(lookup[IDS] + 8 * _place(ids[i + _AHEAD], size))
+            prefetch_line(lookup[IDS] + 8 * _slot(ids[i + _AHEAD], size))
         id = ids[i]
-        place = _place(id, size)
-        while known[place] != id and known[place] != EMPTY:
-            place = (place + 1) & (size - 1)
-        ids[i] = (size if known[place] == EMPTY else place) * step
+        slot = _slot(id, size)
+        while slots[slot] != id and slots[slot] != EMPTY:
+            slot = (slot + 1) & (size - 1)
+        ids[i] = (size if slots[slot] == EMPTY else slot) * step
 
 
 @kernel
 def take(target, rows, lookup, itemsize):
-    """The values of `rows`, as of `find_rows`, to `target`: of 8 bytes, int64; of 4 bytes, float32.
+    """Copy the values of `rows`, the results of `find_rows`, to `target`: int64 of 8 bytes, or float32 of 4 bytes.
 
-    The loops have no branch: then the processor brings many rows at once.
+    The loops have no branch, so that the processor has many loads in flight.
     """
     at, most = pointer(lookup[VALUES]), 1 << 60
     words = carray(at, (most,), np.int32)

@@ -1,7 +1,8 @@
-"""Values of columns that have pools or are looked up: found as they are copied (numba, nogil, no Python objects).
+"""Copies the values of columns with pools or lookups, which are determined during the copy (numba, nogil, no Python
+objects).
 
-A row of a table with pools begins behind its last event, and `histories` says which ones before that are its own. Of a
-field of a dimension table, the column has the ids, and `lookups` says which values stand for them.
+In a table with pools, the start of a row is the event after its last one: `histories` determines which events before it
+the row sees. For a field of a dimension table, the column has ids, which `lookups` replaces by values.
 
 Letters: B blocks, F fields, N rows.
 """
@@ -28,58 +29,61 @@ from fsdata.kernels.memory import pointer, stream
 from fsdata.kernels.runs import AT, COLUMNS, FORM, PLAIN
 from fsranks.libraries import kernel
 
-# What a column refers to, int64 [SIZE].
+# The table of a resolver, int64 [SIZE], see `columns.RESOLVED`.
 POOLS = 0  # address of pools, see `histories`; 0 without
-LOOKUP = 1  # from here on a table of `lookups`; zeros without
+LOOKUP = 1  # from here on the table of a column of `lookups`; zeros without
 SIZE = LOOKUP + lookups.NUMBERS
 
+_MOST_POOLS = 64  # of scratch memory; `AsOf` allows fewer
 
-@kernel(inline="always")
-def _picked(target, of, places, near):
-    if near:
+
+@kernel(inline="always")  # inlined, the loop is compiled for each type
+def _gather_int64(target, values, places, cached):
+    if cached:
         to = carray(pointer(target), (len(places),), np.int64)
         for i in range(len(places)):
-            to[i] = of[places[i]]
+            to[i] = values[places[i]]
     else:
         for i in range(len(places)):
-            stream(target + 8 * i, np.int64(of[places[i]]))
+            stream(target + 8 * i, np.int64(values[places[i]]))
 
 
 @kernel
-def _pick(target, column, begin, places, itemsize, near):
-    """The values at `places`, uint32 [n], from value `begin` on, of a column whose values lie in one run in memory.
+def _gather(target, column, begin, places, itemsize, cached):
+    """Copy the values at `places`, uint32 [n], relative to value `begin`, of a column with one run in memory.
 
-    near: int64 that are needed soon stay in the cache.
+    cached: write int64 through the cache, because they are read again soon (ids of a lookup); otherwise past it, so
+    that batches do not evict the tables.
     """
     run = carray(pointer(column[RUNS]), (COLUMNS,), np.int64)
     stored = column[STORED] if run[FORM] == PLAIN else SAME
     at, most = run[AT] + begin * (STORED_BYTES[stored] if stored else itemsize), 1 << 32
     if itemsize == 4:
-        to, of = carray(pointer(target), (len(places),), np.int32), carray(pointer(at), (most,), np.int32)
+        to, values = carray(pointer(target), (len(places),), np.int32), carray(pointer(at), (most,), np.int32)
         for i in range(len(places)):
-            to[i] = of[places[i]]
+            to[i] = values[places[i]]
     elif stored == SAME:
-        _picked(target, carray(pointer(at), (most,), np.int64), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.int64), places, cached)
     elif stored == INT32:
-        _picked(target, carray(pointer(at), (most,), np.int32), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.int32), places, cached)
     elif stored == UINT32:
-        _picked(target, carray(pointer(at), (most,), np.uint32), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.uint32), places, cached)
     elif stored == INT16:
-        _picked(target, carray(pointer(at), (most,), np.int16), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.int16), places, cached)
     elif stored == INT8:
-        _picked(target, carray(pointer(at), (most,), np.int8), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.int8), places, cached)
     elif stored == UINT16:
-        _picked(target, carray(pointer(at), (most,), np.uint16), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.uint16), places, cached)
     else:
-        _picked(target, carray(pointer(at), (most,), np.uint8), places, near)
+        _gather_int64(target, carray(pointer(at), (most,), np.uint8), places, cached)
 
 
 @kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
 def gather_fields(columns, block, start, length, itemsize, target):
-    """Copy the fields that some block resolves, as `fsdata.kernels.columns.gather_fields` copies the others.
+    """Copy the fields that at least one block resolves; `fsdata.kernels.columns.gather_fields` copies the others.
 
-    Row after row, so that fields of one sequence share what merging has found, and find the ids that they look up in
-    the cache.
+    Row after row, all fields of a row together: the fields of a sequence share the result of merging pools, and the
+    fields of a dimension table share the rows of the ids.
     """
     fields = np.empty(len(target), np.int64)
     number, longest = 0, np.int64(0)
@@ -91,73 +95,77 @@ def gather_fields(columns, block, start, length, itemsize, target):
                 longest = max(longest, length[f, n])
     to, near = target.copy(), np.zeros(len(target), np.int64)
     seen, ids = np.empty(longest, np.uint32), np.empty(longest, np.int64)
-    ids_at, id_bytes = np.int64(ids.ctypes.data), np.int64(8)  # of other types, `fetch` and `_pick` are compiled twice
-    end, left = np.empty(64, np.int64), np.empty(64, np.int64)
+    # int64, like the arguments of the other calls: with other types numba would compile `fetch` and `_gather` twice.
+    ids_at, id_bytes = np.int64(ids.ctypes.data), np.int64(8)
+    end, left = np.empty(_MOST_POOLS, np.int64), np.empty(_MOST_POOLS, np.int64)
     for n in range(len(block)):
-        # Found last for this row: events by these pools, the rows of this table for the ids of these runs.
+        # What `seen` and `ids` contain of this row: the events (begin, count) merged from the pools at address
+        # `merged`; the rows in the dimension table at address `table` of the ids of the column with the runs at `runs`.
         merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
-        begin, count, of_key = np.int64(0), np.int64(0), np.int64(0)
+        begin, count, first_event = np.int64(0), np.int64(0), np.int64(0)
         for i in range(number):
             f = fields[i]
-            column, some, size = columns[block[n], f], length[f, n], itemsize[f]
-            if some <= 0:
+            column, values, size = columns[block[n], f], length[f, n], itemsize[f]
+            if values <= 0:
                 continue
             if column[RESOLVED] == 0:
-                near[f] = fetch(to[f], column, start[f, n], some, size, near[f])
-                to[f] += some * size
+                near[f] = fetch(to[f], column, start[f, n], values, size, near[f])
+                to[f] += values * size
                 continue
-            by = carray(pointer(column[RESOLVED]), (SIZE,), np.int64)
-            pools, lookup = by[POOLS], by[LOOKUP:]
-            if (start[f, n], some) != (begin, count):
+            resolver = carray(pointer(column[RESOLVED]), (SIZE,), np.int64)
+            pools, lookup = resolver[POOLS], resolver[LOOKUP:]
+            if (start[f, n], values) != (begin, count):  # a field of another sequence
                 merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
-                begin, count = start[f, n], some
+                begin, count = start[f, n], values
             if pools and pools != merged:
                 merged = pools
-                of_pools = carray(pointer(pools), (1 << 10,), np.int64)
-                of_key = histories.merge_pools(of_pools, begin, seen[:count], end, left)
+                pool_table = carray(pointer(pools), (1 << 10,), np.int64)
+                first_event = histories.merge_pools(pool_table, begin, seen[:count], end, left)
             looked_up = lookup[lookups.TABLE] != 0
             if not looked_up:
-                _pick(to[f], column, of_key, seen[:some], size, looked_up)
+                _gather(to[f], column, first_event, seen[:values], size, looked_up)
             else:
                 if (column[RUNS], lookup[lookups.TABLE]) != (runs, table):
                     runs, table = column[RUNS], lookup[lookups.TABLE]
                     if pools:
-                        _pick(ids_at, column, of_key, seen[:some], id_bytes, looked_up)
+                        _gather(ids_at, column, first_event, seen[:values], id_bytes, looked_up)
                     else:
-                        near[f] = fetch(ids_at, column, begin, some, id_bytes, near[f])
-                    lookups.find_rows(ids[:some], lookup)
-                lookups.take(to[f], ids[:some], lookup, size)
-            to[f] += some * size
+                        near[f] = fetch(ids_at, column, begin, values, id_bytes, near[f])
+                    lookups.find_rows(ids[:values], lookup)
+                lookups.take(to[f], ids[:values], lookup, size)
+            to[f] += values * size
 
 
 @kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1]")
 def gather_samples(columns, block, start, length, itemsize, order, target):
-    """Copy the values of columns that are resolved, as `fsdata.kernels.columns.gather_samples` copies the others.
+    """Copy the values of columns that are resolved; `fsdata.kernels.columns.gather_samples` copies the others.
 
-    Events of pools come here where some other source has no histories: else their references travel in their place.
+    Events of pools are copied here only if another source has no histories: otherwise ranks exchange references to
+    events instead of their values.
     """
     for f in range(len(target)):
         near, ids, seen = np.int64(0), np.empty(0, np.int64), np.empty(0, np.uint32)
-        end, left = np.empty(64, np.int64), np.empty(64, np.int64)
+        end, left = np.empty(_MOST_POOLS, np.int64), np.empty(_MOST_POOLS, np.int64)
         for m in range(len(order)):
             n = order[m]
-            column, some, size = columns[block[n], f], length[f, n], itemsize[f]
-            if target[f, m] == 0 or some <= 0 or column[RESOLVED] == 0:
+            column, values, size = columns[block[n], f], length[f, n], itemsize[f]
+            if target[f, m] == 0 or values <= 0 or column[RESOLVED] == 0:
                 continue
-            by = carray(pointer(column[RESOLVED]), (SIZE,), np.int64)
-            pools, lookup = by[POOLS], by[LOOKUP:]
+            resolver = carray(pointer(column[RESOLVED]), (SIZE,), np.int64)
+            pools, lookup = resolver[POOLS], resolver[LOOKUP:]
             looked_up = lookup[lookups.TABLE] != 0
-            if looked_up and len(ids) < some:
-                ids = np.empty(2 * some, np.int64)
+            if looked_up and len(ids) < values:
+                ids = np.empty(2 * values, np.int64)
+            # Ids of a lookup go to scratch memory first, other values to the target.
             at, width = (np.int64(ids.ctypes.data), np.int64(8)) if looked_up else (target[f, m], size)
             if pools:
-                if len(seen) < some:
-                    seen = np.empty(2 * some, np.uint32)
-                of_pools = carray(pointer(pools), (1 << 10,), np.int64)
-                of_key = histories.merge_pools(of_pools, start[f, n], seen[:some], end, left)
-                _pick(at, column, of_key, seen[:some], width, looked_up)
+                if len(seen) < values:
+                    seen = np.empty(2 * values, np.uint32)
+                pool_table = carray(pointer(pools), (1 << 10,), np.int64)
+                first_event = histories.merge_pools(pool_table, start[f, n], seen[:values], end, left)
+                _gather(at, column, first_event, seen[:values], width, looked_up)
             else:
-                near = fetch(at, column, start[f, n], some, width, near)
+                near = fetch(at, column, start[f, n], values, width, near)
             if looked_up:
-                lookups.find_rows(ids[:some], lookup)
-                lookups.take(target[f, m], ids[:some], lookup, size)
+                lookups.find_rows(ids[:values], lookup)
+                lookups.take(target[f, m], ids[:values], lookup, size)

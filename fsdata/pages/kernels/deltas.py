@@ -1,4 +1,8 @@
-"""Decodes encodings whose values cannot be read in any order: all values of a page at once (numba, nogil)."""
+"""Decodes encodings without random access, all values of a page at once (numba, nogil).
+
+In the other encodings a value is found by its number, so `fsdata.kernels.columns` can copy single rows from the page.
+Here a value depends on those before it (deltas, runs) or its bytes are scattered over the page (byte streams).
+"""
 
 import numpy as np
 
@@ -22,12 +26,12 @@ def _unpacked(raw, end, bit, width):
 
 
 @kernel
-def _add_deltas(raw, begin, end, width, least, value, narrow, found):
-    """Write the values that follow `value`, each by its delta, to `found`. Returns the last one."""
+def _add_deltas(raw, begin, end, width, least, value, narrow, target):
+    """Write the values that follow `value`, each by its delta, to `target`. Returns the last one."""
     # Unsigned, as sums of deltas may wrap around: the format defines them modulo 2**32 or 2**64.
     mask = ~np.uint64(0) if width == 64 else (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     address, safe = raw.ctypes.data, len(raw) - 9  # a value of 64 bits may be in 9 bytes
-    for i in range(len(found)):
+    for i in range(len(target)):
         delta = least
         bit = begin * 8 + i * width
         if width == 0:
@@ -43,7 +47,7 @@ def _add_deltas(raw, begin, end, width, least, value, narrow, found):
         value += delta
         if narrow:  # wraps around at 32 bits, then keeps the sign
             value = np.uint64(np.int64(np.int32(np.uint32(value & np.uint64(0xFFFFFFFF)))))
-        found[i] = np.int64(value)
+        target[i] = np.int64(value)
     return value
 
 
@@ -61,84 +65,87 @@ def _signed(raw, at, narrow):
 
 
 @kernel
-def read_deltas(raw, at, end, narrow, found):
-    """Decode DELTA_BINARY_PACKED to `found`, int64 [n]. Returns a code.
+def read_deltas(raw, at, end, narrow, target):
+    """Decode DELTA_BINARY_PACKED to `target`, int64 [n]. Returns a code.
 
     raw: uint8, the page; the values are at [at, end). narrow: whether they are int32.
     """
     block, at = varint32(raw, at)
-    parts, at = varint32(raw, at)
+    miniblocks, at = varint32(raw, at)
     total, at = varint32(raw, at)
     first, at = _signed(raw, at, narrow)
     # The bound of a block keeps the products below from overflowing.
-    if at > end or block <= 0 or block % 128 or block > 1 << 30 or parts <= 0 or parts > block or block % parts:
+    if at > end or block <= 0 or block % 128 or block > 1 << 30:
         return DAMAGED
-    each = block // parts
-    if each % 32:
+    if miniblocks <= 0 or miniblocks > block or block % miniblocks:
         return DAMAGED
-    if total != len(found):
+    per_miniblock = block // miniblocks
+    if per_miniblock % 32:
+        return DAMAGED
+    if total != len(target):
         return UNKNOWN
-    if len(found) == 0:
+    if len(target) == 0:
         return OK
     value = np.uint64(first)
     if narrow:
         value = np.uint64(np.int64(np.int32(np.uint32(value & np.uint64(0xFFFFFFFF)))))
-    found[0] = np.int64(value)
+    target[0] = np.int64(value)
     done = 1
-    while done < len(found):
+    while done < len(target):
         least, widths = _signed(raw, at, narrow)
-        at = widths + parts
+        at = widths + miniblocks
         if at > end:
             return DAMAGED
-        for part in range(parts):
-            if done == len(found):
+        for miniblock in range(miniblocks):
+            if done == len(target):
                 break  # the format allows any width for unused miniblocks, and their bytes are not stored
-            width = np.int64(raw[widths + part])
-            some = min(each, len(found) - done)
-            if width > (32 if narrow else 64) or each * width >> 3 > end - at:
+            width = np.int64(raw[widths + miniblock])
+            count = min(per_miniblock, len(target) - done)
+            # Miniblocks are stored whole, also the last one: its unused values are padding.
+            if width > (32 if narrow else 64) or per_miniblock * width >> 3 > end - at:
                 return DAMAGED
-            value = _add_deltas(raw, at, end, width, np.uint64(least), value, narrow, found[done : done + some])
-            done += some
-            at += each * width >> 3
+            value = _add_deltas(raw, at, end, width, np.uint64(least), value, narrow, target[done : done + count])
+            done += count
+            at += per_miniblock * width >> 3
     return OK
 
 
 @kernel
-def read_split(raw, begin, count, width, found):
-    """Decode BYTE_STREAM_SPLIT to the bytes of one value after another. raw: uint8; found: uint8 [count * width]."""
+def read_split(raw, begin, count, width, target):
+    """Decode BYTE_STREAM_SPLIT to the bytes of one value after another. raw: uint8; target: uint8 [count * width]."""
     for byte in range(width):
         for i in range(count):
-            found[i * width + byte] = raw[begin + byte * count + i]
+            target[i * width + byte] = raw[begin + byte * count + i]
 
 
 @kernel
-def read_bits(raw, begin, found):
-    """Decode PLAIN booleans to `found`, int64 [n]."""
-    for i in range(len(found)):
-        found[i] = (raw[begin + (i >> 3)] >> (i & 7)) & 1
+def read_bits(raw, begin, target):
+    """Decode PLAIN booleans to `target`, int64 [n]."""
+    for i in range(len(target)):
+        target[i] = (raw[begin + (i >> 3)] >> (i & 7)) & 1
 
 
 @kernel
-def read_bit_runs(raw, begin, end, found):
-    """Decode RLE booleans at [begin, end) to `found`, int64 [n]. Returns a code."""
+def read_bit_runs(raw, begin, end, target):
+    """Decode RLE booleans at [begin, end) to `target`, int64 [n]. Returns a code."""
     at, done = begin, 0
-    while done < len(found):
+    while done < len(target):
         head, at = varint32(raw, at)
-        count = min(head >> 1, len(found))  # groups of 8 values, or repetitions of one
+        count = min(head >> 1, len(target))  # groups of 8 values, or repetitions of one; bounded against overflow
         if at >= end or count <= 0:
             return DAMAGED
         if head & 1:
             if head >> 1 > end - at:
                 return UNKNOWN
-            some = min(count * 8, len(found) - done)
-            for i in range(some):
-                found[done + i] = (raw[at + (i >> 3)] >> (i & 7)) & 1
+            values = min(count * 8, len(target) - done)
+            for i in range(values):
+                target[done + i] = (raw[at + (i >> 3)] >> (i & 7)) & 1
             at += head >> 1
         else:
-            some = min(count, len(found) - done)
+            values = min(count, len(target) - done)
             if raw[at] > 1:
                 return DAMAGED
-            found[done : done + some] = raw[at]
+            target[done : done + values] = raw[at]
             at += 1
-        done += some
+        done += values
     return OK

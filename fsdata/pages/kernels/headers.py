@@ -24,7 +24,7 @@ FIRST_ROW = 13  # of the page, in the row group
 END_ROW = 14  # the first one after it; 0 where rows are not known
 COLUMNS = 15
 
-DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3
 PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT = 0, 2, 3, 5, 8, 9
 
 
@@ -132,8 +132,8 @@ def read_headers(raw, values, unpacked):
     """
     pages = np.zeros((8, COLUMNS), np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
-    at, count, found, room = np.int64(0), 0, np.int64(0), np.int64(unpacked)
-    while at < len(raw) and found < values:
+    at, count, seen, room = np.int64(0), 0, np.int64(0), np.int64(unpacked)
+    while at < len(raw) and seen < values:
         if count == len(pages):
             more = np.zeros((2 * count, COLUMNS), np.int64)
             for line in range(count):
@@ -142,15 +142,15 @@ def read_headers(raw, values, unpacked):
             pages = more
         page = pages[count]
         at = read_header(raw, at, page, inside)
-        code = check_header(page, at, len(raw), count == 0, values - found, room)
+        code = check_header(page, at, len(raw), count == 0, values - seen, room)
         if code != OK:
             return pages[:count], code, count
         page[AT] = at
         at += page[STORED]
         if page[KIND] != DICTIONARY:
-            found += page[VALUES]
+            seen += page[VALUES]
         room -= page[UNPACKED]
         count += 1
-    if found < values:
+    if seen < values:
         return pages[:count], DAMAGED, count
     return pages[:count], OK if at == len(raw) else UNKNOWN, count  # UNKNOWN: bytes after the last page

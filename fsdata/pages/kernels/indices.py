@@ -1,4 +1,4 @@
-"""Finds the runs of dictionary indices in a page, and checks that no index is outside the dictionary (numba, nogil).
+"""Locates the runs of dictionary indices in a page, and checks every index against the dictionary (numba, nogil).
 
 The indices stay bit-packed: `fsdata.kernels.columns` looks them up when it copies values.
 """
@@ -36,10 +36,10 @@ def count_runs(raw, at, end, width, count):
     """An upper bound of the runs of `count` values: `index_positions` may cut each in two."""
     runs = 0
     while count > 0:
-        some, _, _, at = _next_run(raw, at, end, width)
-        if some == 0:
+        values, _, _, at = _next_run(raw, at, end, width)
+        if values == 0:
             return runs
-        count -= some
+        count -= values
         runs += 2
     return runs
 
@@ -53,20 +53,22 @@ def _outside(at, width, count, size):
     """
     if size >= 1 << width:
         return False
-    held = max(57 // width, 1)  # indices of a word: of its 64 bits, up to 7 belong to earlier ones
+    per_word = max(57 // width, 1)  # indices in a word: of its 64 bits, up to 7 belong to earlier ones
     mask, missing, bits = np.uint64((1 << width) - 1), np.uint64((1 << width) - size), np.uint64(width)
-    these, add, carry = np.zeros(2, np.uint64), np.zeros(2, np.uint64), np.zeros(2, np.uint64)
-    for i in range(held):
+    # Entry 0 is for the indices 0, 2, ... of a word, entry 1 for the indices 1, 3, ..., shifted to the same places.
+    masks, add, carry = np.zeros(2, np.uint64), np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+    for i in range(per_word):
         place = np.uint64((i - i % 2) * width)
-        these[i % 2] |= mask << place
+        masks[i % 2] |= mask << place
         add[i % 2] |= missing << place
         carry[i % 2] |= np.uint64(1) << (place + bits)
     wrong = np.uint64(0)
-    whole = count - count % held
-    for i in range(0, whole, held):
+    whole = count - count % per_word
+    # No exit at the first wrong index: without a branch the loop is faster, and damage is rare.
+    for i in range(0, whole, per_word):
         word = word_at(at + (i * width >> 3)) >> np.uint64(i * width & 7)
-        wrong |= ((word & these[0]) + add[0]) & carry[0]
-        wrong |= (((word >> bits) & these[1]) + add[1]) & carry[1]
+        wrong |= ((word & masks[0]) + add[0]) & carry[0]
+        wrong |= (((word >> bits) & masks[1]) + add[1]) & carry[1]
     for i in range(whole, count):
         word = word_at(at + (i * width >> 3)) >> np.uint64(i * width & 7)
         wrong |= np.uint64((word & mask) >= np.uint64(size))
@@ -91,9 +93,9 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
     moved = tail.ctypes.data - (end - copied)  # plus the position of a byte in the page: its address in `tail`
     at, written = begin + 1, 0
     while count > 0:
-        some, differ, start, at = _next_run(raw, at, end, width)
-        some = min(some, count)
-        if some == 0:
+        in_run, differ, start, at = _next_run(raw, at, end, width)
+        in_run = min(in_run, count)
+        if in_run == 0:
             return DAMAGED, 0
         if at > end:
             return UNKNOWN, 0
@@ -105,21 +107,21 @@ def index_positions(raw, begin, end, address, count, size, tail, runs, first):
                 return DAMAGED, 0
             runs[written, FIRST], runs[written, FORM], runs[written, AT] = first, REPEATED, value
             written += 1
-            first += some
-            count -= some
+            first += in_run
+            count -= in_run
             continue
-        count -= some
+        count -= in_run
         # The copy kernel reads a word of 8 bytes per index, which must not pass the end of the page: the last groups
         # are read in `tail`. A run is cut between groups of eight, as only these begin at a whole byte.
-        here = min(max((end - 7 - start) // width, 0) * 8, some)
-        for part in range(2):
-            values = here if part == 0 else some - here
+        in_page = min(max((end - 7 - start) // width, 0) * 8, in_run)
+        for from_tail in range(2):
+            values = in_run - in_page if from_tail else in_page
             if values == 0:
                 continue
-            of = address + start if part == 0 else moved + start + (here // 8) * width
-            if _outside(of, width, values, size):
+            begin_at = moved + start + (in_page // 8) * width if from_tail else address + start
+            if _outside(begin_at, width, values, size):
                 return DAMAGED, 0
-            runs[written, FIRST], runs[written, FORM], runs[written, AT] = first, width, of
+            runs[written, FIRST], runs[written, FORM], runs[written, AT] = first, width, begin_at
             written += 1
             first += values
     return OK, written

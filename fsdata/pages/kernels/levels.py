@@ -1,6 +1,6 @@
 """Computes the length and the nulls of every row's list from the levels of repetition and definition (numba, nogil).
 
-Levels are small numbers in runs: one number many times (RLE), or groups of eight numbers of one to three bits.
+Levels are small numbers in runs: one number repeated (RLE), or groups of eight numbers of one to three bits.
 """
 
 import numpy as np
@@ -42,19 +42,19 @@ def _twice_as_long(absent):
 
 
 @kernel
-def read_levels(raw, bounds, count, top, present, length, known, absent):
+def read_levels(raw, bounds, count, top, present, length, counts, absent):
     """Add a page to `length` and `absent`. Returns (a code; `absent` or a longer array).
 
     Args:
         raw: uint8, the page. bounds: int64 [4], begin and end of its levels of repetition, then of definition.
         count: levels of each kind.
         top: the level of definition of a value, 1 to 7. present: the one of a list without elements.
-        length: int64 [rows], written up to the last row that has begun: elements, or NULL. known: int64 [3], the counts
-            above, changed in place.
+        length: int64 [rows], written up to the last row that has begun: elements, or NULL. counts: int64 [3], see ROWS,
+            changed in place.
         absent: int64 [1 or more], the null elements so far, as ascending numbers among all elements.
     """
     # The last row of the page before: this page may continue its list.
-    row, values, nulls = known[ROWS] - 1, known[VALUES], known[ABSENT]
+    row, values, nulls = counts[ROWS] - 1, counts[VALUES], counts[ABSENT]
     left_r, level_r, bit_r, at_r = np.int64(0), np.int64(0), np.int64(0), bounds[0]
     left_d, level_d, bit_d, at_d = np.int64(0), np.int64(0), np.int64(0), bounds[2]
     width_d = 1 if top < 2 else 2 if top < 4 else 3
@@ -63,20 +63,21 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
             left_r, level_r, bit_r, at_r = next_run(raw, at_r, bounds[1], np.int64(1), np.int64(1))
         if left_d == 0:
             left_d, level_d, bit_d, at_d = next_run(raw, at_d, bounds[3], width_d, top)
-        some = min(left_r, left_d, count)
-        if some == 0:
+        # The levels for which neither run ends.
+        number = min(left_r, left_d, count)
+        if number == 0:
             return DAMAGED, absent
-        count -= some
-        left_r -= some
-        left_d -= some
+        count -= number
+        left_r -= number
+        left_d -= number
         # Fast path: most levels of long lists are two repeated ones, which mean further elements of one list.
         if level_r == 1 and level_d == top:
             if row < 0 or length[row] <= 0:
                 return DAMAGED, absent
-            length[row] += some
-            values += some
+            length[row] += number
+            values += number
             continue
-        for _ in range(some):
+        for _ in range(number):
             repetition, definition = level_r, level_d
             if level_r < 0:
                 repetition = np.int64(raw[bit_r >> 3] >> (bit_r & 7)) & 1
@@ -107,5 +108,5 @@ def read_levels(raw, bounds, count, top, present, length, known, absent):
                 absent[nulls] = values + nulls  # its number among all elements, nulls included
                 nulls += 1
                 length[row] += 1
-    known[ROWS], known[VALUES], known[ABSENT] = row + 1, values, nulls
+    counts[ROWS], counts[VALUES], counts[ABSENT] = row + 1, values, nulls
     return OK, absent

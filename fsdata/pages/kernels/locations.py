@@ -13,15 +13,15 @@ ROW = 2  # the first row of the page in the row group
 
 
 @kernel
-def _location(raw, at, found, inside):
-    """Read one PageLocation into `found`. Returns its end."""
+def _location(raw, at, location, inside):
+    """Read one PageLocation into `location`. Returns its end."""
     before = np.int64(0)
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
             return at
         if (before == 2 and kind == 5) or ((before == 1 or before == 3) and kind == 6):
-            found[before - 1], at = signed(raw, at)
+            location[before - 1], at = signed(raw, at)
         else:
             at = after(raw, at, kind, inside)
 
@@ -29,20 +29,21 @@ def _location(raw, at, found, inside):
 @kernel(called_with="Array(uint8, 1, 'C', True), int64")
 def read_locations(raw, count):
     """int64 [count, 3] from the offset index `raw`; -1 for missing numbers, or all -1 if it has not `count` pages."""
-    found = np.full((count, 3), -1, np.int64)
+    locations = np.full((count, 3), -1, np.int64)
     inside = np.empty((DEPTH, 2), np.int64)
-    before, at, there = np.int64(0), np.int64(0), False
+    before, at, is_read = np.int64(0), np.int64(0), False
     while True:
         before, kind, at = next_field(raw, at, before)
         if kind == 0:
-            return found
+            return locations
         if before == 1 and kind == LIST:
-            said, inner, at = items(raw, at)
-            if said != count or inner != STRUCT or there:
-                return found
+            number_of_pages, inner, at = items(raw, at)
+            # A second list of a damaged index would overwrite the first one.
+            if number_of_pages != count or inner != STRUCT or is_read:
+                return locations
             for number in range(count):
-                at = _location(raw, at, found[number], inside)
-            there = True
+                at = _location(raw, at, locations[number], inside)
+            is_read = True
         else:
             at = after(raw, at, kind, inside)
 

@@ -26,7 +26,7 @@ BOOLEAN, INT32, INT64, FLOAT, DOUBLE = 0, 1, 2, 3, 4
 RUNS = 3  # lines of the table of runs
 DICTIONARY = 4  # address of its values
 SIZE = 5  # of the dictionary, -1 without one
-MADE = 6  # used bytes of `made`, the memory of decoded values
+MADE = 6  # used bytes of `decoded`, the memory of decoded values
 FAULT = 7  # see below; 0 if there is none
 PAGE = 8  # number of the page that is read next, or has a fault
 BEGIN = 9  # at fault RARE: first byte of the page's values
@@ -41,7 +41,7 @@ LEVELS_WRONG = 2
 VALUES_WRONG = 3
 WIDTH_WRONG = 4
 POSITIONS_WRONG = 5
-LEVELS_OTHER = 6  # from here on: left to pyarrow
+LEVELS_OTHER = 6  # from here on: forms that only pyarrow reads
 ENCODING_OTHER = 7
 NO_DICTIONARY = 8
 GROUP_CUT = 9
@@ -107,8 +107,8 @@ def _check(at, count, form, state):
         for number in carray(pointer(at), (count,), np.float64):
             bad |= not abs(number) <= _LARGEST
     elif form[PHYSICAL] == INT32 and form[LEAST] < form[MOST]:
-        for each in carray(pointer(at), (count,), np.int32):
-            bad |= each < form[LEAST] or each > form[MOST]
+        for integer in carray(pointer(at), (count,), np.int32):
+            bad |= integer < form[LEAST] or integer > form[MOST]
     if form[PHYSICAL] < FLOAT:
         return TOO_LARGE if bad else NOTHING
     state[NOT_FINITE] |= bad
@@ -116,78 +116,79 @@ def _check(at, count, form, state):
 
 
 @kernel
-def _settle(found, form):
+def _finalize(values, form):
     """Convert int64 [n] in place to the final type: int64, or float32 in the first half. Returns a fault."""
     unsigned = form[STORED] == columns.UINT32 or form[STORED] == columns.UINT32_FLOAT
     bad = False
-    for i in range(len(found)):
-        if unsigned:
-            found[i] &= 0xFFFFFFFF
-        bad |= form[LEAST] < form[MOST] and (found[i] < form[LEAST] or found[i] > form[MOST])
+    for i in range(len(values)):
+        if unsigned:  # the decoder has extended the sign of 32 bits
+            values[i] &= 0xFFFFFFFF
+        bad |= form[LEAST] < form[MOST] and (values[i] < form[LEAST] or values[i] > form[MOST])
     if form[ITEMSIZE] == 4:
-        narrow = found.view(np.float32)  # value i is read before its bytes are overwritten: 4 i is at most 8 i
-        for i in range(len(found)):
-            narrow[i] = found[i]
+        narrow = values.view(np.float32)  # value i is read before its bytes are overwritten: 4 i is at most 8 i
+        for i in range(len(values)):
+            narrow[i] = values[i]
     return TOO_LARGE if bad else NOTHING
 
 
 @kernel
-def _decode(raw, begin, count, encoding, form, state, made):
-    """Decode the values of a page with a rare encoding into `made`. Returns a fault."""
+def _decode(raw, begin, count, encoding, form, state, decoded):
+    """Decode the values of a page with a rare encoding into `decoded`. Returns a fault."""
     physical, width = form[PHYSICAL], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
-    if count * 8 > len(made) - state[MADE]:
+    if count * 8 > len(decoded) - state[MADE]:
         return VALUES_WRONG
-    place = made[state[MADE] : state[MADE] + count * 8]
+    target = decoded[state[MADE] : state[MADE] + count * 8]
     if encoding == headers.BYTE_STREAM_SPLIT and physical != BOOLEAN:
         if len(raw) - begin != count * width:
             return VALUES_WRONG
-        deltas.read_split(raw, begin, count, width, place)
-        return _check(np.int64(place.ctypes.data), count, form, state)
-    found, code = place.view(np.int64), OK
+        # The result has the stored type, so its run is PLAIN and the values are converted when they are copied.
+        deltas.read_split(raw, begin, count, width, target)
+        return _check(np.int64(target.ctypes.data), count, form, state)
+    values, code = target.view(np.int64), OK
     if encoding == headers.DELTA_BINARY_PACKED and physical in (INT32, INT64):
-        code = deltas.read_deltas(raw, begin, len(raw), physical == INT32, found)
+        code = deltas.read_deltas(raw, begin, len(raw), physical == INT32, values)
     elif physical == BOOLEAN and encoding == headers.PLAIN:
         if (count + 7) >> 3 > len(raw) - begin:
             return VALUES_WRONG
-        deltas.read_bits(raw, begin, found)
+        deltas.read_bits(raw, begin, values)
     elif physical == BOOLEAN and encoding == headers.RLE:
         size, code = np.int64(0), DAMAGED
         for byte in range(4 if len(raw) - begin >= 4 else 0):
             size |= np.int64(raw[begin + byte]) << (8 * byte)
         if len(raw) - begin >= 4 and size <= len(raw) - begin - 4:
-            code = deltas.read_bit_runs(raw, begin + 4, begin + 4 + size, found)
+            code = deltas.read_bit_runs(raw, begin + 4, begin + 4 + size, values)
     else:
         return ENCODING_OTHER
     if code == UNKNOWN:
         return MORE_OR_FEWER
-    return VALUES_WRONG if code == DAMAGED else _settle(found, form)
+    return VALUES_WRONG if code == DAMAGED else _finalize(values, form)
 
 
 @kernel(called_with="int64[::1], int64[::1], int64[::1], uint8[::1]")
-def decode_page(page, form, state, made):
+def decode_page(page, form, state, decoded):
     """Continue where `read_pages` ended with the fault RARE: decode the values of the page, and advance past it.
 
     page: int64 [headers.COLUMNS], the page state[PAGE]. The others as in `read_pages`.
     """
     raw = carray(pointer(page[headers.ADDRESS]), (page[headers.UNPACKED],), np.uint8)
-    state[FAULT] = _decode(raw, state[BEGIN], state[COUNT], page[headers.ENCODING], form, state, made)
+    state[FAULT] = _decode(raw, state[BEGIN], state[COUNT], page[headers.ENCODING], form, state, decoded)
     state[MADE] += state[COUNT] * 8
     state[PAGE] += state[FAULT] == NOTHING
 
 
 @kernel
-def _set_dictionary(page, raw, form, state, made):
+def _set_dictionary(page, raw, form, state, decoded):
     """Convert the dictionary to the final type, once for all its uses. Returns a fault."""
     count, width = page[headers.VALUES], 4 if form[PHYSICAL] == INT32 or form[PHYSICAL] == FLOAT else 8
     if form[PHYSICAL] == BOOLEAN:
         return ENCODING_OTHER
     if page[headers.ENCODING] != headers.PLAIN and page[headers.ENCODING] != headers.PLAIN_DICTIONARY:
         return ENCODING_OTHER
-    if count > len(raw) // width or count * 8 > len(made) - state[MADE]:
+    if count > len(raw) // width or count * 8 > len(decoded) - state[MADE]:
         return VALUES_WRONG
     fault = _check(page[headers.ADDRESS], count, form, state)
     if fault == NOTHING:
-        state[DICTIONARY], state[SIZE] = made.ctypes.data + state[MADE], count
+        state[DICTIONARY], state[SIZE] = decoded.ctypes.data + state[MADE], count
         columns.convert(state[DICTIONARY], page[headers.ADDRESS], count, form[STORED], form[ITEMSIZE])
         state[MADE] += count * 8
     return fault
@@ -201,10 +202,11 @@ def _add_positions(page, raw, begin, first, count, state, table, tail):
     if begin < len(raw) and raw[begin] > 32:
         return WIDTH_WRONG
     address, size = page[headers.ADDRESS], state[SIZE]
-    code, some = indices.index_positions(raw, begin, len(raw), address, count, size, tail, table[state[RUNS] :], first)
+    free = table[state[RUNS] :]
+    code, written = indices.index_positions(raw, begin, len(raw), address, count, size, tail, free, first)
     if code == UNKNOWN:
         return GROUP_CUT
-    state[RUNS] += some
+    state[RUNS] += written
     return NOTHING if code == OK else POSITIONS_WRONG
 
 
@@ -224,7 +226,7 @@ def _with_room(table, used, more):
     called_with="int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[:, ::1], "
     "uint8[::1]"
 )
-def read_pages(pages, form, state, length, absent, table, tails, made):
+def read_pages(pages, form, state, length, absent, table, tails, decoded):
     """Add the pages from state[PAGE] on to `state` and `length`. Returns (`absent`, the table of runs), perhaps copied.
 
     It ends at a fault. At the fault RARE all of the page but its values is read: call `decode_page`, then this again.
@@ -233,7 +235,7 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
         pages: int64 [P, headers.COLUMNS]; rows before FIRST_ROW that are in no page stay empty. form, state: see above.
         length: int64 [rows]; absent: int64 [1 or more], as in `levels.read_levels`.
         table: int64 [R, runs.COLUMNS], of which state[RUNS] lines are written.
-        tails: uint8 [P, indices.TAIL + 8]; made: uint8, `room_for` bytes. Both must live as long as the column.
+        tails: uint8 [P, indices.TAIL + 8]; decoded: uint8, `room_for` bytes. Both must live as long as the column.
     """
     bounds = np.empty(4, np.int64)
     for number in range(state[PAGE], len(pages)):
@@ -241,7 +243,7 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
         state[PAGE] = number
         raw = carray(pointer(page[headers.ADDRESS]), (page[headers.UNPACKED],), np.uint8)
         if page[headers.KIND] == headers.DICTIONARY:
-            state[FAULT] = _set_dictionary(page, raw, form, state, made)
+            state[FAULT] = _set_dictionary(page, raw, form, state, decoded)
             if state[FAULT]:
                 return absent, table
             continue
@@ -282,7 +284,7 @@ def read_pages(pages, form, state, length, absent, table, tails, made):
             else:
                 split = encoding == headers.BYTE_STREAM_SPLIT
                 line[runs.FORM] = runs.PLAIN if split else runs.FINAL
-                line[runs.AT] = made.ctypes.data + state[MADE]
+                line[runs.AT] = decoded.ctypes.data + state[MADE]
                 state[FAULT], state[BEGIN], state[COUNT] = RARE, begin, count
             state[RUNS] += count > 0
         if state[FAULT]:

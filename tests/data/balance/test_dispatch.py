@@ -236,11 +236,11 @@ def nonsense(rank, size):
         ):
             with pytest.raises(error, match=message):
                 dispatch(torch.ones(3), dispatcher.plan(lengths))
-    embeddings, message = nn.Linear(2, 2), "Linear gave a Tensor"
+    embeddings, message = nn.Linear(2, 2), "Linear returned a Tensor"
     with EmbeddingBalance(embeddings, nn.Identity()), pytest.raises(TypeError, match=message):
         embeddings(torch.ones(1, 2))
     for balance in (Balance(autotune=True), Balance("auto")):
-        with pytest.raises(ValueError, match=r"autotune|need the compute times that a loader is told"):
+        with pytest.raises(ValueError, match=r"autotune|need the compute times that a loader measures"):
             EmbeddingBalance(nn.Identity(), nn.Identity(), balance=balance)
 
 
@@ -287,7 +287,7 @@ def hooked(rank, size, kind, process_group=None):
         embeddings, top = EmbeddingCollection(tables=tables), Dense(kind)
         if balanced:
             with EmbeddingBalance(embeddings, top, process_group=process_group, timeout_s=PATIENCE_S) as balance:
-                with pytest.raises(RuntimeError, match="comes first"):
+                with pytest.raises(RuntimeError, match="run the forward of the embedding module first"):
                     balance.move(dense)
                 out = first(top(embeddings(features), balance.move(dense)))
                 (out * torch.arange(1.0, 6.0)).sum().backward()

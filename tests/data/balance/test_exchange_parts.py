@@ -36,7 +36,7 @@ def gather(rank: int, world_size: int) -> list[int]:
     if rank == 1:
         group.all_gather(np.array([-5, 3], np.int64).view(np.uint8))
     else:
-        with pytest.raises(MismatchError, match=r"ranks say that they have \[0, -5, 0\] bytes"):
+        with pytest.raises(MismatchError, match=r"ranks state that they have \[0, -5, 0\] bytes"):
             FittedGather(group).gather(np.array([3]))
     group.close("has ended")
     return [call.args[0].nbytes for call in asked.call_args_list]

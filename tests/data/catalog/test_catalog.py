@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,8 @@ from worlds import shared_world
 
 from fsdata.catalog import catalog as catalogs
 from fsdata.catalog import footers
-from fsdata.catalog.catalog import EMPTY, Catalog, catalog_of, open_catalog, updated
-from fsdata.catalog.footers import Counter, read_footers
+from fsdata.catalog.catalog import EMPTY, Catalog, open_catalog, updated
+from fsdata.catalog.footers import Counter, check_footer, parse_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
@@ -76,17 +77,26 @@ def said(catalog: Catalog) -> list[tuple]:
     ]
 
 
+def by_pyarrow(path: str) -> tuple:
+    """What `said` says of a file."""
+    raw, metadata = Path(path).read_bytes(), pq.read_metadata(path)
+    footer = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return path, len(raw), blake2b(footer, digest_size=16).hexdigest(), pq.read_schema(path).remove_metadata(), rows
+
+
 def test_it_says_what_footers_say(lake: Path) -> None:
-    footers = read_footers(discover([str(lake)], None), threads=1, retry=Retrying())
-    with mock.patch.object(catalogs, "parsed", wraps=catalogs.parsed) as parsed:
-        catalog, _ = open_catalog(discover([str(lake)], None), threads=1, retry=Retrying(), label="source 0")
+    files = discover([str(lake)], None)
+    with (
+        mock.patch.object(catalogs, "check_footer", wraps=catalogs.check_footer) as checked,
+        mock.patch.object(catalogs, "parse_footer", wraps=catalogs.parse_footer) as parsed,
+    ):
+        catalog, _ = open_catalog(files, threads=1, retry=Retrying(), label="source 0")
+    assert checked.call_count == len(files)
     assert parsed.call_count == 2  # the first footer of each schema
-    assert said(catalog) == said(catalog_of(footers))
-    assert said(catalog) == [
-        (footer.file.path, footer.size, footer.digest, footer.schema, footer.row_groups) for footer in footers
-    ]
+    assert said(catalog) == [by_pyarrow(file.path) for file in files]
     assert len(catalog.schemas) == 2
-    assert list(catalog.files.names()) == [footer.file.name for footer in footers]
+    assert list(catalog.files.names()) == list(files.names())
 
 
 @pytest.mark.parametrize("shared_from", [1, 1000], ids=["shared", "alone"])
@@ -195,7 +205,7 @@ def test_files_and_footers_that_were_used_last_are_kept(
     for number in range(5):
         write(folder / f"{number}.parquet", range(number % 3 + 1))
     catalog = opened(folder)
-    known = [open_files.Known(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(5)]
+    known = [open_files.ExpectedFile(catalog.files[n], int(catalog.size[n]), catalog.digest(n)) for n in range(5)]
     sizes: dict[int, int] = {}
     for number in range(5):
         handle = open_files.OpenFiles(keep=1).open(known[number])
@@ -209,7 +219,7 @@ def test_files_and_footers_that_were_used_last_are_kept(
     with (
         mock.patch.object(open_files, "FOOTER_BYTES", room),
         mock.patch.object(open_files, "open_file", wraps=open_files.open_file) as open_file,
-        mock.patch.object(open_files, "parsed", wraps=open_files.parsed) as parsed,
+        mock.patch.object(open_files, "parse_footer", wraps=open_files.parse_footer) as parsed,
     ):
         for number, given_back in uses:
             handle = pool.take(known[number])
@@ -240,13 +250,14 @@ def test_parsed_footers_take_no_more_than_is_counted(columns: int, groups: int) 
     pq.write_table(pa.table({f"column {n}": rows for n in range(columns)}), out, row_group_size=1)
     raw = out.getvalue().to_pybytes()
     footer, file = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :], FileRef("a.parquet", "a.parquet", None)
-    metadata, schema, chunks = open_files.parsed(footer, len(raw), file, {})  # and what is made once for all
+    # and what is made once for all
+    metadata, schema, chunks = parse_footer(check_footer(footer, len(raw), file), file, {})
     counted = (
         20 * open_files.OpenParquet(file, 0, SimpleNamespace(metadata=metadata), None, schema, chunks).footer_bytes
     )
     gc.collect()
     before = mallinfo()
-    kept = [open_files.parsed(footer, len(raw), file, {}) for _ in range(20)]
+    kept = [parse_footer(check_footer(footer, len(raw), file), file, {}) for _ in range(20)]
     after = mallinfo()
     taken = sum(after.numbers[at] - before.numbers[at] for at in (4, 7))
     assert len(kept) == 20

@@ -15,7 +15,7 @@ from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.open_files import Known, OpenFiles
+from fsdata.decode.open_files import ExpectedFile, OpenFiles
 
 
 def flip(path, offset, count=8):
@@ -140,7 +140,7 @@ def test_open_files_are_closed(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
     catalog, _ = open_catalog(discover([str(tmp_path)], None), threads=1, retry=Retrying(), label="")
     pool = OpenFiles(keep=2)
-    used = pool.take(Known(catalog.files[0], int(catalog.size[0]), catalog.digest(0)))
+    used = pool.take(ExpectedFile(catalog.files[0], int(catalog.size[0]), catalog.digest(0)))
     pool.close()
     pool.give(used)  # by a thread that was still decoding
     assert len(os.listdir("/proc/self/fd")) == before

@@ -5,15 +5,15 @@ import contextlib
 import compact_thrift as thrift
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from data_kit import column, lists, load, read, write
 from footers import change, chunk, footer_of, with_footer
 
 from fsdata import CorruptFileError, ParquetSource, Schema, SchemaError, Sequence
-from fsdata.catalog.footers import read_footers
-from fsdata.catalog.listing.find_files import discover
-from fsdata.catalog.retry import Retrying
+from fsdata.catalog.footers import check_footer, parse_footer, raw_footer
+from fsdata.catalog.listing.file_list import FileRef
 from fsdata.kernels import footer as kernel
 
 SCHEMA = Schema(sequences=[Sequence("uih", fields=("items",))], context=("user",), dense=("price",))
@@ -68,13 +68,18 @@ def test_a_footer_that_contradicts_itself_is_refused_or_skipped(tmp_path, edit, 
     assert [entry.file for entry in loader.skipped] == ["b.parquet"]
 
 
+def parsed(path, schemas):
+    file = FileRef.from_path(pafs.LocalFileSystem(), str(path))
+    raw, size = raw_footer(file)
+    return parse_footer(check_footer(raw, size, file), file, schemas)
+
+
 def test_nulls_that_polars_1_counted_several_times_are_not_known(tmp_path):
     path = sample(tmp_path / "a.parquet")
     right = read(ParquetSource(path), SCHEMA)
     change(path, lambda f: chunk(f, 0, USER)[12].put(3, thrift.I64, 21))
     assert read(ParquetSource(path), SCHEMA) == right
-    (footer,) = read_footers(discover([str(path)], None), threads=1, retry=Retrying())
-    assert footer.null_counts[:, USER].tolist() == [-1, 0, 0]
+    assert parsed(path, {}).chunks[:, USER, kernel.NULLS].tolist() == [-1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,8 @@ def test_files_share_a_schema_only_where_their_footers_say_the_same(tmp_path):
     }
     for name, table in tables.items():
         write(tmp_path / f"{name}.parquet", table)
-    footers = read_footers(discover([str(tmp_path)], None), threads=1, retry=Retrying())
+    schemas = {}
+    footers = [parsed(tmp_path / f"{name}.parquet", schemas) for name in tables]
     for footer, name in zip(footers, tables, strict=True):
         whole = pq.read_schema(tmp_path / f"{name}.parquet")
         assert footer.schema.equals(whole.remove_metadata(), check_metadata=True)

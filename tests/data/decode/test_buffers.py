@@ -7,12 +7,12 @@ import tracemalloc
 import numpy as np
 import torch
 
-from fsdata.batch.host_memory import Reused
+from fsdata.batch.host_memory import PooledMemory
 from fsdata.decode.reused_buffers import Pool
 
 
 def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
-    pool = Reused(Pool())
+    pool = PooledMemory(Pool())
     tensor = pool.tensor(100_000, torch.int64)
     address = tensor.data_ptr()
     assert address % 64 == 0
@@ -57,12 +57,12 @@ def test_a_large_buffer_is_kept_for_large_requests():
 def test_tensors_have_the_type_and_shape_that_were_asked_for():
     for dtype in (torch.int64, torch.float32, torch.uint8):
         for count in (0, 7, 100_000):
-            tensor = Reused(Pool()).tensor(count, dtype)
+            tensor = PooledMemory(Pool()).tensor(count, dtype)
             assert (tensor.dtype, tensor.shape) == (dtype, (count,))
 
 
 def test_threads_never_share_a_buffer():
-    pool = Reused(Pool())
+    pool = PooledMemory(Pool())
     wrong = []
 
     def work(number):

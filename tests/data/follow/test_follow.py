@@ -117,7 +117,7 @@ def test_what_was_read_may_be_removed_and_what_was_not_stays_as_it_is(folder, mo
     (folder / "01.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=r"01\.parquet") as caught:
         resumed(folder, state, follow)
-    assert "removed when all of their rows were read" in str(caught.value.__notes__)
+    assert "removed after all of their rows were read" in str(caught.value.__notes__)
     write(folder, "01.parquet", range(900, 910))
     with pytest.raises(CorruptFileError, match=r"01\.parquet was replaced"):
         resumed(folder, state, follow)
@@ -364,10 +364,13 @@ def joined(rows, side, **options):
         (lambda path, follow: ParquetSource(path, follow="path"), "takes a Follow"),
         (lambda path, follow: ParquetSource(path, follow=follow, limit=5), "no skip and no limit"),
         (lambda path, follow: joined(path, ParquetSource(path, follow=follow)), "give both, or none"),
-        (lambda path, follow: joined(path, ParquetSource(path, follow=follow), wait="1m"), "give both a Follow"),
-        (lambda path, follow: joined(path, ParquetSource(path), wait="30m"), "goes with a source that is followed"),
+        (
+            lambda path, follow: joined(path, ParquetSource(path, follow=follow), wait="1m"),
+            "both sources a Follow",
+        ),
+        (lambda path, follow: joined(path, ParquetSource(path), wait="30m"), "a source with `follow` need each other"),
         (lambda path, follow: joined(path, ParquetSource(path), missing="skip"), "missing"),
-        (lambda path, follow: joined(path, ParquetSource(path), missing="default"), "needs the values"),
+        (lambda path, follow: joined(path, ParquetSource(path), missing="default"), "needs a default of every field"),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, make, message):
@@ -376,11 +379,11 @@ def test_options_that_contradict_each_other(tmp_path, make, message):
 
 
 def test_loaders_that_cannot_follow(folder):
-    with pytest.raises(ValueError, match="the only one"):
+    with pytest.raises(ValueError, match="has no end, so it cannot be mixed with others"):
         loader_on([ParquetSource(folder, follow=of, columns=IDS) for of in (Follow(**FAST), None)], SCHEMA)
     with pytest.raises(ValueError, match=r"shuffle_window=0.1 is a share of the epoch"):
         loader_of(folder, shuffle=True, shuffle_window=0.1)
-    with pytest.raises(ValueError, match="a source that is followed makes the ranks talk"):
+    with pytest.raises(ValueError, match="a followed source makes the ranks communicate"):
         loader_of(folder, rank=0, world_size=2)
 
 

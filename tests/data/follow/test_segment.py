@@ -42,7 +42,7 @@ def test_every_row_comes_once(extensions, worlds, batch, shuffle):
     for number, (units, size) in enumerate(zip(extensions, worlds, strict=False)):
         progress = progress.on(size).extended(segment(number, first, rest_of(left), units), size)
         found = streams_of(progress, shuffle)
-        again = streams_of(from_state(json.loads(json.dumps(to_state(progress, {}))), {}, Segment.of_state), shuffle)
+        again = streams_of(from_state(json.loads(json.dumps(to_state(progress, {}))), {}, Segment.from_state), shuffle)
         assert [rows_of(each, shuffle=shuffle) for each in found] == [rows_of(each, shuffle=shuffle) for each in again]
         sizes = [stream.rows for stream in found]
         assert max(sizes) - min(sizes) <= 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fsdata import Follow, SchemaError
 from fsdata.growing.follow import seconds
-from fsdata.growing.watermark import Arrived, Taken, visible
+from fsdata.growing.watermark import Arrived, Taken, files_to_read
 
 
 def files(*names, whole=True, modified=0):
@@ -21,7 +21,7 @@ def names(found):
 
 
 def by_path(there, taken=None, before=100):
-    return names(visible(there, taken or Taken(), by="path", before=before, latest=None))
+    return names(files_to_read(there, taken or Taken(), by="path", before=before, latest=None))
 
 
 def test_files_before_one_that_is_not_whole_are_read():
@@ -41,7 +41,7 @@ def test_late_files_wait_for_nobody_and_nobody_waits_for_them():
 @pytest.mark.parametrize(("latest", "expected"), [(9, ["b"]), (20, ["b", "a"]), (None, ["b", "a", "c"])])
 def test_by_time(latest, expected):
     there = [Arrived("a", 0, True, 20), Arrived("b", 0, True, 5), Arrived("c", 0, True, 21), Arrived("d", 0, False, 1)]
-    assert names(visible(there, Taken(), by="time", before=0, latest=latest)) == expected
+    assert names(files_to_read(there, Taken(), by="time", before=0, latest=latest)) == expected
 
 
 @given(
@@ -55,8 +55,8 @@ def test_every_file_is_taken_once_however_they_come(order, at_once, restarts, re
     taken, there, read, gone = Taken(), [], [], set()
 
     def look():
-        found = visible([file for file in there if file.name not in taken], taken, by="path", before=99, latest=None)
-        found = found[:at_once]
+        waiting = [file for file in there if file.name not in taken]
+        found = files_to_read(waiting, taken, by="path", before=99, latest=None)[:at_once]
         if found:
             taken.add(names(found), max(file.key for file in found))
         read.extend(names(found))
@@ -65,7 +65,7 @@ def test_every_file_is_taken_once_however_they_come(order, at_once, restarts, re
     for number, name in enumerate(order):
         there.append(Arrived(name, number % 3, whole=True))
         if number in restarts:
-            taken = Taken.of_state(json.loads(json.dumps(taken.state())))
+            taken = Taken.from_state(json.loads(json.dumps(taken.state())))
             assert {file.name for file in there if file.name in taken} == set(read) - gone
         look()
         gone |= {f"{n:02}" for n in removed} & set(read)

@@ -237,7 +237,7 @@ def test_what_a_lookup_finds_is_not_looked_up(tmp_path: Path) -> None:
     labels = Lookup(ParquetSource("artists"), on="artist", fields=("ts",))
     for join in ([artists, labels], [labels, artists]):
         schema = Schema(sequences=(Sequence("uih", fields=("item", "artist", "ts")),))
-        with pytest.raises(SchemaError, match=r"Lookup\(on='artist'\) looks up what another Lookup finds"):
+        with pytest.raises(SchemaError, match=r"Lookup\(on='artist'\) has a field of another Lookup as its key"):
             loader_on(ParquetSource("rows", join=join), schema)
 
 

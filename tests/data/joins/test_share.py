@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, Jagged, ParquetSource, Schema, SchemaError, Sequence, expand
-from fsdata.batch.windows import merge_windows
+from fsdata.batch.merged_windows import merge_windows
 
 
 def shared(group: Sequence, **options: Any) -> Sequence:

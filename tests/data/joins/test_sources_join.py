@@ -150,7 +150,7 @@ def test_joins_that_make_no_sense(main, tmp_path):
         given = ParquetSource(main, join=[Join(source, on="user", fields=fields)], **options)
         with pytest.raises(SchemaError, match=message):
             read(given, Schema(dense=("age",)))
-    with pytest.raises(SchemaError, match="two joins bring the same field: age"):
+    with pytest.raises(SchemaError, match="two joins add the same field: age"):
         ParquetSource(main, join=[Join(table, on="user", fields=("age",))] * 2)
     with pytest.raises(SchemaError, match="cannot have joins itself"):
         Join(ParquetSource(main, join=[Join(table, on="user", fields=("age",))]), on="user", fields=("age",))

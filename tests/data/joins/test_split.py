@@ -43,7 +43,7 @@ def sees(query: tuple[str, int, int], key: tuple[str, int, int]) -> bool:
 @example(lengths=[0, 1, 3, 4, 25], split=Split(recent=3, segment=5, tokens=2))
 @example(lengths=[], split=Split(recent=3, segment=5, tokens=2))
 def test_positions_and_mask(lengths: list[int], split: Split) -> None:
-    made = SplitSequence.of(torch.tensor(lengths, dtype=torch.int64), split)
+    made = SplitSequence.from_lengths(torch.tensor(lengths, dtype=torch.int64), split)
     wanted = [parts(events, split) for events in lengths]
     assert made.lengths.tolist() == list(map(len, wanted))
     assert made.total == sum(map(len, wanted))

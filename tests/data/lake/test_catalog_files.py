@@ -214,7 +214,9 @@ def test_what_a_catalog_says_is_compared_with_the_footer(
     at = table.schema.get_field_index(column)
     rows = value if column == "schema" else [[part for each in value for part in each], [3, 2]]
     pq.write_table(table.set_column(at, column, pa.array(rows, table.schema.field(column).type)), path)
-    with pytest.raises(CorruptFileError, match=r"a\.parquet: its catalog says other rows or columns of it"):
+    with pytest.raises(
+        CorruptFileError, match=r"a\.parquet: its catalog and its footer have different rows or columns"
+    ):
         samples(ParquetSource(catalog=path, filesystem=system, decoder=decoder))
 
 
@@ -227,6 +229,6 @@ def test_files_of_another_filesystem_need_it(lake: Path, tmp_path: Path) -> None
     with pytest.raises(SchemaError, match="files on subtree: give ParquetSource"):
         samples(ParquetSource(catalog=path))
     store = pafs.S3FileSystem(anonymous=True, region="eu")
-    files = FileList.of([(store, f"{bucket}/a.parquet", (1, 1, 0)) for bucket in ("one", "two")])
+    files = FileList.from_entries([(store, f"{bucket}/a.parquet", (1, 1, 0)) for bucket in ("one", "two")])
     with pytest.raises(SchemaError, match="of one bucket"):
         write_catalog(replace(catalog, files=files), path)

@@ -67,7 +67,11 @@ class Delta:
 
 
 class Iceberg:
-    kind, name, gone = "iceberg", "snapshot {} of an Iceberg table", "it has no snapshot 99, or no more; .*are there: "
+    kind, name, gone = (
+        "iceberg",
+        "snapshot {} of an Iceberg table",
+        "it has no snapshot 99, or no more; existing snapshots: ",
+    )
 
     def __init__(self, folder):
         self.catalog = sql.SqlCatalog("t", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
@@ -295,7 +299,7 @@ def mapped(action):
         (["deletionVectors"], lambda action: None, None),  # the table may have some, and has none
         (["deletionVectors"], deleted, r"version 0 has deleted rows in its files \(deletion vectors\)"),
         (["columnMapping"], mapped, "version 0 maps columns by name"),
-        (["typeWidening", "timestampNtz"], lambda action: None, "needs what is not known here: typeWidening"),
+        (["typeWidening", "timestampNtz"], lambda action: None, "needs unsupported features: typeWidening"),
     ],
 )
 def test_features_of_delta_that_would_be_read_wrongly_are_refused(tmp_path, features, change, message):
@@ -406,5 +410,5 @@ def test_which_metadata_file_is_the_newest(iceberg):
         read(source(iceberg))
     assert read(source(SimpleNamespace(kind="iceberg", path=newest))) == old
     newest.with_name("version-hint.text").write_text("0")
-    with pytest.raises(SchemaError, match="it has no snapshot; snapshots that are there: none"):
+    with pytest.raises(SchemaError, match="it has no snapshot; existing snapshots: none"):
         read(source(iceberg))

@@ -92,7 +92,9 @@ def test_what_is_no_adapt(loader_of, adapt, kind, message):
 def test_a_loss_of_the_users_own_batch(loader_of):
     batch = next(iter(loader_of(adapt=own)))
     assert global_mean(batch.labels, batch).item() == batch.labels.sum().item() / 4
-    with pytest.raises(ValueError, match=r"a tuple has no `stats`: keep those of the Batch in it, stats=batch\.stats"):
+    with pytest.raises(
+        ValueError, match=r"a tuple has no `stats`: copy those of the Batch into it, stats=batch\.stats"
+    ):
         global_mean(batch.labels, (batch.labels,))
 
 

@@ -104,7 +104,7 @@ def test_a_window_that_memory_cannot_hold_is_held_and_told_once(heavy, caplog):
     assert sum(map(len, batches)) == 1200
     assert loader.stats()["decoded_peak_bytes"] > 100
     assert [record.getMessage() for record in caplog.records if "shuffle_window" in record.getMessage()] == [
-        "memory=100 bytes are less than the 2400 bytes of the rows that are shuffled together, which are held all the "
+        "memory=100 bytes are less than the 2400 bytes of the rows that are shuffled together, which are kept all the "
         "same. Give more, or a smaller shuffle_window"
     ]
     with pytest.raises(ValueError, match="memory must be a number of bytes"):

@@ -10,7 +10,7 @@ import torch
 from data_kit import assert_same, tensors
 from rank_loaders import loader_on
 
-from fsdata.batch.host_memory import PageLocked
+from fsdata.batch.host_memory import PageLockedMemory
 from fsdata.batch.prefetch import Prefetcher
 
 
@@ -33,7 +33,7 @@ class Locked:
 def locked(monkeypatch):
     locked = Locked()
     monkeypatch.setattr("fsdata.loader.can_pin", lambda wanted: wanted)
-    monkeypatch.setattr("fsdata.loader.PageLocked", lambda: PageLocked(locked))
+    monkeypatch.setattr("fsdata.loader.PageLockedMemory", lambda: PageLockedMemory(locked))
     return locked
 
 

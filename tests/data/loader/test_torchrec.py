@@ -24,7 +24,7 @@ def test_jagged_tensors_of_one_sequence_go_together(history_folder) -> None:
 
 def test_torchrec_that_is_broken(tmp_path, monkeypatch) -> None:
     (tmp_path / "torchrec.py").write_text("import a_library_that_is_not_there")
-    broken = r"torchrec is there but cannot be imported .No module named 'a_library"
+    broken = r"the installed torchrec cannot be imported .No module named 'a_library"
     with torchrec_is(None):
         monkeypatch.delitem(sys.modules, "torchrec")
         monkeypatch.syspath_prepend(tmp_path)

@@ -11,7 +11,7 @@ from data_kit import loader_on, rows_of
 
 from fsdata import ParquetSource, Schema
 from fsdata.decode.opened_source import OpenSource
-from fsdata.nodes import dataset
+from fsdata.nodes import times
 
 ROWS, GROUP = 400, 32
 
@@ -52,7 +52,7 @@ def expected(sources, time="at"):
 
 @pytest.mark.parametrize("shared_from", [1, 1 << 20])
 def test_a_time_column_is_read_once(sources, shared_from):
-    with mock.patch.object(dataset, "SHARED_FROM", shared_from):
+    with mock.patch.object(times, "SHARED_FROM", shared_from):
         loader, rows, counted = read(sources)
         with loader:
             assert rows == 2 * expected(sources)

@@ -164,7 +164,7 @@ def test_a_state_is_that_of_the_same_rows() -> None:
     ("options", "message"),
     [
         ({"rows": "x.arrow"}, "rows takes a RowSource, got 'x.arrow'"),
-        ({"rows": Rows(table_of(1)), "paths": "x.parquet"}, "has no paths, catalog, table or events"),
+        ({"rows": Rows(table_of(1)), "paths": "x.parquet"}, "takes no paths, catalog, table or events"),
     ],
 )
 def test_options_that_contradict(options: dict[str, Any], message: str) -> None:

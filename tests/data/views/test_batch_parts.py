@@ -319,12 +319,18 @@ NESTED = KeyedJaggedTensor(["n"], torch.arange(3), lengths=torch.tensor([1, 1, 1
         ({"mask": {"m": torch.zeros(2, dtype=torch.bool)}}, r"batch.mask\['m'\] has 2 rows, and the batch 3 samples"),
         ({"labels": {"y": torch.zeros(6)}}, r"batch.labels\['y'\] has 6 rows"),
         ({"passthrough": {"p": ["x"]}}, r"batch.passthrough\['p'\] has 1 rows"),
-        ({"nested": {"s": NESTED}}, r"knows no schema, because no FreeScaleDataLoader made it: give Batch\(schema="),
+        (
+            {"nested": {"s": NESTED}},
+            r"has none, because it does not come from a FreeScaleDataLoader: pass Batch\(schema=",
+        ),
         (
             {"nested": {"s": NESTED}, "schema": Schema(sequences=[Sequence("s", ("b",), nested=("n",))])},
             r"batch.nested\['s'\] has 3 rows, and the batch 6 events of 's'",
         ),
-        ({"nested": {"s": NESTED}, "schema": Schema(sequences=[Sequence("s", ("c",))])}, "finds no field of .* 's'"),
+        (
+            {"nested": {"s": NESTED}, "schema": Schema(sequences=[Sequence("s", ("c",))])},
+            "cannot find the lengths of the sequence 's'",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(changes: dict[str, Any], match: str) -> None:

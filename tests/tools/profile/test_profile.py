@@ -137,7 +137,7 @@ def test_batch_sizes_are_those_that_the_rows_are_enough_for():
 
 
 def test_lengths_of_the_trade_off_table_end_uncut_and_lose_no_more_than_they_say():
-    histogram = LengthHistogram.of(np.array([10] * 950 + [400] * 50))
+    histogram = LengthHistogram.from_lengths(np.array([10] * 950 + [400] * 50))
     cut = even_cut(Samples(histogram=histogram), Setting(max_length=400, ranks=4, batch_size=4))
     found = lengths(histogram, cut)
     assert found[-1] == 400

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("few_samples")
 
 def lognormal(median, sigma, rows=50_000):
     drawn = np.random.default_rng(5).lognormal(np.log(median), sigma, rows)
-    return Samples(histogram=LengthHistogram.of(np.clip(np.rint(drawn), 0, 21_000)))
+    return Samples(histogram=LengthHistogram.from_lengths(np.clip(np.rint(drawn), 0, 21_000)))
 
 
 def uncut(samples, ranks=16, batch_size=64):
@@ -33,7 +33,7 @@ def advice(samples, *size):
 EVEN = lognormal(4000, 0.55)
 NEARLY_EVEN = lognormal(300, 1.1)
 """A cut that loses few events makes plans even."""
-UNEVEN = Samples(histogram=LengthHistogram.of(np.array([20] * 995 + [200] + [20_000] * 4)))
+UNEVEN = Samples(histogram=LengthHistogram.from_lengths(np.array([20] * 995 + [200] + [20_000] * 4)))
 """Such a cut loses most of them."""
 
 
@@ -49,7 +49,7 @@ def test_nothing_is_cut_where_plans_can_be_even():
 
 def test_variable_counts_are_proposed_only_where_they_bring_something():
     """They need another mean of the loss. A quarter of the samples is worth dozens of the others."""
-    tail = Samples(histogram=LengthHistogram.of(np.array([2] * 75 + [110] * 25)))
+    tail = Samples(histogram=LengthHistogram.from_lengths(np.array([2] * 75 + [110] * 25)))
     for samples, size, method in ((EVEN, (16, 64), "fbs+swap"), (tail, (4, 16), "vbs")):
         shares = simulate_setting(samples, uncut(samples, *size), methods=("fbs+swap", "vbs"))["time_lost"]
         assert advice(samples, *size)["method"] == method
@@ -79,8 +79,8 @@ def test_the_even_cut_is_the_longest_at_which_plans_can_be_even():
 
 def test_candidates_are_never_cut():
     """Candidates outweigh a rank, and a cut of the histories mends nothing."""
-    histogram = LengthHistogram.of(np.full(50, 10))
-    candidates = LengthHistogram.of(np.array([1] * 99 + [100_000]))
+    histogram = LengthHistogram.from_lengths(np.full(50, 10))
+    candidates = LengthHistogram.from_lengths(np.array([1] * 99 + [100_000]))
     samples = Samples(histogram=histogram, candidates=candidates)
     found = even_cut(samples, dataclasses.replace(uncut(samples), cost=Polynomial(candidate=1000)))
     assert found.recommended == 10

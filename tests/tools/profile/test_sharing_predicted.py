@@ -31,7 +31,7 @@ def held_by_sets(place, length, rank):
 
 def profile_of(held, *, ranks, batch_size, method="fbs+swap", max_length=1000):
     """As much of a profile as the prediction needs."""
-    histogram = LengthHistogram.of(held.lengths)
+    histogram = LengthHistogram.from_lengths(held.lengths)
     default = {"ranks": ranks, "batch_size": batch_size, "max_length": max_length, "cost": repr(COST)}
     return {
         "sequences": {"item": {"histogram": histogram.to_dict()}},

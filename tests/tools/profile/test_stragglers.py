@@ -20,7 +20,7 @@ EQUAL_COUNTS = ("none", "fbs", "fbs+swap", "repair", "hierarchical")
 
 def lognormal(median=4000, sigma=0.55, longest=21_000, rows=200_000):
     drawn = np.random.default_rng(5).lognormal(np.log(median), sigma, rows)
-    return LengthHistogram.of(np.clip(np.rint(drawn), 1, longest))
+    return LengthHistogram.from_lengths(np.clip(np.rint(drawn), 1, longest))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def small_grid(few_samples):
 
 
 def test_equal_histories_wait_for_nothing():
-    equal = Samples(histogram=LengthHistogram.of(np.full(9, 70)))
+    equal = Samples(histogram=LengthHistogram.from_lengths(np.full(9, 70)))
     for ranks in (4, 12):  # 12 ranks fill no node
         point = simulate_setting(equal, Setting(max_length=70, ranks=ranks, batch_size=8))
         assert point["straggler"] == dict.fromkeys(("none", *METHODS), 0.0)
@@ -40,7 +40,7 @@ def test_equal_histories_wait_for_nothing():
 
 def test_by_hand():
     """Of lengths 0 and 10 only a batch size of 1 needs no guess: ranks with 10 events wait for nobody."""
-    samples = Samples(histogram=LengthHistogram.of(np.array([0, 10])), seed=4)
+    samples = Samples(histogram=LengthHistogram.from_lengths(np.array([0, 10])), seed=4)
     setting = Setting(max_length=6, ranks=2, batch_size=2, cost=Power(alpha=1))
     none, padding, bound, mean, most = [], [], [], 0, 0
     for step in range(128):
@@ -126,7 +126,9 @@ def test_no_plan_is_below_the_bound_and_shares_have_the_error_of_the_drawn_steps
 
 def test_candidates_are_drawn_and_counted():
     samples = Samples(
-        histogram=LengthHistogram.of(np.array([3])), candidates=LengthHistogram.of(np.array([1, 40])), seed=1
+        histogram=LengthHistogram.from_lengths(np.array([3])),
+        candidates=LengthHistogram.from_lengths(np.array([1, 40])),
+        seed=1,
     )
     setting = Setting(max_length=5, ranks=4, batch_size=1, cost=Polynomial(candidate=10**6))
     assert set(samples.lengths(setting, 0, 0)[CANDIDATES].tolist()) <= {1, 40}
@@ -134,10 +136,10 @@ def test_candidates_are_drawn_and_counted():
 
 
 def test_refused_and_lengths_to_cut_at():
-    for histogram in (LengthHistogram.of(np.empty(0)), LengthHistogram.of(np.zeros(3))):
+    for histogram in (LengthHistogram.from_lengths(np.empty(0)), LengthHistogram.from_lengths(np.zeros(3))):
         with pytest.raises(UsageError, match=rf"no events in {histogram.rows} rows"):
             Samples(histogram=histogram)
     with pytest.raises(UsageError, match="batch_size must be at least 1, got 0"):
         Setting(max_length=9, ranks=2, batch_size=0)
-    assert max_lengths(LengthHistogram.of(np.array([2000]))) == [1000, 2000]
-    assert max_lengths(LengthHistogram.of(np.array([7]))) == [7]
+    assert max_lengths(LengthHistogram.from_lengths(np.array([2000]))) == [1000, 2000]
+    assert max_lengths(LengthHistogram.from_lengths(np.array([7]))) == [7]

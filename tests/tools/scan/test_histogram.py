@@ -13,7 +13,7 @@ lengths = st.lists(st.integers(0, 60), max_size=80).map(lambda given: np.array(g
 @given(parts=st.lists(lengths, max_size=4))
 def test_merged_is_the_histogram_of_all_rows(parts):
     whole = np.concatenate([np.empty(0, np.int64), *parts])
-    merged = LengthHistogram.merged(LengthHistogram.of(part) for part in parts)
+    merged = LengthHistogram.merged(LengthHistogram.from_lengths(part) for part in parts)
     assert np.repeat(merged.lengths, merged.counts).tolist() == sorted(whole.tolist())
     assert (merged.rows, merged.events, merged.empty) == (len(whole), whole.sum(), (whole == 0).sum())
     assert merged.longest == whole.max(initial=0)
@@ -22,11 +22,11 @@ def test_merged_is_the_histogram_of_all_rows(parts):
 
 @given(rows=lengths.filter(len), share=st.floats(0, 1), cap=st.integers(0, 70))
 def test_quantiles_top_share_and_cuts(rows, share, cap):
-    histogram = LengthHistogram.of(rows)
+    histogram = LengthHistogram.from_lengths(rows)
     assert histogram.quantile(share) == np.quantile(rows, share, method="inverted_cdf")
     top = np.sort(rows)[::-1][: max(int(np.ceil(share * len(rows))), 1)].sum()
     assert histogram.top_share(share) == pytest.approx(top / max(rows.sum(), 1))
-    assert histogram.clipped(cap).to_dict() == LengthHistogram.of(np.minimum(rows, cap)).to_dict()
+    assert histogram.clipped(cap).to_dict() == LengthHistogram.from_lengths(np.minimum(rows, cap)).to_dict()
     if rows.sum():
         assert histogram.kept_share(cap) == pytest.approx(np.minimum(rows, cap).sum() / rows.sum())
 
@@ -57,4 +57,4 @@ def test_bad_histograms_are_refused():
         with pytest.raises(ValueError, match=message):
             LengthHistogram(lengths=np.array(lengths_), counts=np.array(counts))
     with pytest.raises(ValueError, match="share from 0 to 1"):
-        LengthHistogram.of(np.arange(3)).quantile(50)
+        LengthHistogram.from_lengths(np.arange(3)).quantile(50)

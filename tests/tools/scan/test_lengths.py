@@ -132,7 +132,7 @@ def test_drift_of_types_between_files_is_fine(tmp_path):
         ("a", "items", {"candidates": "items"}, "named twice: items"),
         ("a", "items", {"time": "items"}, "time items is one of the list columns"),
         ("e", "items", {"time": "user"}, "user is double; a time is an integer"),
-        ("[af]", "items", {"time": "user"}, "dates in some files and plain integers in others"),
+        ("[af]", "items", {"time": "user"}, "dates in some files and integers in others"),
     ],
 )
 def test_columns_of_another_kind_are_refused(tmp_path, file, column, options, message):

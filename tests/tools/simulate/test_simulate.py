@@ -32,7 +32,7 @@ def paper_like(steps):
     """Lengths of so many steps of 64 ranks with 128 samples each, whose straggler share is the paper's, 22 %."""
     drawn = [np.random.default_rng((64, step)).standard_normal(64 * 128) for step in range(steps)]
     lengths = np.clip(np.rint(4000 * np.exp(0.55 * np.concatenate(drawn))), 1, 21_000)
-    return LengthHistogram.of(lengths.astype(np.int64))
+    return LengthHistogram.from_lengths(lengths.astype(np.int64))
 
 
 HISTOGRAM = paper_like(2)
@@ -151,7 +151,7 @@ def test_id_metadata_takes_the_papers_ten_milliseconds():
 def test_floats_and_ids_of_several_columns_add_up_per_event_of_the_history():
     """Of 10 events a history, 5 of another sequence and 20 candidates: what is cut is cut for both sequences."""
     columns = {"uih": [10, 10], "query": [4, 6], "candidate": [20, 20]}
-    of = {name: {"histogram": LengthHistogram.of(np.array(each)).to_dict()} for name, each in columns.items()}
+    of = {name: {"histogram": LengthHistogram.from_lengths(np.array(each)).to_dict()} for name, each in columns.items()}
     document = profile(candidates={"candidate": of.pop("candidate")}, sequences=of)
     dims = {"uih": 100, "query": 40, "candidate": 8}
     found = run_simulation(document, dim=dims, ranks=(8,), max_length=10)

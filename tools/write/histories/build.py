@@ -334,7 +334,7 @@ class Statistics:
         times: of its N events, history after history, as they are stored. starts: int64[U + 1], the first event of
         every history, and N.
         """
-        self._lengths.append(LengthHistogram.of(np.diff(starts)))
+        self._lengths.append(LengthHistogram.from_lengths(np.diff(starts)))
         if len(times) == 0:
             return
         first, last = int(times.min()), int(times.max())

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from freescale_tools.console.errors import UsageError
 from freescale_tools.scan.files import FileSet
+from freescale_tools.scan.footers import Footer
 from freescale_tools.scan.rows import Rows
-from fsdata.catalog.footers import Footer
 from fsdata.errors import CorruptFileError
 from fsdata.sources.hash_split import text_ids
 

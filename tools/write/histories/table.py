@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
+from freescale_tools.scan.footers import Footer
 from freescale_tools.write.histories.events import Source
-from fsdata.catalog.footers import Footer
 
 VERSION = 1
 MARK = b"freescale.histories"

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale_tools.scan.footers import Footer
 from fsdata.catalog.binding.arrow_types import is_list
-from fsdata.catalog.footers import Footer
 
 UNIT_BYTES = 32 << 20
 """Decoded bytes of a row group. The loader keeps a few row groups per thread and shuffles inside them."""

@@ -20,7 +20,8 @@ from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.console.files import header
 from freescale_tools.console.terminal import Progress
 from freescale_tools.scan.files import FileSet
-from freescale_tools.scan.rows import Rows, written
+from freescale_tools.scan.footers import Footer
+from freescale_tools.scan.rows import Rows, rows_of_file
 from freescale_tools.write.optimize.layout import (
     ColumnPath,
     Layout,
@@ -33,7 +34,6 @@ from freescale_tools.write.optimize.layout import (
     without_nulls,
 )
 from fsdata.catalog.binding.arrow_types import is_list
-from fsdata.catalog.footers import Footer
 from fsdata.catalog.retry import Retrying
 from fsdata.errors import CorruptFileError
 
@@ -232,7 +232,7 @@ def verify(footer: Footer, path: Path, layout: Layout, progress: Progress) -> di
 
     Raises Difference at the first difference.
     """
-    with Rows(footer) as before, written(path) as after:
+    with Rows(footer) as before, rows_of_file(path) as after:
         if after.schema != layout.schema:
             raise Difference(f"{path} reads back as\n{after.schema}\nand was written as\n{layout.schema}")
         try:
