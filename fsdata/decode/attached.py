@@ -69,7 +69,7 @@ class Attached(ABC):
 
     Attributes:
         join: the user's arguments.
-        files: files of the table. They are closed, except those of a table that is followed.
+        files: its files, closed after the table is read. Only a table that is followed opens further ones.
     """
 
     join: Joined

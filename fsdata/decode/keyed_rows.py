@@ -32,18 +32,18 @@ class KeyedRows:
 
 
 def keyed_rows(decoded: DecodedRows, on: str) -> KeyedRows:
-    """Copy the rows out of decoded ones.
+    """Copy the rows that have a key. Pages and Arrow's memory, which are larger, can be released then.
 
     Raises:
         DataError: a null key. Where faults are noted, its row is omitted.
     """
     alive = decoded.alive
     keys, null = decoded.keys[Field(on, "join_key")]
-    lost = null[alive]
-    if lost.any():
+    no_key = null[alive]
+    if no_key.any():
         what, todo = f"the key {on!r} is null and can never match", "; filter such rows out"
-        decoded.faults.found("key", on, decoded.rows[alive[lost]], what, todo=todo)
-        alive = alive[~lost]
+        decoded.faults.found("key", on, decoded.rows[alive[no_key]], what, todo=todo)
+        alive = alive[~no_key]
     columns = [(field, decoded.column(slot)) for slot, field in enumerate(decoded.layout.fields)]
     return KeyedRows(
         keys=keys[alive],
@@ -66,8 +66,9 @@ def read_rows(reader: RowReader, groups: Iterable[RowGroup], layout: Layout, on:
 
 
 def concatenated(parts: Iterable[KeyedRows], layout: Layout) -> KeyedRows:
-    """Concatenate rows of one layout; there may be none."""
+    """Concatenate rows of one layout."""
     empty = np.empty(0, np.int64)
+    # Numpy does not concatenate an empty list, and a table may have no rows.
     none = KeyedRows(
         keys=empty,
         rows=empty,
@@ -95,9 +96,9 @@ def order_of_keys(keys: np.ndarray, faults: Faults, on: str, requirement: str) -
     """
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
-    twice = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
-    if len(twice):
-        examples = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        what = f"{len(twice)} values of the key {on!r} are in more than one row ({examples})"
+    repeated = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
+    if len(repeated):
+        examples = ", ".join(str(key) for key in repeated[:5].tolist()) + (", ..." if len(repeated) > 5 else "")
+        what = f"{len(repeated)} values of the key {on!r} are in more than one row ({examples})"
         faults.found("key", on, None, what, todo=f"; {requirement}")
     return order

@@ -150,7 +150,7 @@ class Histories(Stage):
         else:
             first, stop = np.empty_like(key), np.empty_like(key)
             histories.find_windows(key, table.offsets, table.times, cutoff, first, stop)
-        if join.scan is not None:
+        if join.scan is not None:  # before truncation: events that do not count are scanned, too
             first = np.maximum(first, stop - join.scan)
         for name in (name for name, other in self.groups.items() if other is table):
             fields = _fields(layout, name)
@@ -260,10 +260,10 @@ def _cut(table: HistoryTable, field: Field, key: np.ndarray, windows: _EventWind
 
 def _apply_policies(table: HistoryTable, decoded: DecodedRows, keys: np.ndarray, key: np.ndarray) -> None:
     """Apply the null policies to rows whose key has no history. keys: int64 [N], their values."""
-    lost = np.flatnonzero((key < 0) & ~decoded.drop)
+    unmatched = np.flatnonzero((key < 0) & ~decoded.drop)
 
     def describe(strict: list[str]) -> tuple[str, str]:
-        what = f"{table.join.on} {keys[lost[0]]} is not in the {table.label}"
+        what = f"{table.join.on} {keys[unmatched[0]]} is not in the {table.label}"
         return what, f", and nulls={{{strict[0]!r}: 'error'}} requires a history"
 
-    decoded.nulls.without_match(table.join.on, lost, table.source.nulls, describe)
+    decoded.nulls.without_match(table.join.on, unmatched, table.source.nulls, describe)

@@ -333,9 +333,9 @@ class _TableReader:
     def _left_out(self) -> list[dict[str, Any]]:
         """Damaged row groups that are skipped, in the order of the files. Other processes map the arrays without
         reading the files, and have to report them, too."""
-        place = {name: number for number, name in enumerate(self._files.catalog.files.names())}
+        position = {name: number for number, name in enumerate(self._files.catalog.files.names())}
         skipped = self._files.skipped  # appended to by several threads; whole files come first
-        skipped.sort(key=lambda each: (-1, 0) if each.row_group is None else (place[each.file], each.row_group))
+        skipped.sort(key=lambda each: (-1, 0) if each.row_group is None else (position[each.file], each.row_group))
         return [asdict(each) for each in skipped if each.row_group is not None]
 
     def _decode(self, group: RowGroup) -> _Histories | None:

@@ -150,11 +150,11 @@ def _arrays(files: SourceFiles, fields: Sequence[Field], join: Lookup) -> Arrays
     if span <= _SPARSE * len(keys):
         ids, slot, size = np.array([low]), keys - low, span
     else:
-        size = 1 << (2 * len(keys) - 1).bit_length()
+        size = 1 << (2 * len(keys) - 1).bit_length()  # a power of two, at least half of it empty: probes stay short
         ids, slot = np.full(size, lookups.EMPTY), np.empty(len(keys), np.int64)
         lookups.fill_places(keys, slot, ids)
     row = np.dtype([(field.name, _narrowest(table.values[field.name], join, field)) for field in fields], align=True)
-    rows = np.empty(size + 1, row)
+    rows = np.empty(size + 1, row)  # ids without a row get the last one
     for field in fields:
         rows[field.name] = join.default_of(field.name)
         rows[field.name][slot] = table.values[field.name][order]

@@ -25,7 +25,7 @@ _VALUES, _STARTS, _LENGTHS, _DENSE = "values of ", "starts of ", "lengths of ", 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SideTable(Attached, Stage):
-    """A side table, sorted by its unique keys. Row M, the last one, stands for rows without a match.
+    """A side table, sorted by its unique keys. Row M, the last one, has the values of rows without a match.
 
     Attributes:
         layout: its fields.
@@ -87,17 +87,18 @@ class SideTable(Attached, Stage):
         """(int64 [N], the row that matches, M without a match; bool [N], whether one does). Applies the policies."""
         on, keys = self.join.on, self.arrays[_KEYS]
         wanted, null = decoded.keys[Field(on, "join_key")]
+        # Keys above all others get row M, whose key is only a placeholder: it may be equal to a wanted key.
         row = np.searchsorted(keys[:-1], wanted)
         matched = (keys[row] == wanted) & (row < len(keys) - 1) & ~null
         row = np.where(matched, row, len(keys) - 1)
-        lost = np.flatnonzero(~matched & ~decoded.drop)
+        unmatched = np.flatnonzero(~matched & ~decoded.drop)
 
         def describe(strict: list[str]) -> tuple[str, str]:
-            key = "null" if null[lost[0]] else int(wanted[lost[0]])
+            key = "null" if null[unmatched[0]] else int(wanted[unmatched[0]])
             what = f"{on} {key} is not in the {self.label}, which makes {', '.join(strict)} null"
             return what, f". Give that ParquetSource a default for it, or nulls={{{strict[0]!r}: 'drop'}}"
 
-        decoded.nulls.without_match(on, lost, self._policies, describe)
+        decoded.nulls.without_match(on, unmatched, self._policies, describe)
         return row, matched
 
     def rows_of_file(self, file: int) -> KeyedRows:
