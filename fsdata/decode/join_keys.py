@@ -33,5 +33,5 @@ def check_unique(keys: np.ndarray, faults: Faults, on: str, table: str) -> None:
     twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
     if len(twice):
         some = ", ".join(str(key) for key in twice[:5].tolist()) + (", ..." if len(twice) > 5 else "")
-        what = f"{len(twice)} values of the key {on!r} stand in more than one row ({some})"
+        what = f"{len(twice)} values of the key {on!r} are in more than one row ({some})"
         faults.found("key", on, None, what, todo=f"; {table}")

@@ -52,8 +52,8 @@ def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
     joined: set[str] = set()
     shared: set[str] = set()
     for join in source.join:
-        of_events = source.events is not None and join.finds_values  # rows may be made of what it finds
-        unknown = [name for name in join.fields if name not in known and not of_events]
+        made_of_events = source.events is not None and join.finds_values  # fields that only make up rows
+        unknown = [name for name in join.fields if name not in known and not made_of_events]
         kind = type(join).__name__
         if unknown:
             raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")

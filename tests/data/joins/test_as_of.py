@@ -188,7 +188,7 @@ def test_the_latest_time_of_a_row_means_all_events(tmp_path: Path, inclusive: bo
             r"history of user 2 is not ascending: time is 5 at position 1 and 19 before",
         ),
         ({"time": [[5], [9]]}, DataError, r"row 0: the lists of 'histories' have different lengths: item 2, time 1"),
-        ({"uid": [2, 2]}, DataError, r"1 values of the key 'user' stand in more than one row \(2\)"),
+        ({"uid": [2, 2]}, DataError, r"1 values of the key 'user' are in more than one row \(2\)"),
         ({"uid": [2, None]}, DataError, r"row 1: the key 'user' is null and can never match"),
         ({"time": [[5, None], [9]]}, DataError, r"row 0: time is null at position 1"),
         ({"item": [[1, None], [3]]}, DataError, r"row 0: item is null at position 1"),

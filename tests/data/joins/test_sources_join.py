@@ -96,7 +96,7 @@ def test_a_null_key_in_the_main_table_has_no_match(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([2, 3, 3], r"users\.parquet: 1 values of the key 'user' stand in more than one row \(3\)"),
+        ([2, 3, 3], r"users\.parquet: 1 values of the key 'user' are in more than one row \(3\)"),
         ([2, None, 3], "row 1: the key 'user' is null and can never match"),
     ],
 )

@@ -249,7 +249,7 @@ def test_nobody_gets_the_tables_of_a_check(tmp_path):
     source = ParquetSource(main, join=join)
     schema = Schema(sequences=(Sequence("uih", ("item",)),))
     check = SourceCheck(source, schema, index=0)
-    with pytest.raises(DataError, match="stand in more than one row"):
+    with pytest.raises(DataError, match="are in more than one row"):
         open_source(source, schema)
     check.close()
 
