@@ -47,7 +47,7 @@ BREAKS: tuple[Break, ...] = (
     # fsdata
     Break(
         file="fsdata/pages/kernels/deltas.py",
-        before="if width > (32 if narrow else 64) or each * width >> 3 > end - at:",
+        before="if width > (32 if narrow else 64) or per_miniblock * width >> 3 > end - at:",
         after="if width > (32 if narrow else 64):",
         tests=("tests/data/pages",),
         why="a page of deltas that is cut gives numbers from what lies behind it instead of an error",
@@ -571,8 +571,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="tools/scan/batch_order.py",
-        before="places = first + np.flatnonzero(known[first : first + count])",
-        after="places = np.flatnonzero(known[first : first + count])",
+        before="rows = first + np.flatnonzero(has_time[first : first + count])",
+        after="rows = np.flatnonzero(has_time[first : first + count])",
         tests=("tests/tools/collisions",),
         why="collisions by time count the rows of the first stretch again in place of those of later ones",
     ),

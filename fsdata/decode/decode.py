@@ -64,7 +64,7 @@ def decode_rows(
     count = file.parquet.metadata.row_group(group).num_rows
     if rows.stop > count:
         raise pa.ArrowInvalid(f"{count} rows where {rows.stop} or more are known")
-    # The schema and earlier row groups decide who decodes a column; a chunk may still turn out to be one for pyarrow.
+    # The schema and earlier row groups determine the decoder of a column; a chunk may still turn out to need pyarrow.
     chosen = [] if pages is None else pages.chosen(file, plan)
     served = frozenset(each.field for each in chosen)
     needed: range | np.ndarray = range(count) if plan.to_end else rows

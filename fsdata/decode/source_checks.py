@@ -1,4 +1,4 @@
-"""Checks a source against its schema and its joined tables, and says which fields its own rows need (pure)."""
+"""Checks a source against its schema and its joined tables, and lists the fields that its own rows need (pure)."""
 
 from functools import partial
 
@@ -13,11 +13,12 @@ from fsdata.sources.source import ParquetSource
 
 
 def hashed_types_of(files: RowReader) -> HashedTypes:
+    """The types of hashed columns; `bind` has checked that all files agree."""
     return hashed_types(files.source, partial(column_type, files.kinds[0]))
 
 
 def check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
-    """Keys that both tables hash are hashes of one type."""
+    """Check that a key which both tables hash has one type in both. Raises SchemaError."""
     catalog = side.catalog
     schema = catalog.schemas[int(catalog.schema_of[0])]
     folders = folder_columns(side.source, [folder.partitions for folder in catalog.files.folders])
@@ -32,7 +33,7 @@ def check_hashed_keys(files: RowReader, side: Attached, label: str) -> None:
 
 
 def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Field]:
-    """What the rows of the main table have to have: fields that no table is joined for, keys, and times.
+    """The fields that rows of the main table need: those that no joined table has, join keys, and times.
 
     Raises:
         SchemaError: joins that contradict the schema.
@@ -47,13 +48,13 @@ def wanted_fields(source: ParquetSource, schema: Schema, label: str) -> list[Fie
 
 
 def _check_joins(source: ParquetSource, schema: Schema, label: str) -> set[str]:
-    """The fields that side tables bring, checked against the schema."""
+    """The fields of joined tables, checked against the schema."""
     known = set(schema.field_names)
     joined: set[str] = set()
     shared: set[str] = set()
     for join in source.join:
-        of_events = source.events is not None and join.finds_values  # rows may be made of what it finds
-        unknown = [name for name in join.fields if name not in known and not of_events]
+        made_of_events = source.events is not None and join.finds_values  # fields that only make up rows
+        unknown = [name for name in join.fields if name not in known and not made_of_events]
         kind = type(join).__name__
         if unknown:
             raise SchemaError(f"{label}: {kind} brings fields that the schema does not have: {', '.join(unknown)}")

@@ -94,7 +94,7 @@ def test_two_iterators_never_share_an_exchange(tmp_path):
     assert shared_world(2).run(iterate_twice, tmp_path) == [(5, 0), (5, 0)]
 
 
-LOADED = "this iterator has ended: load_state_dict.* Begin a new iter"
+LOADED = "this iterator has ended: load_state_dict.* Call iter"
 
 
 def rolled_back(loader, samples):

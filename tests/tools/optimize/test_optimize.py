@@ -8,7 +8,7 @@ from tools_kit import answered, damage, ran, refused, write
 
 from freescale_tools.console.errors import CommandFailed, UsageError
 from freescale_tools.scan.files import open_files
-from freescale_tools.scan.rows import written
+from freescale_tools.scan.rows import rows_of_file
 from freescale_tools.write.optimize import rewrite as rewriting
 from freescale_tools.write.optimize.layout import Settings, delta_columns, note_nulls, tightened, unit_rows
 from freescale_tools.write.optimize.rewrite import Difference, equal_rows, optimize_all, unequal_row
@@ -179,7 +179,7 @@ def test_what_was_written_is_compared_with_its_checksums(tmp_path):
     content = bytearray(path.read_bytes())
     content[pq.read_metadata(path).row_group(0).column(0).data_page_offset + 200] ^= 1  # a value, still a valid page
     path.write_bytes(content)
-    with written(path) as reading, pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*CRC"):
+    with rows_of_file(path) as reading, pytest.raises(CorruptFileError, match=r"a\.parquet, row group 0: .*CRC"):
         list(reading.batches())
 
 
