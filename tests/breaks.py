@@ -151,7 +151,7 @@ BREAKS: tuple[Break, ...] = (
         why="a state counts dropped rows by which row groups were decoded together",
     ),
     Break(
-        file="fsdata/decode/open_files.py",
+        file="fsdata/decode/readers/open_files.py",
         before="kept = 0 if self._closed else self._keep",
         after="kept = self._keep",
         tests=("tests/data/catalog", "tests/data/decode"),

@@ -13,13 +13,13 @@ from fsdata.catalog.retry import Retrying
 from fsdata.compose import installed
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.decode import ColumnDecoder
-from fsdata.decode.given_rows import GivenRows
-from fsdata.decode.open_files import ExpectedFile, OpenParquet, RemoteReads
 from fsdata.decode.opened_source import OpenSource
+from fsdata.decode.readers.given_rows import GivenRows
+from fsdata.decode.readers.open_files import ExpectedFile, OpenParquet, RemoteReads
+from fsdata.decode.readers.row_reader import SmallGroups
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_reader import SmallGroups
 from fsdata.decode.source_checks import wanted_fields
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Fault, SchemaError
 from fsdata.kernels.warm import RARE, READING
 from fsdata.schema import Schema

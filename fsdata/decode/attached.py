@@ -13,8 +13,8 @@ from fsdata.catalog.fingerprint import fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.decode.block import Column, RowRefs
 from fsdata.decode.decoded_rows import DecodedRows
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles
 from fsdata.schema import Field
 from fsdata.sources.source import Joined, ParquetSource
 

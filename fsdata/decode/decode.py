@@ -14,8 +14,8 @@ from fsdata.decode.arrow.scalars import ScalarColumns
 from fsdata.decode.block import Column, joined, run
 from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.nulls import Nulls
-from fsdata.decode.open_files import OpenParquet
 from fsdata.decode.plan import DecodePlan, Slot
+from fsdata.decode.readers.open_files import OpenParquet
 from fsdata.decode.reused_buffers import Pool
 from fsdata.decode.row_layout import Layout, ids_of
 from fsdata.errors import Faults

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.row_groups import RowGroup
+from fsdata.decode.readers.row_reader import RowReader
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_reader import RowReader
 from fsdata.errors import Faults
 from fsdata.schema import Field
 

@@ -19,11 +19,11 @@ from fsdata.decode.align import align
 from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.block import Column, RowRefs, dropped_rows
 from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.plan import DecodePlan
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.open_files import RemoteGroup
+from fsdata.decode.readers.row_groups import RowGroup
+from fsdata.decode.readers.row_reader import RowReader
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.row_reader import RowReader
 from fsdata.decode.source_checks import check_hashed_keys, hashed_types_of
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema

@@ -6,7 +6,7 @@ from fsdata.catalog.binding.bind import column_type
 from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.binding.key_types import HashedTypes, between, folder_columns, hashed_types
 from fsdata.decode.attached import Attached
-from fsdata.decode.row_reader import RowReader
+from fsdata.decode.readers.row_reader import RowReader
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.sources.source import ParquetSource

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fsdata.decode.opened_source import OpenSource
-from fsdata.decode.row_groups import RowGroups
+from fsdata.decode.readers.row_groups import RowGroups
 from fsdata.errors import CorruptFileError, SchemaError
 from fsdata.growing.growing_files import GrowingFiles
 from fsdata.growing.late import LateTable

@@ -15,7 +15,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
 from fsdata.catalog.listing.find_files import discover, root_of
 from fsdata.catalog.prune import may_have_rows
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.errors import CorruptFileError
 from fsdata.growing.follow import Follow
 

@@ -18,8 +18,8 @@ from fsdata.catalog.binding.bind import bind_rows
 from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.block import Column
-from fsdata.decode.row_groups import Groups, RowGroup
-from fsdata.decode.row_reader import BatchReader
+from fsdata.decode.readers.row_groups import Groups, RowGroup
+from fsdata.decode.readers.row_reader import BatchReader
 from fsdata.errors import Fault, Faults, SchemaError
 from fsdata.histories.as_of import POSITION, Events
 from fsdata.histories.history_table import HistoryTable, where

@@ -27,9 +27,9 @@ from fsdata.catalog.shared_arrays import Arrays, SharedArrays
 from fsdata.decode.align import align
 from fsdata.decode.attached import Attached
 from fsdata.decode.keyed_rows import keyed_rows, order_of_keys
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.row_groups import RowGroup
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import Faults, SchemaError
 from fsdata.histories.as_of import AsOf
 from fsdata.histories.kernels import histories

@@ -19,8 +19,8 @@ from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.block import Column
 from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.keyed_rows import order_of_keys, read_rows
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.decode.row_layout import Layout
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
 from fsdata.histories.history_table import shared_name
 from fsdata.histories.kernels import lookups

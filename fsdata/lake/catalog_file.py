@@ -26,9 +26,9 @@ from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import FileList, FileRef, Version, folder_of
 from fsdata.catalog.listing.find_files import found_now, resolve
 from fsdata.catalog.retry import Retrying, unreachable
-from fsdata.decode.open_files import ExpectedFile
-from fsdata.decode.row_groups import left_out
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.readers.open_files import ExpectedFile
+from fsdata.decode.readers.row_groups import left_out
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.errors import CorruptFileError, SchemaError
 
 VERSION = 2

@@ -21,7 +21,7 @@ from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.footers import open_file
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList, FileRef, Partitions
 from fsdata.catalog.listing.find_files import local_version, resolve
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.errors import SchemaError
 
 _INSTALL = "{table}: reading it needs {library}: pip install 'freescale[{extra}]'"

@@ -8,9 +8,9 @@ import numpy as np
 
 from fsdata.catalog.binding.counted import mixed
 from fsdata.decode.block import Block, Column, RowRefs, concat
-from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.opened_source import OpenSource, other_forms
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.open_files import RemoteGroup
+from fsdata.decode.readers.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.times import Times

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from fsdata.catalog.binding.bind import Binding
 from fsdata.catalog.binding.column_paths import leaf_at, names_at
 from fsdata.catalog.footers import column_ranges
-from fsdata.decode.open_files import OpenParquet
 from fsdata.decode.plan import DecodePlan
+from fsdata.decode.readers.open_files import OpenParquet
 from fsdata.decode.reused_buffers import Pool
 from fsdata.pages.chunk import Column, Damaged, LeftToArrow, page_headers, read_column, unpacked_pages
 from fsdata.pages.forms import Form, form_of, why_left

@@ -23,9 +23,9 @@ from fsdata.decode.arrow import widen
 from fsdata.decode.decode import decode_batch
 from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.plan import DecodePlan
-from fsdata.decode.row_groups import RowGroup
-from fsdata.decode.row_reader import Plans
-from fsdata.decode.source_files import SourceFiles
+from fsdata.decode.readers.row_groups import RowGroup
+from fsdata.decode.readers.row_reader import Plans
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.kernels import footer
 from fsdata.pages import kernels as pages
 from fsdata.pages.kernels import headers
@@ -34,7 +34,7 @@ _MOST_ROWS, _MOST_BYTES = 8192, 256 << 10  # of row groups that are decoded toge
 
 
 class SmallGroups:
-    """Decodes the small row groups of one source; see the protocol in `fsdata.decode.row_reader`. Thread-safe."""
+    """Decodes the small row groups of one source. Thread-safe. Protocol: `fsdata.decode.readers.row_reader`."""
 
     def __init__(self, files: SourceFiles) -> None:
         self._files = files

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fsdata.catalog.footers import column_ranges, parquet_file
-from fsdata.decode.open_files import ExpectedFile, OpenParquet, modified
+from fsdata.decode.readers.open_files import ExpectedFile, OpenParquet, modified
 from fsdata.remote.byte_ranges import ByteRange, requests
 
 _MOST_OPEN = 64

@@ -13,8 +13,8 @@ from fsdata.decode.attached import Attached, Stage
 from fsdata.decode.block import Column
 from fsdata.decode.decoded_rows import DecodedRows
 from fsdata.decode.keyed_rows import KeyedRows, concatenated, order_of_keys, read_rows
+from fsdata.decode.readers.source_files import SourceFiles
 from fsdata.decode.row_layout import Layout, layout_of
-from fsdata.decode.source_files import SourceFiles
 from fsdata.errors import SchemaError
 from fsdata.schema import Field, Schema, fields_of
 from fsdata.tables.join import Join

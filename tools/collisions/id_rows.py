@@ -21,7 +21,7 @@ from fsdata.catalog.footers import Skipped
 from fsdata.compose.reading import open_source
 from fsdata.decode.block import RowRefs
 from fsdata.decode.opened_source import OpenSource
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import CorruptFileError, DataError, FreeScaleError
 

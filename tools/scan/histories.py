@@ -24,7 +24,7 @@ from fsdata.catalog.binding.column_paths import type_at
 from fsdata.catalog.footers import Skipped
 from fsdata.compose.reading import open_source
 from fsdata.decode.opened_source import OpenSource
-from fsdata.decode.row_groups import RowGroup
+from fsdata.decode.readers.row_groups import RowGroup
 from fsdata.decode.row_layout import layout_of
 from fsdata.errors import FreeScaleError
 from fsdata.histories.histories import histories_of

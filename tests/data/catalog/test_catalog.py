@@ -29,7 +29,7 @@ from fsdata.catalog.footers import Counter, check_footer, parse_footer
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode import open_files
+from fsdata.decode.readers import open_files
 
 LIST = pa.list_(pa.int64())
 

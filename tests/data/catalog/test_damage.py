@@ -15,7 +15,7 @@ from fsdata.catalog.catalog import open_catalog
 from fsdata.catalog.listing.file_list import FileRef
 from fsdata.catalog.listing.find_files import discover
 from fsdata.catalog.retry import Retrying
-from fsdata.decode.open_files import ExpectedFile, OpenFiles
+from fsdata.decode.readers.open_files import ExpectedFile, OpenFiles
 
 
 def flip(path, offset, count=8):

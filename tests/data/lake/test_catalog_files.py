@@ -45,7 +45,7 @@ def test_a_loader_reads_by_a_file_of_it_what_it_reads_by_paths(lake: Path, tmp_p
     assert said(read_catalog_file(path)) == said(catalog)
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["lake.catalog"]
     with (
-        mock.patch("fsdata.decode.source_files.discover", side_effect=AssertionError("listed")),
+        mock.patch("fsdata.decode.readers.source_files.discover", side_effect=AssertionError("listed")),
         mock.patch("fsdata.catalog.catalog.raw_footer", side_effect=AssertionError("read a footer")),
     ):
         found = samples(ParquetSource(catalog=path))

@@ -12,8 +12,8 @@ from fsdata.catalog.binding.bind import bind
 from fsdata.catalog.binding.counted import Counted
 from fsdata.catalog.catalog import Catalog
 from fsdata.catalog.listing.file_list import UNKNOWN, FileList
-from fsdata.decode.row_groups import RowGroup, RowGroups
-from fsdata.decode.row_reader import BatchReader
+from fsdata.decode.readers.row_groups import RowGroup, RowGroups
+from fsdata.decode.readers.row_reader import BatchReader
 from fsdata.errors import Fault
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource, RowSource

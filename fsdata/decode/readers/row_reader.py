@@ -22,9 +22,9 @@ from fsdata.catalog.retry import unreachable
 from fsdata.decode.arrow.record_batches import MapFailed
 from fsdata.decode.decode import decode_batch
 from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.open_files import RemoteGroup
 from fsdata.decode.plan import DecodePlan
-from fsdata.decode.row_groups import Groups, RowGroup
+from fsdata.decode.readers.open_files import RemoteGroup
+from fsdata.decode.readers.row_groups import Groups, RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import CorruptFileError, DataError, Fault, Faults
 from fsdata.schema import Field

@@ -16,10 +16,10 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.decode import ColumnDecoder, decode_rows
 from fsdata.decode.decoded_rows import DecodedRows
-from fsdata.decode.open_files import ExpectedFile, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
+from fsdata.decode.readers.open_files import ExpectedFile, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
+from fsdata.decode.readers.row_groups import RowGroup, RowGroups
+from fsdata.decode.readers.row_reader import DamagePolicy, Plans, RowReader, SmallGroups
 from fsdata.decode.reused_buffers import Pool
-from fsdata.decode.row_groups import RowGroup, RowGroups
-from fsdata.decode.row_reader import DamagePolicy, Plans, RowReader, SmallGroups
 from fsdata.errors import CorruptFileError, Fault
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
