@@ -1,6 +1,5 @@
 """Plans decoding: which columns of a file are read, and which slot of the layout each of them fills (pure)."""
 
-import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,6 +65,7 @@ class DecodePlan:
         """
         self.kind, self.layout, self.source = kind, layout, source
         self._filtered = filtered
+        self._without: dict[frozenset[Field], DecodePlan] = {}  # made once: every row group asks for one of a few
         self.condition = source.condition if filtered else None
         # Times by which rows are merged are those of the files: `map` must not change the order of an epoch.
         order_only = all(each.field.kind == "time" for each in kind.bindings)
@@ -74,11 +74,12 @@ class DecodePlan:
         self._plan_batches()
         self._plan_slots()
 
-    @functools.cache  # noqa: B019  # a plan is dropped with all of its source
     def without(self, served: frozenset[Field]) -> "DecodePlan":
         """The plan without the fields that another decoder serves."""
-        rest = tuple(each for each in self.kind.bindings if each.field not in served)
-        return DecodePlan(replace(self.kind, bindings=rest), self.layout, self.source, filtered=self._filtered)
+        if served not in self._without:
+            rest = replace(self.kind, bindings=tuple(each for each in self.kind.bindings if each.field not in served))
+            self._without[served] = DecodePlan(rest, self.layout, self.source, filtered=self._filtered)
+        return self._without[served]
 
     def _plan_batches(self) -> None:
         kind = self.kind

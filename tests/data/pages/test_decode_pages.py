@@ -3,6 +3,7 @@
 Columns that must be decoded from pages are, so that no test passes because pyarrow has decoded all.
 """
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from random_files import CODECS, DEFAULTS, LENGTHS, LISTS, batches, columns, numbers, schema
 
 from fsdata import Balance, ParquetSource, Polynomial, Schema, SchemaError, Sequence
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import CorruptFileError
 from fsdata.kernels import columns as of_columns
@@ -105,6 +107,23 @@ def test_types_that_are_left_to_pyarrow(tmp_path, kind, name):
     write(tmp_path / "a.parquet", made)
     reason = [f"{'uint64' if name == 'uint64' else 'date32[day]'} stored as {'INT64' if name == 'uint64' else 'INT32'}"]
     assert compared(tmp_path, {"kinds": reason}) == 60
+
+
+def test_nothing_keeps_a_loader_that_was_dropped(tmp_path):
+    """Its plans refer to the source, and so to the user's filesystem, filter and functions."""
+    write(tmp_path / "a.parquet", {"at": pa.array([[n] * 50 for n in range(100)]), "n": range(100)})
+    wanted = Schema(context=("n",), sequences=Sequence("seen", ("at",)))
+
+    def plans() -> int:
+        gc.collect()
+        every = (each for each in gc.get_objects() if type(each) is DecodePlan)
+        return sum(each.source.path_list == (str(tmp_path),) for each in every)
+
+    with loader_on(ParquetSource(tmp_path, decoder="pages", filter=pl.col("n") > 5), wanted, batch_size=50) as loader:
+        assert len(rows_of(loader, "n")) == 94
+        assert plans() > 1
+    del loader
+    assert plans() == 0
 
 
 @pytest.mark.parametrize("first", [False, True])
