@@ -22,13 +22,13 @@ from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
-from fscomm.plan.two_levels import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import MOST_CALLS, Library
 from fscomm.tables.torchrec.installed import installed
 from fscomm.transports.opening import agree_on, split_name
+from fscomm.two_levels.plan import MOST_RANKS_PER_HOST
 from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fscomm.exchange.handed_over import Gradients
-from fscomm.plan.ways import Back
+from fscomm.plan.group_plan import Back, Leg
 from fscomm.tables.binding import Binding
 from fscomm.tables.group_tables import TableUpdate
 from fscomm.tables.lookups import Update, nothing, update_in_turn
@@ -35,13 +35,13 @@ def _exchanged(gradients: Gradients, g: int, back: Back | None, module: Binding,
     tables = module.tables(number)
     codec = tables.codecs.gradients
     assert back is not None
-    received = torch.empty(back.starts[-1], codec.width, dtype=codec.dtype, device=tables.where)
-    for piece, (way, start, end) in enumerate(zip(back.pieces, back.starts, back.starts[1:], strict=False)):
-        given = gradients.strips(g, back, piece if way is not back.pieces[-1] else -1, module.layouts[number].dim)
-        mine = torch.zeros(len(way.index), codec.width, dtype=codec.dtype, device=tables.where)
+    received = torch.empty(back.legs[-1].end, codec.width, dtype=codec.dtype, device=tables.where)
+    for piece, leg in enumerate(back.legs):
+        given = gradients.strips(g, back, piece if leg is not back.legs[-1] else -1, module.layouts[number].dim)
+        mine = torch.zeros(len(leg.index), codec.width, dtype=codec.dtype, device=tables.where)
         if given is not None:
-            mine = codec.encode(given.index_select(0, way.index))
-        _exchange(received[start:end], mine, way.received, way.sent, module.process_group)
+            mine = codec.encode(given.index_select(0, leg.index))
+        _exchange(received, mine, leg, module.process_group)
     if gradients.used(g):
         for apply in back.applies:
             yield [
@@ -50,12 +50,12 @@ def _exchanged(gradients: Gradients, g: int, back: Back | None, module: Binding,
             ]
 
 
-def _exchange(
-    out: torch.Tensor, mine: torch.Tensor, received: list[list[int]], sent: list[list[int]], group: Any
-) -> None:
-    outs, inputs = out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent])
-    for to, given, of_out, of_mine in zip(outs, inputs, received, sent, strict=True):
-        dist.all_to_all_single(to, given, of_out, of_mine, group=group)
+def _exchange(received: torch.Tensor, mine: torch.Tensor, leg: Leg, group: Any) -> None:
+    first, start = 0, leg.start
+    for send, receive in leg.splits():
+        last, end = first + sum(send), start + sum(receive)
+        dist.all_to_all_single(received[start:end], mine[first:last], receive, send, group=group)
+        first, start = last, end
 
 
 def _apply(call: TableUpdate, hyper: Hyper, shadow: Callable[[], Shadow]) -> None:

@@ -486,7 +486,7 @@ class Engine(Listener):
 
     def _fetches_late(self, m: int, step: Step) -> bool:
         """Whether a forward of module m, with rows fetched ahead, gives ids a row that it evicts, on any rank."""
-        return m in self.maps and any(step.ids.ahead(g).fetch[LATE].most for g in self.served.groups[m])
+        return m in self.maps and any(step.ids.ahead(g).fetch[LATE].legs[0].bound for g in self.served.groups[m])
 
     def _evict(self, m: int, step: Step, late: bool) -> None:
         """The maps of module m, and rows with another id, become what its own forward would make of them."""

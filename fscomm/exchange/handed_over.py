@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from fscomm.device import Mark
+from fscomm.plan.group_plan import Back, Fetch, Merge
 from fscomm.plan.number_of_parts import NOTHING, Took
-from fscomm.plan.ways import Back, Fetch, Merge
+from fscomm.report.report import Collisions
 from fscomm.tables.maps import Record
 from fscomm.tables.shadow_kernels import Hyper
 
@@ -25,9 +26,8 @@ class GroupAhead:
     Attributes:
         request, served: this rank as requester and as owner, as the group's `GroupPlan` knows them.
         merge, fetch: how the rows of the step travel.
-        buffer: [n, D] strips received, piece after piece; written by the workers of all classes.
-        occurrences, colliding: ids that this owner serves, and those of them on shared rows.
-        rows: distinct rows that it serves, and how many of them are shared.
+        buffer: [n, D] strips received, class after class; written by the workers of all classes.
+        collisions: of the rows that this owner serves.
         id_bytes: sent to and received from other ranks to learn all this.
     """
 
@@ -36,9 +36,7 @@ class GroupAhead:
     merge: Merge
     fetch: Sequence[Fetch]
     buffer: torch.Tensor
-    occurrences: int
-    colliding: int
-    rows: tuple[int, int]
+    collisions: Collisions
     id_bytes: tuple[int, int]
 
 
@@ -102,7 +100,7 @@ class Gradients:
     number: int
     by_part: Sequence[dict[int, torch.Tensor]]
     hypers: Mapping[int, list[Hyper]]
-    _came: dict[int, tuple[torch.Tensor, Mark]] = field(default_factory=dict)
+    _received: dict[int, tuple[torch.Tensor, Mark]] = field(default_factory=dict)
     _making: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -123,10 +121,10 @@ class Gradients:
         some, lengths = next(iter(found.values())), np.diff(back.ends, prepend=0).tolist()
         return torch.cat([found[part] if part in found else some.new_zeros(lengths[part], dim) for part in parts])
 
-    def came(self, group: int, make: Callable[[], tuple[torch.Tensor, Mark]]) -> tuple[torch.Tensor, Mark]:
-        """The strips that come to this owner, piece after piece; made when the first of them travel, and the mark of
-        that. From any worker, which writes the pieces of its own operations, behind the mark."""
+    def received(self, group: int, make: Callable[[], tuple[torch.Tensor, Mark]]) -> tuple[torch.Tensor, Mark]:
+        """The strips that this owner receives, class after class; made when the first of them travel, and the mark of
+        that. From any worker, which writes what its own operations receive, behind the mark."""
         with self._making:
-            if group not in self._came:
-                self._came[group] = make()
-            return self._came[group]
+            if group not in self._received:
+                self._received[group] = make()
+            return self._received[group]

@@ -1,15 +1,14 @@
 """What all ranks ask of all owners in the next step, exchanged one step ahead.
 
-Three exchanges for all modules and groups together: sizes and a status word, ids, and which rows the two batches share,
-as the owners see it. Ranks never guess how many collectives follow: all of it is derived from what was exchanged.
+Three exchanges for all modules and groups together: numbers and a status word; ids; and, once each owner has compared
+the rows of the two steps, the class of every unit that it serves. Ranks never guess how many collectives follow: all of
+it is derived from what was exchanged.
 """
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,21 +17,12 @@ from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
-from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
+from fscomm.plan.arrays import segments, starts_of, transposed
+from fscomm.plan.compiled import group_plan
+from fscomm.plan.group_plan import Ahead, Back, GroupPlan, OwnerReply, Shared
+from fscomm.plan.masks import mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.number_of_parts import NOTHING, Took
-from fscomm.plan.routes import Mapped, RowPlan, by_feature, by_peer
-from fscomm.plan.two_levels import TwoLevelPlan
-from fscomm.plan.ways import (
-    Back,
-    RowsAhead,
-    Shared,
-    Told,
-    classes_back,
-    exchanges,
-    segments,
-    starts_of,
-    with_tensors,
-)
+from fscomm.plan.row_plan import Mapped, RowPlan, outputs
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
 from fscomm.tables.binding import ServedModules
@@ -41,65 +31,33 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DEPENDS = range(4)
-LATE = 1  # the class, and the piece, of rows that a forward evicts: they are fetched in it
+LATE = 1  # the class of rows that a forward evicts: they are fetched in it
 WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
 """[k] The features of a module in each part of a step, and the same in host memory or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """One group in one of the two steps that are compared, as this rank sees it.
+class _Side(NamedTuple):
+    """One group in one of the two steps that are compared: what this rank asks for, what it serves, and what of that
+    both steps use. back: the step before, whose gradients travel; else the new one, whose rows do."""
 
-    Attributes:
-        plan: of the group. request, served: this rank as requester and as owner.
-        shared: what it serves that both steps use.
-        classes: C of the units. two_levels: whether its rows travel so.
-    """
-
+    group: int
+    back: bool
     plan: GroupPlan
     request: Any
     served: Any
     shared: Shared
-    classes: int
-    two_levels: bool
 
     @property
-    def masks(self) -> list[np.ndarray]:
-        """[C] bool[U] which units that this owner serves are in each class."""
-        return [self.shared.units == of for of in range(self.classes)]
+    def num_masks(self) -> int:
+        return self.plan.num_masks(self.served.ids.parts, back=self.back)
 
-    def sent(self, rank: int) -> np.ndarray:
-        """int64[2P + 3]: the exclusive strips of all other ranks than this one; of each piece the most strips of one
-        rank; and of each piece the most of these rows that one rank passes on to another one."""
-        strips = self.shared.strips
-        passed = [0] * len(strips)
-        if self.two_levels and isinstance(self.plan, TwoLevelPlan):
-            passed = self.plan.most_passed_on(self.served, self.shared)
-        return np.array([strips[-1].sum() - strips[-1, rank], *strips.max(1), *passed], np.int64)
+    def ahead(self, reply: OwnerReply) -> Ahead:
+        return self.plan.ahead(self.request, self.served, self.shared, reply)
 
-    def told(self, masks: Sequence[np.ndarray], asking: np.ndarray | None, of_all: np.ndarray) -> Told:
-        """masks: [C] as owners gave them. of_all: int64[W, 2P + 3] what `sent` gave, by owner. asking: bool[U * H]."""
-        layout, pieces = self.plan.layout, len(self.shared.strips)
-        largest, *most = of_all[:, : pieces + 1].max(0).tolist()
-        passed = of_all[:, pieces + 1 :].sum(0).tolist()  # from several owners: no more than the most of each together
-        chunks = exchanges(largest, layout.chunk_rows)
-        for of_pieces in (most, passed):
-            of_pieces[-1] = math.ceil(of_pieces[-1] / chunks)
-        classes = np.full(len(masks[0]), len(masks), np.uint8)
-        for of, mask in enumerate(masks):  # a unit is in one of them at most
-            classes -= mask.view(np.uint8) * np.uint8(len(masks) - of)
-        by_unit = None if asking is None else asking.reshape(-1, layout.ranks_per_host)
-        return Told(mine=classes, asking=by_unit, largest=largest, most=most, most_passed=passed)
-
-    def ahead(self, told: Told) -> RowsAhead:
-        """How the rows of the new step travel."""
-        return self.plan.ahead(self.request, self.served, self.shared, told)
-
-    def back(self, told: Told) -> Back:
-        """How the gradients of the step before travel."""
-        return self.plan.back(self.request, self.served, self.shared, told)
+    def go_back(self, reply: OwnerReply) -> Back:
+        return self.plan.back(self.request, self.served, self.shared, reply)
 
 
 class IdExchange:
@@ -167,7 +125,7 @@ class IdExchange:
         took: Took = NOTHING,
         maps: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
-        """Tell the others of step `number`, and plan it and the way back of the step `before` it.
+        """Announce step `number` to all ranks; plan it, and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
         parts: of the step, the same on all ranks. took: a step that this rank measured.
@@ -179,26 +137,30 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        records = self._meet(before, maps)
-        served, moved = self._ids(given, numbers, parts, records)
-        sides = self._compare(before, goes_on, given, served)
-        told, irregular = self._tell(sides)
-        count = len(given)
-        aheads, backs = self._placed(
-            [each and each[0].ahead(each[1]) for each in told[count:]],
-            [each and each[0].back(each[1]) for each in told[:count]],
-        )
+        records = self._replay(before, maps)
+        served, id_bytes = self._ids(given, numbers, parts, records)
+        replies, irregular = self._reply(self._compare(before, goes_on, given, served))
+        aheads, backs = {}, {}
+        for side, reply in replies:
+            if side.back:
+                backs[side.group] = side.go_back(reply)
+            else:
+                aheads[side.group] = side.ahead(reply)
+        aheads, backs = self._placed(aheads, backs)
+        groups = {
+            side.group: self._group_ahead(side, aheads[side.group], id_bytes[side.group])
+            for side, _ in replies
+            if not side.back
+        }
+        every = range(len(given))
         return ExchangedIds(
             number=number,
             verdict=verdict,
-            groups=[
-                self._group_ahead(side, ahead, of_group) if side is not None and ahead is not None else None
-                for side, ahead, of_group in zip(sides[count:], aheads, moved, strict=True)
-            ],
-            back=backs,
+            groups=[groups.get(g) for g in every],
+            back=[backs.get(g) for g in every],
             irregular=irregular,
             records=records,
-            mapped=self._tell_rows(given, served),
+            mapped=self._report_rows(given, served),
         )
 
     def _prepare(self, m: int, features: Parts) -> tuple[Any, list[Any]]:
@@ -216,48 +178,41 @@ class IdExchange:
         return prepare(features)  # it has ended compiling since, or the error is another one and comes again
 
     def _count(self, ids: ExchangedIds) -> None:
-        """Tell the recorder what the step will look up, where to, and the ids that were exchanged for it."""
+        """Record what the step will look up, where to, and the ids that were exchanged for it."""
         self._recorder.buffers(sum(ahead.buffer.nbytes for ahead in ids.groups if ahead is not None))
         for layout, ahead in zip(self._served.layouts, ids.groups, strict=True):
             if ahead is not None:
-                unique, unique_colliding = ahead.rows
-                found = Collisions(
-                    occurrences=ahead.occurrences,
-                    colliding=ahead.colliding,
-                    unique=unique,
-                    unique_colliding=unique_colliding,
-                )
-                self._recorder.count(layout.module, ids.number, found)
+                self._recorder.count(layout.module, ids.number, ahead.collisions)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
         for module, record in zip(self._served.modules, ids.records, strict=True):
             for table, counts in record.counts.items() if record is not None else ():
                 self._recorder.managed(f"{module.name}.{table}", ids.number, counts)
 
-    def _sizes(self, said: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """int64[W, words] what every rank `said`; [G] int64[W, n] the numbers that each rank tells this owner of its
-        ids."""
+    def _sizes(self, status: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """int64[W, words] the `status` of every rank; [G] int64[W, n] the numbers that each rank sends this owner of
+        its ids."""
         numbers_to = np.stack([np.full(self._world_size, WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
-        told = [
+        numbers = [
             plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
             for plan, request, each in zip(self._plans, requests, numbers_to[1:], strict=True)
         ]
         mine = numbers_to[:, self._rank]
-        coming = np.full(self._world_size, mine.sum())
-        words = np.tile(np.array(said, np.int64), self._world_size)
-        received = self._all_to_all(_by_peer([words, *told], numbers_to), numbers_to.sum(0), coming)
+        incoming = np.full(self._world_size, mine.sum())
+        words = np.tile(np.array(status, np.int64), self._world_size)
+        received = self._all_to_all(_by_peer([words, *numbers], numbers_to), numbers_to.sum(0), incoming)
         by_group = np.split(received.reshape(self._world_size, -1), np.cumsum(mine)[:-1], axis=1)
-        first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
-        return first, numbers
+        first, *of_groups = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
+        return first, of_groups
 
-    def _meet(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> list[Record | None]:
-        """[M] the records of a step. Lets twins be `maps`, by module, and then meet the batch `before` once more."""
+    def _replay(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> list[Record | None]:
+        """[M] the records of a step. Lets twins be `maps`, by module, and maps the batch `before` once more by them."""
         records: list[Record | None] = []
         for m, module in enumerate(self._served.modules):
-            met = before.records[m] if before is not None else None
+            last = before.records[m] if before is not None else None
             if module.maps is not None and m in maps:
                 module.maps.renew(maps[m])
-                met = module.maps.remap_again(met) if met is not None else None
-            records.append(Record(hour_before=met.hour if met and met.asked else None) if module.maps else None)
+                last = module.maps.remap_again(last) if last is not None else None
+            records.append(Record(hour_before=last.hour if last and last.asked else None) if module.maps else None)
         return records
 
     def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Record | None]) -> Mapped:
@@ -267,11 +222,13 @@ class IdExchange:
         assert maps is not None
         assert record is not None
         group = g - self._served.groups[m].start
-        rows = maps.remap(record, group, by_feature(words, numbers), numbers.sum(0))
-        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))
+        by_feature = maps.remap(record, group, transposed(words, numbers), numbers.sum(0))
+        rows = transposed(by_feature, np.ascontiguousarray(numbers.T))
+        return Mapped(rows, maps.evicted(record, group))
 
-    def _tell_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
-        """[G] int64[N] the row, among those of all ranks, of each local output; None where nobody wants to know it."""
+    def _report_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
+        """[G] int64[N] the row, among those of all ranks, of each local output; None where the module does not use
+        it."""
         found: list[np.ndarray | None] = [None] * len(served)
         modules = [self._served.modules[m] for m in self._modules]
         wanted = [g for g, each in enumerate(served) if each is not None and modules[g].tells_rows]
@@ -279,14 +236,14 @@ class IdExchange:
             return found
         rows = []
         for g in wanted:
-            wire, maps = served[g].wire, modules[g].maps
+            ids, maps = served[g].ids, modules[g].maps
             assert maps is not None
             first = maps.first_rows(g - self._served.groups[self._modules[g]].start)
-            rows.append(wire.ids[wire.positions] + np.tile(first, self._world_size).repeat(wire.by_table))
-        out, into = (np.stack([each[g].units for g in wanted]) for each in (served, given))
+            rows.append(ids.ids[ids.positions] + np.tile(first, self._world_size).repeat(ids.by_table))
+        out, into = (np.stack([each[g].ids.units for g in wanted]) for each in (served, given))
         received = self._all_to_all(_by_peer(rows, out), out.sum(0), into.sum(0))
         for g, of_units in zip(wanted, _by_group(received, into), strict=True):
-            found[g] = given[g].outputs(of_units)
+            found[g] = outputs(given[g], of_units)
         return found
 
     def _ids(
@@ -294,39 +251,43 @@ class IdExchange:
     ) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received.
 
-        records: [M] what maps did with the ids is put there.
+        records: [M] what maps did with the ids is added to them.
         """
-        words, sent, coming = [], [], []
-        for plan, request, told in zip(self._plans, given, numbers, strict=True):
-            none = _NOTHING, np.zeros(self._world_size, np.int64)
-            of_group, sizes = plan.words(request) if request is not None else none
-            words.append(of_group)
-            sent.append(sizes)
-            coming.append(plan.words_of(told, parts) if request is not None else none[1])
-        out, into = np.stack(sent), np.stack(coming)
-        received = self._all_to_all_first(_by_peer(words, out), out.sum(0), into.sum(0))
+        nothing = _NOTHING, np.zeros(self._world_size, np.int64)
+        asked = [
+            plan.words(request) if request is not None else nothing
+            for plan, request in zip(self._plans, given, strict=True)
+        ]
+        out = np.stack([sizes for _, sizes in asked])
+        into = np.stack(
+            [
+                plan.words_from(of_group, parts) if request is not None else nothing[1]
+                for plan, request, of_group in zip(self._plans, given, numbers, strict=True)
+            ]
+        )
+        received = self._all_to_all_first(_by_peer([words for words, _ in asked], out), out.sum(0), into.sum(0))
         served: list[Any] = []
-        for g, came in enumerate(_by_group(received, into)):
+        for g, words in enumerate(_by_group(received, into)):
             plan = self._plans[g]
             if given[g] is None:
                 served.append(None)
             elif plan.layout.managed and isinstance(plan, RowPlan):
-                served.append(plan.serve(came, numbers[g], parts, self._map(g, came, numbers[g], records)))
+                served.append(plan.serve(words, numbers[g], parts, self._map(g, words, numbers[g], records)))
             else:
-                served.append(plan.serve(came, numbers[g], parts))
-        return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
+                served.append(plan.serve(words, numbers[g], parts))
+        return served, [(self._bytes(sent), self._bytes(here)) for sent, here in zip(out, into, strict=True)]
 
-    def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def _all_to_all(self, mine: np.ndarray, sent: np.ndarray, incoming: np.ndarray) -> np.ndarray:
         """What all ranks send here, so much each, for what this rank sends them."""
-        received = np.empty(coming.sum(), mine.dtype)
-        self._group.all_to_all(torch.from_numpy(received), torch.from_numpy(mine), coming.tolist(), sent.tolist())
+        received = np.empty(incoming.sum(), mine.dtype)
+        self._group.all_to_all(torch.from_numpy(received), torch.from_numpy(mine), incoming.tolist(), sent.tolist())
         return received
 
-    def _all_to_all_first(self, mine: np.ndarray, sent: np.ndarray, coming: np.ndarray) -> np.ndarray:
-        """The same while exclusive rows stay off the wire: all ranks have come here, and none waits for another."""
+    def _all_to_all_first(self, mine: np.ndarray, sent: np.ndarray, incoming: np.ndarray) -> np.ndarray:
+        """The same while exclusive rows are kept off the link: all ranks are here, so none waits for another one."""
         self._wire_gate.enter()
         try:
-            return self._all_to_all(mine, sent, coming)
+            return self._all_to_all(mine, sent, incoming)
         finally:
             self._wire_gate.leave()
 
@@ -336,95 +297,97 @@ class IdExchange:
 
     def _compare(
         self, before: ExchangedIds | None, goes_on: bool, given: Sequence[Any], served: Sequence[Any]
-    ) -> list[_Side | None]:
-        """[2 G] the groups in the step before, then in the new step; None where they are not served. Looks at this
-        owner's rows only.
+    ) -> list[_Side]:
+        """The groups that are served in the step before, then those in the new step. Looks at this owner's rows only.
 
         A row is shared if any call of the module in the other step uses it. The rows of a step in which no call is
         served are not known: all rows of its neighbours count as shared with it, and as those that are urgent.
         """
         aheads = list(before.groups) if before is not None else [None] * len(given)
-        old_served = [ahead.served if ahead is not None else None for ahead in aheads]
-        old_classes = [self._alone(g, each, served, goes_on, back=True) for g, each in enumerate(old_served)]
-        new_classes = [self._alone(g, each, old_served, before is not None) for g, each in enumerate(served)]
+        old = [ahead.served if ahead is not None else None for ahead in aheads]
+        classes_back = [self._unshared(g, each, served, goes_on, back=True) for g, each in enumerate(old)]
+        classes = [self._unshared(g, each, old, before is not None, back=False) for g, each in enumerate(served)]
         for g, new in enumerate(served):
             for other in self._same_tables[g]:
-                old = old_served[other]
-                if new is not None and old is not None:
-                    later = new.in_later_parts if old.parts > 1 else np.zeros(len(new.rows), np.uint8)
-                    new.rows.mark_common(old.rows, later, new_classes[g], old_classes[other])
-        for plan, new, classes in zip(self._plans, served, new_classes, strict=True):
-            if plan.layout.managed and new is not None:
-                classes[new.evicted] = LATE
-        sides: list[_Side | None] = []
-        for plan, ahead, rows in zip(self._plans, aheads, old_classes, strict=True):
-            sides.append(_side(plan, ahead.request, ahead.served, rows, back=True) if ahead is not None else None)
-        for plan, request, of_owner, rows in zip(self._plans, given, served, new_classes, strict=True):
-            sides.append(_side(plan, request, of_owner, rows, back=False) if of_owner is not None else None)
+                last = old[other]
+                if new is not None and last is not None:
+                    several = last.ids.parts > 1
+                    later = self._plans[g].needed_later(new) if several else np.zeros(len(new.rows), np.uint8)
+                    new.rows.mark_common(last.rows, later, classes[g], classes_back[other])
+        sides = []
+        for g, (plan, ahead) in enumerate(zip(self._plans, aheads, strict=True)):
+            if ahead is not None:
+                shared = plan.shared(ahead.served, classes_back[g], back=True)
+                sides.append(_Side(g, True, plan, ahead.request, ahead.served, shared))
+        for g, (plan, new) in enumerate(zip(self._plans, served, strict=True)):
+            if new is not None:
+                if plan.layout.managed:
+                    classes[g][new.late] = LATE
+                sides.append(_Side(g, False, plan, given[g], new, plan.shared(new, classes[g], back=False)))
         return sides
 
-    def _alone(
-        self, group: int, served: Any, others: Sequence[Any], there_is_another: bool, *, back: bool = False
+    def _unshared(
+        self, g: int, served: Any, others: Sequence[Any], there_is_another: bool, *, back: bool
     ) -> np.ndarray:
-        """uint8[R] the class of rows of which the other step has none: exclusive; urgent, if there is another step and
+        """uint8[R] the class of rows that the other step does not use: exclusive; urgent, if there is another step and
         nothing is known of its rows."""
         if served is None:
             return np.empty(0, np.uint8)
-        known = any(others[g] is not None for g in self._same_tables[group])
-        exclusive = classes_back(served.parts) if back else self._plans[group].layout.classes_ahead
+        known = any(others[other] is not None for other in self._same_tables[g])
+        exclusive = self._plans[g].unit_classes(served.ids.parts, back=back)
         return np.full(len(served.rows), 0 if there_is_another and not known else exclusive, np.uint8)
 
-    def _tell(self, sides: list[_Side | None]) -> tuple[list[tuple[_Side, Told] | None], frozenset[int]]:
-        """Tell each requester the classes of its rows. Returns the sides with what owners told, and irregular
-        modules."""
-        new = sides[len(self._plans) :]
-        irregular = {1 << m for side, m in zip(new, self._modules, strict=True) if side and side.served.irregular}
-        there, fanned = [side for side in sides if side], [side for side in sides if side and side.two_levels]
-        numbers = [side.sent(self._rank) for side in there]
-        head = np.array([sum(irregular), *itertools.chain(*numbers)], np.int64)
-        masks = [mask for side in there for mask in side.masks] + [side.served.asking.ravel() for side in fanned]
-        with_masks = [side for side in there for _ in range(side.classes)] + fanned
-        bits = [1] * (len(with_masks) - len(fanned)) + [side.plan.layout.ranks_per_host for side in fanned]
-        out_rows, in_rows = (
-            [units * each for units, each in zip(rows, bits, strict=True)]
-            for rows in ([side.served.units for side in with_masks], [side.request.units for side in with_masks])
-        )
-        sent = pack_masks(head, masks, out_rows, self._world_size)
-        out_sizes, sizes = (mask_sizes(len(head), rows, self._world_size) for rows in (out_rows, in_rows))
-        received = self._all_to_all_first(sent, out_sizes, sizes)
-        heads, came = unpack_masks(received, len(head), in_rows, self._world_size)
-        of_sides = iter(np.split(heads[:, 1:], np.cumsum([len(each) for each in numbers])[:-1], axis=1))
-        classes, asking = iter(came[: len(masks) - len(fanned)]), iter(came[len(masks) - len(fanned) :])
-        told: list[tuple[_Side, Told] | None] = []
-        for side in sides:
-            if side is None:
-                told.append(None)
-                continue
-            of_masks = list(itertools.islice(classes, side.classes))
-            told.append((side, side.told(of_masks, next(asking) if side.two_levels else None, next(of_sides))))
-        of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
-        return told, frozenset(m for m in self._modules if of_modules >> m & 1)
+    def _reply(self, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, OwnerReply]], frozenset[int]]:
+        """Send each requester the classes of its units. Returns what owners sent for each side, and irregular modules.
 
-    def _group_ahead(self, side: _Side, ahead: RowsAhead, moved: tuple[int, int]) -> GroupAhead:
-        shared = side.shared
+        Every owner also sends the most strips that it exchanges with one rank, so all ranks know the same bounds.
+        """
+        irregular = {1 << self._modules[side.group] for side in sides if not side.back and side.served.irregular}
+        bounds = [side.shared.bounds for side in sides]
+        head = np.array([sum(irregular), *(bound for of_side in bounds for bound in of_side)], np.int64)
+        masks = [side.plan.masks(side.served, side.shared, back=side.back) for side in sides]
+        number = [side.num_masks for side in sides]
+        out_units, in_units = (
+            [units for units, masks_of_side in zip(of_sides, number, strict=True) for _ in range(masks_of_side)]
+            for of_sides in (
+                [side.served.ids.units for side in sides],
+                [side.request.ids.units for side in sides],
+            )
+        )
+        sent = pack_masks(head, [mask for of_side in masks for mask in of_side], out_units, self._world_size)
+        out_sizes, sizes = (mask_sizes(len(head), units, self._world_size) for units in (out_units, in_units))
+        received = self._all_to_all_first(sent, out_sizes, sizes)
+        heads, incoming = unpack_masks(received, len(head), in_units, self._world_size)
+        of_modules = int(np.bitwise_or.reduce(heads[:, 0]))
+        ends, last = np.cumsum([1, *map(len, bounds)]), np.cumsum([0, *number])
+        replies = [
+            (side, side.plan.reply(incoming[last[i] : last[i + 1]], heads[:, ends[i] : ends[i + 1]]))
+            for i, side in enumerate(sides)
+        ]
+        return replies, frozenset(m for m in self._modules if of_modules >> m & 1)
+
+    def _group_ahead(self, side: _Side, ahead: Ahead, id_bytes: tuple[int, int]) -> GroupAhead:
+        served, rows = side.served, side.shared.rows
+        distinct = served.distinct(rows) if side.plan.layout.managed else rows
         return GroupAhead(
             request=side.request,
-            served=side.served,
+            served=served,
             merge=ahead.merge,
             fetch=ahead.fetch,
             buffer=ahead.merge.new_buffer(side.plan.layout, self._device.where),
-            occurrences=int(shared.ids.sum()),
-            colliding=int(shared.colliding.sum()),
-            rows=_distinct(side),
-            id_bytes=moved,
+            collisions=Collisions(
+                occurrences=len(served.ids.ids),
+                colliding=side.plan.colliding(served, rows),
+                unique=len(distinct),
+                unique_colliding=int(np.count_nonzero(distinct == 0)),
+            ),
+            id_bytes=id_bytes,
         )
 
-    def _placed(
-        self, aheads: list[RowsAhead | None], backs: list[Back | None]
-    ) -> tuple[list[RowsAhead | None], list[Back | None]]:
+    def _placed(self, aheads: dict[int, Ahead], backs: dict[int, Back]) -> tuple[dict[int, Ahead], dict[int, Back]]:
         """The same plans with their tensors where the tables are, by one copy.
 
-        Indices go as int32: half of the bytes.
+        Indices travel as int32: half of the bytes.
         """
         if self._device.where.type == "cpu":
             return aheads, backs
@@ -434,29 +397,25 @@ class IdExchange:
             found.append(tensor.int() if name == "index" else tensor)
             return tensor
 
-        for plan in (*aheads, *backs):
+        for plan in (*aheads.values(), *backs.values()):
             with_tensors(plan, note)
         there = iter(self._device.put(found))
-        new, old = ([with_tensors(plan, lambda *_: next(there)) for plan in plans] for plans in (aheads, backs))
-        return new, old
+        new = {g: with_tensors(plan, lambda *_: next(there)) for g, plan in aheads.items()}
+        return new, {g: with_tensors(plan, lambda *_: next(there)) for g, plan in backs.items()}
 
 
-def _side(plan: GroupPlan, request: Any, served: Any, rows: np.ndarray, *, back: bool) -> _Side:
-    """rows: uint8[R] their classes. back: of the step before, whose gradients travel."""
-    shared = plan.shared(served, rows, back=back)
-    two_levels = plan.layout.two_levels and not back
-    classes = classes_back(served.parts) if back else plan.layout.classes_ahead
-    return _Side(plan=plan, request=request, served=served, shared=shared, classes=classes, two_levels=two_levels)
-
-
-def _distinct(side: _Side) -> tuple[int, int]:
-    """Rows that are asked for, and how many of them are shared. Rows are evicted that nobody asks for."""
-    rows = side.shared.rows
-    if side.plan.layout.managed:
-        asked = np.zeros(len(rows), np.bool_)
-        asked[side.served.numbers] = True
-        rows = rows[asked]
-    return len(rows), int(np.count_nonzero(rows == 0))
+def with_tensors(part: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """The same part of a plan, with `change(its name, it)` in the place of every tensor."""
+    if isinstance(part, list) and part and is_dataclass(part[0]):
+        return [with_tensors(each, change) for each in part]
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    changed = {}
+    for name in (each.name for each in fields(part)):
+        value = getattr(part, name)
+        is_tensor = isinstance(value, torch.Tensor)
+        changed[name] = change(name, value) if is_tensor else with_tensors(value, change)
+    return replace(part, **changed)
 
 
 def _by_peer(values: list[np.ndarray], sizes: np.ndarray) -> np.ndarray:

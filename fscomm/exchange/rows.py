@@ -11,8 +11,8 @@ import torch
 from fscomm.device import Device, Mark
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.operations import Class, Kind, Operation
+from fscomm.plan.group_plan import Back, Leg
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Back, PassOn, Splits
 from fscomm.report.recorder import Recorder
 from fscomm.tables.group_tables import GroupTables
 from fscomm.transports.transport import Part, Transport
@@ -79,13 +79,14 @@ class RowExchange:
     def fetch(self, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
         """Look up the rows of the piece and fill the step's buffers with those from all owners."""
         self._wire.wait()
+        fetch = {g: ids.ahead(g).fetch[piece] for g in groups}
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
-            mine = {g: self._tables[g].lookup(ids.ahead(g).fetch[piece].lookup) for g in groups}
+            mine = {g: self._tables[g].lookup(each.call, each.legs[0].index) for g, each in fetch.items()}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
-            parts = (part for g in groups for part in self._row_parts(ids, g, piece, mine[g]))
+            parts = (part for g, each in fetch.items() for part in self._rows(ids, g, each.legs[0], mine[g]))
             self._wire.exchange(self._of_rows, parts)
-            passed = {g: on for g in groups if (on := ids.ahead(g).fetch[piece].passed_on) is not None}
-            parts = (part for g, on in passed.items() for part in self._passed_parts(ids, g, piece, on))
+            # What is passed on has to be here first.
+            parts = (part for g, each in fetch.items() for leg in each.legs[1:] for part in self._passed(ids, g, leg))
             self._wire.exchange(self._of_rows, parts)
 
     def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
@@ -106,73 +107,56 @@ class RowExchange:
             for g in groups:
                 if gradients.used(g):
                     way = _of(back, g)
-                    self._tables[g].apply(way.applies[of_class], self._came(gradients, g, way), gradients.hypers[g])
+                    self._tables[g].apply(way.applies[of_class], self._received(gradients, g, way), gradients.hypers[g])
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
         self._of_rows.meet()
 
-    def _came(self, gradients: Gradients, group: int, way: Back) -> torch.Tensor:
+    def _received(self, gradients: Gradients, group: int, way: Back) -> torch.Tensor:
         def make() -> tuple[torch.Tensor, Mark]:
-            return self._new_gradients(group, way.starts[-1]), self._device.mark()
+            return self._new_gradients(group, way.legs[-1].end), self._device.mark()
 
-        came, made = gradients.came(group, make)
+        received, made = gradients.received(group, make)
         self._device.after(made)  # maybe in the stream of another class, which may still use what was there before
-        return came
+        return received
 
     def _new_gradients(self, group: int, number: int) -> torch.Tensor:
         tables = self._tables[group]
         codec = tables.codecs.gradients
         return torch.empty(number, codec.width, dtype=codec.dtype, device=tables.where)
 
-    def _rows_of(self, ids: ExchangedIds, group: int, piece: int) -> torch.Tensor:
-        """[n, row width] where they are received: those of owners, then those that are passed on."""
-        ahead = ids.ahead(group)
-        return _slice(ahead.buffer, ahead.merge.starts, piece)
+    def _rows(self, ids: ExchangedIds, group: int, leg: Leg, mine: torch.Tensor) -> Iterator[Part]:
+        return self._parts(ids.number, group, "rows", leg, ids.ahead(group).buffer, mine)
 
-    def _row_parts(self, ids: ExchangedIds, group: int, piece: int, mine: torch.Tensor) -> Iterator[Part]:
-        way = ids.ahead(group).fetch[piece]
-        target = self._rows_of(ids, group, piece)[: sum(map(sum, way.received))]
-        return self._parts(ids.number, group, "rows", target, mine, way.received, way.lookup.splits, way.most)
-
-    def _passed_parts(self, ids: ExchangedIds, group: int, piece: int, on: PassOn) -> Iterator[Part]:
-        rows = self._rows_of(ids, group, piece)
-        from_owners = len(rows) - sum(map(sum, on.received))
-        mine = rows[:from_owners].index_select(0, on.index)
-        return self._parts(ids.number, group, "rows", rows[from_owners:], mine, on.received, on.sent, on.most)
+    def _passed(self, ids: ExchangedIds, group: int, leg: Leg) -> Iterator[Part]:
+        buffer = ids.ahead(group).buffer
+        return self._parts(ids.number, group, "rows", leg, buffer, buffer.index_select(0, leg.index))
 
     def _gradient_parts(self, gradients: Gradients, group: int, way: Back, piece: int) -> Iterator[Part]:
-        go, given = way.pieces[piece], gradients.strips(group, way, piece, self._layouts[group].dim)
+        leg, given = way.legs[piece], gradients.strips(group, way, piece, self._layouts[group].dim)
         if given is None:
-            mine = self._new_gradients(group, len(go.index)).zero_()
+            mine = self._new_gradients(group, len(leg.index)).zero_()
         else:
-            mine = self._tables[group].codecs.gradients.encode(given.index_select(0, go.index))
-        came = _slice(self._came(gradients, group, way), way.starts, piece)
-        return self._parts(gradients.number, group, "gradients", came, mine, go.received, go.sent, go.most)
+            mine = self._tables[group].codecs.gradients.encode(given.index_select(0, leg.index))
+        received = self._received(gradients, group, way)
+        return self._parts(gradients.number, group, "gradients", leg, received, mine)
 
     def _parts(
-        self,
-        step: int,
-        group: int,
-        what: str,
-        out: torch.Tensor,
-        mine: torch.Tensor,
-        received: Splits,
-        sent: Splits,
-        most: int,
+        self, step: int, group: int, what: str, leg: Leg, buffer: torch.Tensor, mine: torch.Tensor
     ) -> Iterator[Part]:
-        """Chunk by chunk. most: strips from any rank to any in one of them."""
+        """Exchange by exchange, from `mine` into the buffer."""
         layout = self._layouts[group]
-        row_bytes = mine.shape[1] * mine.element_size()
-        for number, (of_out, of_mine) in enumerate(
-            zip(out.split([sum(s) for s in received]), mine.split([sum(s) for s in sent]), strict=True)
-        ):
-            here = [(sum(s[number][layout.host]) - s[number][layout.rank]) * row_bytes for s in (sent, received)]
-            moved = [(sum(s[number]) - sum(s[number][layout.host])) * row_bytes for s in (sent, received)]
-            self._recorder.bytes(layout.module, step, f"{self._name} {what}", *moved)
+        row_bytes, start, first = mine.shape[1] * mine.element_size(), leg.start, 0
+        for send, receive in leg.splits():
+            here = [(sum(splits[layout.host]) - splits[layout.rank]) * row_bytes for splits in (send, receive)]
+            elsewhere = [(sum(splits) - sum(splits[layout.host])) * row_bytes for splits in (send, receive)]
+            self._recorder.bytes(layout.module, step, f"{self._name} {what}", *elsewhere)
             if layout.ranks_per_host > 1:
                 self._recorder.bytes(layout.module, step, f"{self._name} {what}, in host", *here)
-            yield Part(of_out, of_mine, received[number], sent[number], most * row_bytes)
+            end, last = start + sum(receive), first + sum(send)
+            yield Part(buffer[start:end], mine[first:last], receive, send, leg.bound * row_bytes)
+            start, first = end, last
 
 
 def _of(back: Sequence[Back | None], group: int) -> Back:
@@ -180,8 +164,3 @@ def _of(back: Sequence[Back | None], group: int) -> Back:
     found = back[group]
     assert found is not None
     return found
-
-
-def _slice(strips: torch.Tensor, starts: Sequence[int], piece: int) -> torch.Tensor:
-    """piece: -1 is the exclusive one."""
-    return strips[starts[piece - 1 if piece < 0 else piece] : starts[piece if piece < 0 else piece + 1]]

@@ -40,7 +40,7 @@ class Pooling:
         return self.strips[:: self.owners]
 
     @property
-    def turns(self) -> list[int]:
+    def sample_order(self) -> list[int]:
         """[W] when each rank's samples come, in what a kernel reads and in what hosts add up: the first ranks of all
         sets of owners, then the second ones."""
         world_size, sets = len(self.strips), len(self.of_hosts)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fscomm.plan.ways import Apply, KernelBags, Lookup
+from fscomm.plan.group_plan import Apply
+from fscomm.plan.kernel_calls import KernelBags, KernelCall
 from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 
@@ -77,9 +78,9 @@ class GroupTables(ABC):
         self._dim = dim
         self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
 
-    def lookup(self, lookup: Lookup) -> torch.Tensor:
-        """[n, D] what `lookup` asks for, as it goes on the wire."""
-        return self.codecs.rows.encode(self._read(lookup).index_select(0, lookup.index))
+    def lookup(self, call: KernelCall, index: torch.Tensor) -> torch.Tensor:
+        """[n, width] as they travel: those strips, by `index`, of what the kernels give for `call`."""
+        return self.codecs.rows.encode(self._read(call).index_select(0, index))
 
     def updates(self, apply: Apply, received: torch.Tensor) -> Iterator[TableUpdate]:
         """For each kernel. received: [n, width] all gradients that came from the wire."""
@@ -95,7 +96,7 @@ class GroupTables(ABC):
                 update.run(self.shadows[update.kernel], hypers[update.kernel])
 
     @abstractmethod
-    def _read(self, lookup: Lookup) -> torch.Tensor:
+    def _read(self, call: KernelCall) -> torch.Tensor:
         """[*, D] what all kernels give."""
 
     @abstractmethod
@@ -111,16 +112,16 @@ def _by_kernel(bags: Sequence[KernelBags]) -> Iterator[tuple[int, slice, torch.T
 class Tables(GroupTables):
     """Of tables that give every id its row."""
 
-    def _read(self, lookup: Lookup) -> torch.Tensor:
+    def _read(self, call: KernelCall) -> torch.Tensor:
         parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
-        for number, ids, offsets in _by_kernel(lookup.bags):
+        for number, ids, offsets in _by_kernel(call.bags):
             if ids.stop > ids.start:
-                parts.append(self.shadows[number].lookup(lookup.ids[ids], offsets).view(-1, self._dim))
+                parts.append(self.shadows[number].lookup(call.ids[ids], offsets).view(-1, self._dim))
         return parts[-1] if len(parts) == 2 else torch.cat(parts)
 
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
-        for number, ids, offsets in _by_kernel(apply.bags):
-            yield TableUpdate(number, apply.ids[ids], offsets, gradients[ids])
+        for number, ids, offsets in _by_kernel(apply.call.bags):
+            yield TableUpdate(number, apply.call.ids[ids], offsets, gradients[ids])
 
 
 class PooledTables(GroupTables):
@@ -139,24 +140,24 @@ class PooledTables(GroupTables):
         self._widths = [torch.tensor(of_kernel, device=self.where) for of_kernel in widths]
         self._scales_bags = self.where.type == "cuda" if scales_bags is None else scales_bags
 
-    def _read(self, lookup: Lookup) -> torch.Tensor:
-        if not len(lookup.ids):
+    def _read(self, call: KernelCall) -> torch.Tensor:
+        if not len(call.ids):
             return torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)
         vectors = [
-            self.shadows[number].lookup(lookup.ids[ids], offsets, _some(lookup.weights, ids))
-            for number, ids, offsets in _by_kernel(lookup.bags)
+            self.shadows[number].lookup(call.ids[ids], offsets, _some(call.weights, ids))
+            for number, ids, offsets in _by_kernel(call.bags)
         ]
         return torch.cat(vectors, dim=1).view(-1, self._dim)
 
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]:
         by_kernel = gradients.view(-1, sum(self._columns)).split(self._columns, dim=1) if self._columns else ()
-        for gradient, (number, ids, offsets) in zip(by_kernel, _by_kernel(apply.bags), strict=True):
-            averages = self._means[number] and apply.weights is None
-            weights = _some(apply.shares if averages else apply.weights, ids)
+        for gradient, (number, ids, offsets) in zip(by_kernel, _by_kernel(apply.call.bags), strict=True):
+            averages = self._means[number] and apply.call.weights is None
+            weights = _some(apply.shares if averages else apply.call.weights, ids)
             if averages and self._scales_bags and weights is not None and len(weights):
                 gradient = self._scaled(number, gradient, weights, offsets)
                 weights = None
-            yield TableUpdate(number, apply.ids[ids], offsets, gradient.contiguous(), weights, averages)
+            yield TableUpdate(number, apply.call.ids[ids], offsets, gradient.contiguous(), weights, averages)
 
     def _scaled(self, number: int, gradient: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """gradient: [B, columns] times the share that all ids of a bag have, float32[n] in the order of the bags."""

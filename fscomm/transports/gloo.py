@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fscomm.plan.gloo_order import add, regions
+from fscomm.bags.gloo_order import add, regions
 from fscomm.transports.transport import Done, Handle, check_splits
 from fsranks.control_group import ControlGroup, control_group
 from fsranks.errors import MismatchError
@@ -64,7 +64,7 @@ class GlooTransport:
 
 
 def unknown_orders(groups: Mapping[str, Any], *, timeout_s: float) -> dict[str, str]:
-    """Why tables cannot be served, since gloo does not add in the order that `plan/gloo_order.py` says.
+    """Why tables cannot be served, since gloo does not add in the order that `bags/gloo_order.py` says.
 
     groups: by what tables are called: the process group in which their vectors are added up. Collective: it compares
     the order with real reduce-scatters.

@@ -17,7 +17,8 @@ from standin_kernel import Kernel
 from torch import nn
 
 from fscomm.comm import Comm
-from fscomm.plan.routes import Part, Request, request
+from fscomm.plan.group_plan import AskedIds, Request
+from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.tables.binding import Asked, Binding
 from fscomm.tables.group_tables import as_they_are
@@ -155,8 +156,8 @@ class RowsBinding(Binding):
 
     def prepare(self, parts: Sequence[tuple[Ids, Ids | None]]) -> tuple[list[list[Any]], list[Request]]:
         sent = [Sent(features, self.module.blocks, self.layouts[0].world_size) for features, _ in parts]
-        asked = [Part(each.ids, each.counts.flatten().tolist(), each.place) for each in sent]
-        return [[] for _ in parts], [request(asked, self.layouts[0])]
+        asked = [AskedIds(each.ids, each.counts.flatten().tolist(), each.place) for each in sent]
+        return [[] for _ in parts], [RowPlan(self.layouts[0]).request(asked)]
 
     def output(self, features: Ids, given: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
         return rows[0]

@@ -58,11 +58,14 @@ def warm(
         compile_kernel(level_kernels.add_lengths)
         add("freescale", of_collisions, level_kernels)
         if fscomm:  # what plans the exchanges of a step
-            from fscomm.plan import hash_tables, wire_kernels
-            from fscomm.plan.group_plan import compile_kernels
+            from fscomm.bags import kernels as of_bags
+            from fscomm.plan import hash_tables
+            from fscomm.plan import kernels as of_plans
+            from fscomm.plan.compiled import compile_kernels
+            from fscomm.two_levels import kernels as of_hosts
 
             compile_kernels()
-            add("fscomm", hash_tables, wire_kernels)
+            add("fscomm", hash_tables, of_plans, of_bags, of_hosts)
         terminal.table("kernels", ["of", "there", "compiled now"], counts)
         folders = folders_of(kernels)
         terminal.say("numba keeps them in")

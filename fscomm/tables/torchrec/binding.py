@@ -12,7 +12,8 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.types import LazyNoWait
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from fscomm.plan import bags, routes
+from fscomm.plan.compiled import group_plan
+from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.binding import Asked, Binding, MakePart
 from fscomm.tables.torchrec import structure
@@ -85,12 +86,12 @@ class TorchRecBinding(Binding):
     ) -> tuple[list[list[Any]], list[Any]]:
         given, asked = zip(*(self._prepare(*part) for part in parts), strict=True)
         of_groups = zip(*asked, strict=True)
-        requests = [_request(of_parts, layout) for of_parts, layout in zip(of_groups, self.layouts, strict=True)]
-        return list(given), requests
+        plans = map(group_plan, self.layouts)
+        return list(given), [plan.request(of_parts) for plan, of_parts in zip(plans, of_groups, strict=True)]
 
     def _prepare(
         self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None
-    ) -> tuple[list[Any], list[routes.Part | bags.BagPart]]:
+    ) -> tuple[list[Any], list[AskedIds]]:
         """Of one part the context of the module's forward, in which index dedup notes which unique id each id was, and
         the KJT of each group of the module, as its forward splits them; and what each served group asks for. Unique ids
         are those of the device: fbgemm has no such kernel for the host."""
@@ -208,32 +209,26 @@ def _one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
+def _asked(dist: InputDist, pooled: bool) -> AskedIds:
     """What a part asks of the owners of a group; before the input dist is used again."""
     sent = dist.sent
     ids = sent.values().long()
     if not pooled:
         back = getattr(dist.dist, "unbucketize_permute_tensor", None)
-        return routes.Part(ids, sent.length_per_key(), back)
+        return AskedIds(ids, sent.length_per_key(), back)
     weights = sent.weights_or_none()
     if weights is not None and not weights.is_floating_point():
         weights = None  # as TorchRec's look-up does
     if weights is not None:
         weights = weights.detach()  # TorchRec's input dist gives them no gradient either
-    return bags.BagPart(ids, sent.lengths().view(len(sent.keys()), -1), weights)
+    return AskedIds(ids, sent.length_per_key(), None, sent.lengths().view(len(sent.keys()), -1), weights)
 
 
-def _asks_nothing(layout: GroupLayout) -> routes.Part | bags.BagPart:
+def _asks_nothing(layout: GroupLayout) -> AskedIds:
     """Of a part without a sample, which TorchRec does not take."""
     features = int(layout.features.sum())
-    ids = torch.empty(0, dtype=torch.int64)
-    if layout.pooling is None:
-        return routes.Part(ids, [0] * features, None)
-    return bags.BagPart(ids, torch.empty(features, 0), None)
-
-
-def _request(parts: Sequence[Any], layout: GroupLayout) -> Any:
-    return (routes.request if layout.pooling is None else bags.request)(parts, layout)
+    lengths = None if layout.pooling is None else torch.empty(features, 0)
+    return AskedIds(torch.empty(0, dtype=torch.int64), [0] * features, None, lengths)
 
 
 def _keyed(keys: list[str], lengths: list[int], tensors: list[torch.Tensor]) -> Any:

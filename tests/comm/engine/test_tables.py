@@ -15,8 +15,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
+from fscomm.plan.group_plan import Apply
+from fscomm.plan.kernel_calls import KernelBags, KernelCall, equal_bags
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import Apply, KernelBags, Lookup, equal_bags
 from fscomm.tables.group_tables import PooledTables, Tables, as_they_are
 from fscomm.tables.shadow_kernels import Hyper, take_hyper
 
@@ -96,17 +97,17 @@ def plain_update(target: Any, ids: Ids, gradients: list[Tensor]) -> None:
 def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
     """As the workers do it: gradients come in some order of the wire."""
     came = torch.randperm(sum(map(len, ids)), generator=torch.Generator().manual_seed(9))
-    apply = Apply(index=torch.argsort(came), ids=torch.cat(ids), bags=bags_of(ids))
+    apply = Apply(call=KernelCall(ids=torch.cat(ids), bags=bags_of(ids)), index=torch.argsort(came))
     received = torch.cat(gradients)[came]
     before = received.clone()
     tables.apply(apply, received, hypers)
     assert torch.equal(received, before)
 
 
-def looking_up(ids: Ids) -> Lookup:
+def looked_up(tables: Tables, ids: Ids) -> Tensor:
     """All rows, the last one first."""
     index = torch.arange(sum(map(len, ids))).flip(0)
-    return Lookup(ids=torch.cat(ids), bags=bags_of(ids), index=index, splits=[])
+    return tables.lookup(KernelCall(ids=torch.cat(ids), bags=bags_of(ids)), index)
 
 
 def tables_of(*kernels: Any, divide_by: Sequence[int] = (), kind: Callable[..., Any] = Tables) -> Any:
@@ -183,7 +184,7 @@ def test_replaced_memory_is_noticed(name: str) -> None:
     kept = old.detach().clone()
     for each in (plain, served):
         setattr(each, name, torch.nn.Parameter(getattr(each, name).detach() * 2 + 1))
-    assert torch.equal(tables.lookup(looking_up(ids)), plain(torch.cat(ids), offsets_of(ids)).flip(0))
+    assert torch.equal(looked_up(tables, ids), plain(torch.cat(ids), offsets_of(ids)).flip(0))
     take_hyper(served)
     update(tables, ids, gradients_of(ids, 3), [take_hyper(served)])
     plain_update(plain, ids, gradients_of(ids, 3))
@@ -206,10 +207,10 @@ def test_means_are_scaled_by_bag_as_kernels_for_cuda_do() -> None:
         which = ids % 2 == rest
         of_bags = torch.bincount(bag[which], minlength=len(lengths))
         offsets = torch.tensor([0, *of_bags]).cumsum(0)
+        bags = [KernelBags(first=0, last=int(which.sum()), offsets=offsets)]
         apply = Apply(
+            call=KernelCall(ids=ids[which], bags=bags),
             index=torch.arange(gradient.numel() // DIM),
-            ids=ids[which],
-            bags=[KernelBags(first=0, last=int(which.sum()), offsets=offsets)],
             shares=(1 / lengths[bag[which]].float()),
         )
         (update,) = tables.updates(apply, gradient.view(-1, DIM))
@@ -225,10 +226,9 @@ def test_without_rows_no_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(type(served), "forward", lambda *_, **__: pytest.fail("called"))
     nothing = [torch.empty(0, dtype=torch.int64)] * len(FEATURES)
     update(tables, nothing, [torch.empty(0, DIM)] * len(FEATURES), [hyper])
-    rows = tables.lookup(looking_up(nothing))
+    rows = looked_up(tables, nothing)
     assert (rows.shape, rows.dtype) == ((0, DIM), torch.float32)
-    none = Lookup(ids=nothing[0], bags=[], index=nothing[0], splits=[])
-    assert tables_of().lookup(none).shape == (0, DIM)
+    assert tables_of().lookup(KernelCall(ids=nothing[0], bags=[]), nothing[0]).shape == (0, DIM)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda value: value.name)

@@ -97,7 +97,7 @@ class Schedule:
         stack = ExitStack()
         kind = executor.Threads if self.kind == "host-staged" else executor.Streams
         result, ahead = Pending.result, IdExchange._group_ahead
-        came, follow = executor.RowExchange._came, staged.Transfer.follow
+        received, follow = executor.RowExchange._received, staged.Transfer.follow
         take = engine.Backward.take_gradient
         play, device = self.play, self.device
 
@@ -133,7 +133,7 @@ class Schedule:
             (Pending, "result", waited),
             (staged.Transfer, "follow", followed),
             (IdExchange, "_group_ahead", planned),
-            (executor.RowExchange, "_came", lambda *args: device.named("received gradients", came(*args))),
+            (executor.RowExchange, "_received", lambda *args: device.named("received gradients", received(*args))),
             (engine.Backward, "take_gradient", taken),
         ):
             stack.enter_context(patch.object(owner, name, double))

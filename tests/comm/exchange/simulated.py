@@ -1,4 +1,4 @@
-"""One sharding group of W ranks inside one process, in plain Python, to hold `fscomm.plan.routes` against.
+"""One sharding group of W ranks inside one process, in plain Python, to hold `fscomm.plan.row_plan` against.
 
 A row is named by `code`: owner, table and id in one number, so that a row that arrives says what it is. Gradients are
 named by the requester and the local output they belong to.
@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 
 from fscomm.exchange.handed_over import GroupAhead
-from fscomm.plan import routes
-from fscomm.plan.routes import Request
+from fscomm.plan.compiled import group_plan
+from fscomm.plan.group_plan import Apply, AskedIds, Back, Leg, Request
+from fscomm.plan.kernel_calls import KernelCall
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.plan.ways import Apply, Back, Lookup, PassOn
 
 Ids = list[list[list[list[int]]]]  # [W requesters][W owners][F of the owner][samples]
 
@@ -187,8 +187,9 @@ def request(shape: Shape, asked: Asked, requester: int, layout: GroupLayout) -> 
         ]
         # TorchRec's permutation has 32 bits
         ids = as_ids([row for samples in given for row in samples])
-        parts.append(routes.Part(ids, [len(samples) for samples in given], None if order is None else order.int()))
-    return routes.request(parts, layout)
+        counts = [len(samples) for samples in given]
+        parts.append(AskedIds(ids, counts, None if order is None else order.int()))
+    return group_plan(layout).request(parts)
 
 
 def as_ids(values: list[int]) -> torch.Tensor:
@@ -217,25 +218,30 @@ def gradient_name(requester: int, output: int) -> int:
 
 def exchange(
     mine: list[torch.Tensor],
-    sent: list[list[list[int]]],
-    received: list[list[list[int]]],
+    legs: list[Leg],
     limit: int | None,
     *,
     owners_send: bool = True,
     exact: bool = True,
 ) -> list[torch.Tensor]:
-    """What each rank gets, chunk after chunk: [W] rows out, and splits [W][chunks][W] of senders and receivers.
+    """What each rank gets, chunk after chunk: [W] rows out.
 
     `limit`: about the most entries of one chunk between an owner and all others. The owner with the most of them sets
     the number of chunks of all; what it exchanges with itself does not count. Where rows are passed on, there may be
     more: `exact`.
     """
-    (chunks,) = {len(of_rank) for of_rank in (*sent, *received)}  # ranks do not differ in their number of exchanges
+    splits = [list(leg.splits()) for leg in legs]
+    sent, received = ([[both[i] for both in of_rank] for of_rank in splits] for i in range(2))
+    (chunks,) = {leg.chunks for leg in legs}  # ranks do not differ in their number of exchanges
     if limit is not None:
-        owners = [np.sum(of_rank, axis=0) for of_rank in (sent if owners_send else received)]
-        most = max(of_owner.sum() - of_owner[rank] for rank, of_owner in enumerate(owners))
+        owners = [leg.send if owners_send else leg.receive for leg in legs]
+        most = max(sum(of_owner) - of_owner[rank] for rank, of_owner in enumerate(owners))
         needed = max(-(-most // limit), 1)
         assert chunks == needed if exact else chunks >= needed
+    assert [sum(leg.send) for leg in legs] == [len(rows) for rows in mine], "something was never sent"
+    (bound,) = {leg.bound for leg in legs}  # all ranks know how much the pair with the most exchanges at a time
+    found = max(max(of_chunk) for of_rank in sent for of_chunk in of_rank)
+    assert found == bound if exact else found <= bound
     starts = [0] * len(mine)
     got: list[list[torch.Tensor]] = [[] for _ in mine]
     for k in range(len(sent[0])):
@@ -250,11 +256,10 @@ def exchange(
                 got[rank].append(of_peer[rank])
             of_owner = (sent if owners_send else received)[rank][k]
             assert limit is None or sum(of_owner) - of_owner[rank] < limit + len(mine)
-    assert starts == [len(rows) for rows in mine], "something was never sent"
     return [torch.cat(of_rank) for of_rank in got]
 
 
-def by_table(shape: Shape, owner: int, call: Lookup | Apply) -> list[tuple[int, torch.Tensor]]:
+def by_table(shape: Shape, owner: int, call: KernelCall) -> list[tuple[int, torch.Tensor]]:
     """The ids of each table, as the bags of the only kernel say it."""
     tables = tables_of(shape.runs[owner])
     if not tables:
@@ -269,12 +274,12 @@ def by_table(shape: Shape, owner: int, call: Lookup | Apply) -> list[tuple[int, 
     return list(enumerate(ids))
 
 
-def look_up(shape: Shape, owner: int, lookup: Lookup) -> torch.Tensor:
+def look_up(shape: Shape, owner: int, call: KernelCall, index: torch.Tensor) -> torch.Tensor:
     """[n] the row codes that the kernel's look-up would put on the wire."""
-    ids = by_table(shape, owner, lookup)
+    ids = by_table(shape, owner, call)
     found = [code(owner, table, row) for table, of_table in ids for row in of_table.tolist()]
     assert len(set(found)) == len(found), "a row is looked up twice"
-    return as_ids(found)[lookup.index]
+    return as_ids(found)[index]
 
 
 def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[GroupAhead]) -> None:
@@ -282,25 +287,23 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
     shared row comes with the first part of its requester that asks for it."""
     two_levels = 1 < shape.ranks_per_host < shape.world_size
     parts = asked.number_of_parts
+    buffers = [torch.full((group.merge.strips,), -1) for group in groups]
     pieces = []
     for piece in range(parts + 1):
         fetch = [group.fetch[piece] for group in groups]
-        lookups = [each.lookup for each in fetch]
-        rows = [look_up(shape, owner, lookup) for owner, lookup in enumerate(lookups)]
-        check_most([lookup.splits for lookup in lookups], {each.most for each in fetch}, two_levels)
+        legs = [each.legs[0] for each in fetch]
+        rows = [look_up(shape, owner, each.call, each.legs[0].index) for owner, each in enumerate(fetch)]
         limit = shape.chunk_rows if piece == parts else None
-        splits = [lookup.splits for lookup in lookups], [each.received for each in fetch]
-        pieces.append(exchange(rows, *splits, limit, exact=not two_levels))
+        pieces.append(exchange(rows, legs, limit, exact=not two_levels))
+        fill(buffers, legs, pieces[-1])
     if two_levels:
         check_hosts(shape, *pieces)
-        passed = [[group.fetch[piece].passed_on for group in groups] for piece in range(2)]
-        for of_piece in passed:
-            check_most_passed(shape, of_piece)
-        pieces = [pass_on(shape, *of_piece) for of_piece in zip(pieces, passed, strict=True)]
+        passed = [pass_on(shape, buffers, [group.fetch[piece].legs[1] for group in groups]) for piece in range(2)]
+        pieces = [[torch.cat(each) for each in zip(*both, strict=True)] for both in zip(pieces, passed, strict=True)]
     for rank, group in enumerate(groups):
         came = [of_piece[rank] for of_piece in pieces]
-        assert np.diff(group.merge.starts).tolist() == [len(of_piece) for of_piece in came]
         rows = torch.cat(came)
+        assert rows.tolist() == buffers[rank].tolist()
         assert group.buffer.shape == (len(rows), 3)
         wanted = codes_of(shape, asked, rank)
         of_parts = dict(sorted(zip(wanted, flat(asked.parts[rank]), strict=True), key=lambda each: -each[1]))
@@ -312,21 +315,17 @@ def check_rows(shape: Shape, asked: Asked, shared: set[int], groups: Sequence[Gr
         assert rows[group.merge.index].tolist() == local_order(asked, rank, wanted)
         assert group.merge.ends == np.cumsum([flat(asked.parts[rank]).count(part) for part in range(parts)]).tolist()
         assert sorted(rows.tolist()) == sorted(set(wanted)), "a row travels twice, or nobody asked for it"
-        assert group.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
+        assert group.collisions.occurrences == len(codes_at(shape, asked, rank))
+        assert group.collisions.colliding == sum(row in shared for row in codes_at(shape, asked, rank))
+        assert group.collisions.unique == len(set(codes_at(shape, asked, rank)))
+        assert group.collisions.unique_colliding == len(shared & set(codes_at(shape, asked, rank)))
 
 
-def check_most(splits: list[list[list[int]]], most: set[int], at_most: bool) -> None:
-    """All ranks know how much the pair with the most exchanges at a time. splits: [W][chunks][W]."""
-    (known,) = most
-    found = max(max(of_chunk) for of_rank in splits for of_chunk in of_rank)
-    assert found <= known if at_most else found == known
-
-
-def check_most_passed(shape: Shape, passed: Sequence[PassOn]) -> None:
-    """All ranks know alike how much is passed on at most. Every owner of another host told the most of its own rows."""
-    (known,) = {on.most for on in passed}
-    found = max(max(of_chunk) for on in passed for of_chunk in on.sent)
-    assert found <= known <= (shape.world_size - shape.ranks_per_host) * found
+def fill(buffers: list[torch.Tensor], legs: list[Leg], received: list[torch.Tensor]) -> None:
+    """Into the buffers, which have nothing in these places yet."""
+    for buffer, leg, rows in zip(buffers, legs, received, strict=True):
+        assert (buffer[leg.start : leg.end] == -1).all()
+        buffer[leg.start : leg.end] = rows
 
 
 def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor]) -> None:
@@ -338,15 +337,17 @@ def check_hosts(shape: Shape, early: list[torch.Tensor], late: list[torch.Tensor
         assert len(set(far)) == len(far), "a row came to a host twice"
 
 
-def pass_on(shape: Shape, rows: list[torch.Tensor], passed: list[PassOn]) -> list[torch.Tensor]:
-    """[W] what came from owners, and behind it what ranks of the same host passed on."""
-    for rank, on in enumerate(passed):
+def pass_on(shape: Shape, buffers: list[torch.Tensor], legs: list[Leg]) -> list[torch.Tensor]:
+    """[W] what ranks of the same host pass on."""
+    for rank, leg in enumerate(legs):
         first = rank - rank % shape.ranks_per_host
         of_others = [*range(first), *range(first + shape.ranks_per_host, shape.world_size)]
-        assert not any(sizes[peer] for peer in of_others for sizes in (*on.sent, *on.received))
-    sent = [of_rank[on.index] for of_rank, on in zip(rows, passed, strict=True)]
-    came = exchange(sent, [on.sent for on in passed], [on.received for on in passed], None)
-    return [torch.cat(both) for both in zip(rows, came, strict=True)]
+        assert not any(leg.send[peer] or leg.receive[peer] for peer in of_others)
+    sent = [buffer[leg.index] for buffer, leg in zip(buffers, legs, strict=True)]
+    assert not any((rows == -1).any() for rows in sent), "a row is passed on that is not here yet"
+    received = exchange(sent, legs, None, exact=False)
+    fill(buffers, legs, received)
+    return received
 
 
 def check_gradients(shape: Shape, asked: Asked, urgent: set[int], later: set[int], backs: Sequence[Back]) -> None:
@@ -355,23 +356,20 @@ def check_gradients(shape: Shape, asked: Asked, urgent: set[int], later: set[int
     parts = asked.number_of_parts
     classes = [urgent, later] if parts > 1 else [urgent | later]
     pieces = [(rows, part) for rows in classes for part in range(parts)]
-    received = [torch.full((back.starts[-1],), -1) for back in backs]
+    received = [torch.full((back.legs[-1].end,), -1) for back in backs]
     for piece, (rows, part) in enumerate([*pieces, (used(shape, asked) - urgent - later, None)]):
         names = []
         for rank, back in enumerate(backs):
             of_part = np.diff(back.ends, prepend=0)[part] if part is not None else back.ends[-1]
             first = back.ends[part - 1] if part else 0
             local = as_ids([gradient_name(rank, first + i) for i in range(of_part)])
-            names.append(local[back.pieces[piece].index])
+            names.append(local[back.legs[piece].index])
             at_wire = local_outputs(asked, rank)
             sent = {codes_of(shape, asked, rank)[at_wire[name % 1000]] for name in names[-1].tolist()}
             assert sent <= rows
-        ways = [back.pieces[piece] for back in backs]
+        legs = [back.legs[piece] for back in backs]
         limit = shape.chunk_rows if part is None else None
-        came = exchange(names, [way.sent for way in ways], [way.received for way in ways], limit, owners_send=False)
-        check_most([way.received for way in ways], {way.most for way in ways}, False)
-        for rank, back in enumerate(backs):
-            received[rank][back.starts[piece] : back.starts[piece + 1]] = came[rank]
+        fill(received, legs, exchange(names, legs, limit, owners_send=False))
     for of_class, rows in enumerate([*classes, used(shape, asked) - urgent - later]):
         for owner, back in enumerate(backs):
             check_update(shape, asked, owner, rows, back.applies[of_class], received[owner])
@@ -382,6 +380,6 @@ def check_update(
 ) -> None:
     """Of the occurrences on the rows `chosen`, and no others."""
     came = received[apply.index].tolist()
-    rows = [code(owner, table, row) for table, ids in by_table(shape, owner, apply) for row in ids.tolist()]
+    rows = [code(owner, table, row) for table, ids in by_table(shape, owner, apply.call) for row in ids.tolist()]
     expected = [each for of_feature in torchrec_order(shape, asked, owner) for each in of_feature]
     assert list(zip(rows, came, strict=True)) == [(row, name) for row, name in expected if row in chosen]

@@ -17,7 +17,8 @@ from sanitizer import ELSEWHERE, Sanitizer
 from fscomm.exchange.operations import Operation
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending, Worker
-from fscomm.plan import bags, routes
+from fscomm.plan.compiled import group_plan
+from fscomm.plan.group_plan import AskedIds
 from fscomm.tables.binding import Binding, MakePart
 from fscomm.tables.lookups import tap
 from fscomm.transports import staged
@@ -105,10 +106,9 @@ class Module(Binding):
         given = [[self.engine.device.named("features", features.ids + 0.0)] for features, _ in parts]
         on_host = [(host or features).ids.clone() for features, host in parts]
         (layout,) = self.layouts
-        if layout.pooling is None:
-            return given, [routes.request([routes.Part(ids, [len(ids)], None) for ids in on_host], layout)]
-        each = [bags.BagPart(ids, torch.ones(1, len(ids), dtype=torch.int32), None) for ids in on_host]
-        return given, [bags.request(each, layout)]
+        ones = [torch.ones(1, len(ids), dtype=torch.int32) for ids in on_host]
+        asked = [AskedIds(ids, [len(ids)], None, lengths) for ids, lengths in zip(on_host, ones, strict=True)]
+        return given, [group_plan(layout).request(asked)]
 
     def output(self, features: Any, given: list[Any], rows: list[torch.Tensor]) -> Any:
         return rows[0].view(-1) + 0.0 * (given[0] + features.ids)

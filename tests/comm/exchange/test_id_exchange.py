@@ -21,10 +21,10 @@ from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.plan.group_plan import mask_sizes
+from fscomm.plan.masks import mask_sizes
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.wire_kernels import carriers
 from fscomm.report.recorder import Recorder
+from fscomm.two_levels.kernels import carriers
 
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
 HOSTS = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3), (4, 4)]

@@ -15,7 +15,8 @@ from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import BATCH, WORDS, IdExchange
 from fscomm.exchange.wire_gate import WireGate
-from fscomm.plan.routes import Part, request
+from fscomm.plan.group_plan import AskedIds
+from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 
@@ -97,7 +98,7 @@ class Peers:
             random = np.random.default_rng(len(self.sent))
             out[:] = np.packbits(random.random((len(out), 8)) < self.world.shared, axis=1).ravel()
             sides = 1 if len(self.sent) < 3 else 2  # rows of this step, and gradients of the one before
-            head = mine[: 8 * (1 + 5 * sides)]  # irregular modules, and numbers of strips
+            head = mine[: 8 * (1 + 3 * sides)]  # irregular modules, and the bounds of strips
             out[(np.cumsum(received) - received)[:, None] + np.arange(len(head))] = head
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
@@ -136,7 +137,8 @@ class Planner:
 
     def step(self, mine: Asked, order: torch.Tensor) -> ExchangedIds:
         """The plan of rank 0."""
-        asking = request([Part(torch.from_numpy(mine.ids), mine.counts.ravel().tolist(), order)], self._layout)
+        asked = AskedIds(torch.from_numpy(mine.ids), mine.counts.ravel().tolist(), order)
+        asking = RowPlan(self._layout).request([asked])
         self._before = self._exchange.exchange(self._number, self._before, BATCH, [asking])
         self._number += 1
         return self._before

@@ -12,12 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import exchange
+from simulated import exchange, fill
 
-from fscomm.plan import bags
-from fscomm.plan.bags import BagPart, BagPlan, BagRequest, ServedBags
+from fscomm.bags.bag_plan import BagPlan, BagRequest, strips_of_sample
+from fscomm.plan.group_plan import Ahead, AskedIds, Back, Served
+from fscomm.plan.kernel_calls import KernelCall
+from fscomm.plan.peer_ids import unit_classes_back
 from fscomm.plan.sharding_group import GroupLayout, Pooling
-from fscomm.plan.ways import Back, RowsAhead, Told, classes_back
 
 DIM = 4
 
@@ -27,10 +28,12 @@ class World:
     layouts: list[GroupLayout]
     tables: list[list[torch.Tensor]]  # [W][T] rows of each owner
     requests: list[BagRequest]
-    served: list[ServedBags]
+    served: list[Served]
     lengths: list[torch.Tensor]  # [W] [features of all owners, B]
     ids: list[list[torch.Tensor]]  # [W][bag, feature by feature]
     weights: list[torch.Tensor | None]
+
+    limit: int
 
     @property
     def plans(self) -> list[BagPlan]:
@@ -81,32 +84,42 @@ def world(hosts: int, owners: int, weighted: bool, chunk: int, parts: int, seed:
         ids.append(drawn)
         weights.append(given_weights)
         ends = sorted(number(0, mine) for _ in range(parts - 1))
-        requests.append(bags.request(cut_samples(of_rank, values, given_weights, [0, *ends, mine]), layouts[rank]))
+        asked = cut_samples(of_rank, values, given_weights, [0, *ends, mine])
+        requests.append(BagPlan(layouts[rank]).request(asked))
     served = []
     for owner, layout in enumerate(layouts):
         plan = BagPlan(layout)
-        numbers, words = told(plan, requests, owner)
-        assert plan.words_of(numbers, parts).tolist() == [len(each) for each in words]
+        numbers, words = sent_to(plan, requests, owner)
+        assert plan.words_from(numbers, parts).tolist() == [len(each) for each in words]
         served.append(plan.serve(np.concatenate(words), numbers, parts))
         assert not served[-1].irregular
     return World(
-        layouts=layouts, tables=tables, requests=requests, served=served, lengths=lengths, ids=ids, weights=weights
+        layouts=layouts,
+        tables=tables,
+        requests=requests,
+        served=served,
+        lengths=lengths,
+        ids=ids,
+        weights=weights,
+        limit=chunk,
     )
 
 
 def cut_samples(
     lengths: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, ends: list[int]
-) -> list[BagPart]:
+) -> list[AskedIds]:
     """The same ids, cut into parts of consecutive samples."""
     sample = torch.arange(lengths.shape[1]).repeat(len(lengths)).repeat_interleave(lengths.flatten())
     parts = []
     for start, end in itertools.pairwise(ends):
         here = (sample >= start) & (sample < end)
-        parts.append(BagPart(ids[here], lengths[:, start:end], None if weights is None else weights[here]))
+        of_part = lengths[:, start:end]
+        of_weights = None if weights is None else weights[here]
+        parts.append(AskedIds(ids[here], of_part.sum(1).tolist(), None, of_part, of_weights))
     return parts
 
 
-def told(plan: BagPlan, requests: list[BagRequest], owner: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def sent_to(plan: BagPlan, requests: list[BagRequest], owner: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """[W, n] numbers and [W] words from every requester to `owner`."""
     numbers = [plan.numbers(request).reshape(plan.layout.world_size, -1)[owner] for request in requests]
     words = [np.split(of_all, np.cumsum(sizes)[:-1])[owner] for of_all, sizes in map(plan.words, requests)]
@@ -114,30 +127,24 @@ def told(plan: BagPlan, requests: list[BagRequest], owner: int) -> tuple[np.ndar
 
 
 def planned(found: World, rows: list[np.ndarray], *, back: bool) -> list[Any]:
-    """[W] `RowsAhead`, or `Back`; rows: [W] uint8[R] classes by owner."""
+    """[W] `Ahead`, or `Back`; rows: [W] uint8[R] classes by owner."""
     plans = found.plans
     shared = [plan.shared(*each, back=back) for plan, *each in zip(plans, found.served, rows, strict=True)]
-    units = [
-        np.split(of_owner.units, np.cumsum(served.units)[:-1])
-        for of_owner, served in zip(shared, found.served, strict=True)
+    masks = [
+        [np.split(mask, np.cumsum(served.ids.units)[:-1]) for mask in plan.masks(served, of_owner, back=back)]
+        for plan, served, of_owner in zip(plans, found.served, shared, strict=True)
     ]
-    mine = [np.concatenate([of_owner[rank] for of_owner in units]) for rank in range(len(plans))]
-    strips = np.stack([each.strips for each in shared])
-    largest = max(int(of_owner[-1].sum() - of_owner[-1, rank]) for rank, of_owner in enumerate(strips))
-    most = strips.max(axis=(0, 2)).tolist()
-    ways = [
-        (plan.back if back else plan.ahead)(
-            *each, Told(mine=units, asking=None, largest=largest, most=most, most_passed=most)
-        )
-        for plan, *each, units in zip(plans, found.requests, found.served, shared, mine, strict=True)
-    ]
-    for of_owner, way in zip(strips, ways, strict=True):
-        here = [each.received for each in way.pieces] if back else [each.lookup.splits for each in way.fetch]
-        assert [np.sum(splits, axis=0).tolist() for splits in here] == of_owner.tolist()
-    return ways
+    bounds = np.array([each.bounds for each in shared])
+    made = []
+    for rank, (plan, request, served, of_owner) in enumerate(
+        zip(plans, found.requests, found.served, shared, strict=True)
+    ):
+        mine = [np.concatenate([mask[rank] for mask in of_class]) for of_class in zip(*masks, strict=True)]
+        made.append((plan.back if back else plan.ahead)(request, served, of_owner, plan.reply(mine, bounds)))
+    return made
 
 
-def samples_of(call: Any, features: int) -> int:
+def samples_of(call: KernelCall, features: int) -> int:
     """Of a call of a kernel."""
     return (len(call.bags[0].offsets) - 1) // features if call.bags else 0
 
@@ -147,23 +154,23 @@ def tables_of(layout: GroupLayout) -> list[int]:
     return [t for t, features in enumerate(layout.runs[layout.rank]) for _ in range(features)]
 
 
-def looked_up(found: World, rank: int, lookup: Any) -> torch.Tensor:
+def looked_up(found: World, rank: int, call: KernelCall, index: torch.Tensor) -> torch.Tensor:
     """[n, DIM] as the fused kernels and `PooledTables` do."""
     tables = tables_of(found.layouts[rank])
-    samples = samples_of(lookup, len(tables))
+    samples = samples_of(call, len(tables))
     columns = [
-        torch.stack([pooled(found.tables[rank][t], lookup, f * samples + b) for b in range(samples)])
+        torch.stack([pooled(found.tables[rank][t], call, f * samples + b) for b in range(samples)])
         for f, t in enumerate(tables)
         if samples
     ]
     vectors = torch.cat(columns, 1).view(-1, DIM) if columns else torch.empty(0, DIM)
-    return vectors.index_select(0, lookup.index)
+    return vectors.index_select(0, index)
 
 
-def pooled(table: torch.Tensor, lookup: Any, bag: int) -> torch.Tensor:
-    here = slice(*lookup.bags[0].offsets[bag : bag + 2].tolist())
-    rows = table[lookup.ids[here]]
-    return (rows if lookup.weights is None else rows * lookup.weights[here, None]).sum(0)
+def pooled(table: torch.Tensor, call: KernelCall, bag: int) -> torch.Tensor:
+    here = slice(*call.bags[0].offsets[bag : bag + 2].tolist())
+    rows = table[call.ids[here]]
+    return (rows if call.weights is None else rows * call.weights[here, None]).sum(0)
 
 
 def expected(found: World, rank: int) -> torch.Tensor:
@@ -206,22 +213,21 @@ def drawn_classes(found: World, share: float, classes: int) -> list[np.ndarray]:
 def test_vectors_reach_the_outputs(found: World, share: float) -> None:
     """Those of bags with a shared row with the first part that asks for them, so before any part needs them."""
     shared = drawn_classes(found, share, 1)
-    ahead: list[RowsAhead] = planned(found, shared, back=False)
+    ahead: list[Ahead] = planned(found, shared, back=False)
     buffers = [
-        plan.merge.new_buffer(layout, torch.device("cpu")).fill_(torch.nan)
+        plan.merge.new_buffer(layout, torch.device("cpu")).fill_(-1)
         for plan, layout in zip(ahead, found.layouts, strict=True)
     ]
     for plan, buffer in zip(ahead, buffers, strict=True):
-        buffer[plan.merge.starts[-1] :] = 0
-    parts = found.served[0].parts
+        buffer[plan.merge.strips :] = 0
+    parts = found.served[0].ids.parts
     outputs: list[list[torch.Tensor]] = [[] for _ in ahead]
     for piece in [parts, *range(parts)]:
         fetch = [plan.fetch[piece] for plan in ahead]
-        lookups = [each.lookup for each in fetch]
-        sent = [looked_up(found, rank, lookup) for rank, lookup in enumerate(lookups)]
-        received = exchange(sent, [each.splits for each in lookups], [each.received for each in fetch], None)
-        for plan, buffer, rows, of_rank in zip(ahead, buffers, received, outputs, strict=True):
-            buffer[plan.merge.starts[piece] : plan.merge.starts[piece + 1]] = rows
+        legs = [leg for each in fetch for leg in each.legs]
+        sent = [looked_up(found, rank, each.call, each.legs[0].index) for rank, each in enumerate(fetch)]
+        fill(buffers, legs, exchange(sent, legs, found.limit if piece == parts else None))
+        for plan, buffer, of_rank in zip(ahead, buffers, outputs, strict=True):
             if piece < parts:
                 of_rank.append(plan.merge.output(buffer, piece))
     for rank, of_rank in enumerate(outputs):
@@ -231,26 +237,27 @@ def test_vectors_reach_the_outputs(found: World, share: float) -> None:
 @given(found=CASES, share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_gradients_reach_the_rows(found: World, share: float) -> None:
     """As autograd has it; rows of a class when the pieces of this class and of more urgent ones have come."""
-    parts = found.served[0].parts
-    number = classes_back(parts)
+    parts = found.served[0].ids.parts
+    number = unit_classes_back(parts)
     classes = drawn_classes(found, share, number)
     ways: list[Back] = planned(found, classes, back=True)
     gradients = [
-        torch.randint(-9, 10, (request.ends[-1] * bags.row_strips(layout), DIM)).float()
+        torch.randint(-9, 10, (request.samples[-1] * strips_of_sample(layout), DIM)).float()
         for request, layout in zip(found.requests, found.layouts, strict=True)
     ]
     added = [[torch.zeros_like(table) for table in tables] for tables in found.tables]
-    buffers = [torch.full((way.starts[-1], DIM), torch.nan) for way in ways]
+    buffers = [torch.full((way.legs[-1].end, DIM), -1000.0) for way in ways]
     for piece in range(number * parts + 1):
-        of_piece = [way.pieces[piece] for way in ways]
+        legs = [way.legs[piece] for way in ways]
         sent = []
-        for gradient, way in zip(gradients, ways, strict=True):
+        for gradient, way, leg in zip(gradients, ways, legs, strict=True):
             of_parts = gradient.split(np.diff(way.ends, prepend=0).tolist())
             given_part = gradient if piece == number * parts else of_parts[piece % parts]
-            sent.append(given_part[way.pieces[piece].index])
-        received = exchange(sent, [way.sent for way in of_piece], [way.received for way in of_piece], None)
-        for way, buffer, came in zip(ways, buffers, received, strict=True):
-            buffer[way.starts[piece] : way.starts[piece + 1]] = came
+            sent.append(given_part[leg.index])
+        limit = found.limit if piece == number * parts else None
+        received = exchange(sent, legs, limit, owners_send=False)
+        for buffer, leg, rows in zip(buffers, legs, received, strict=True):
+            buffer[leg.start : leg.end] = rows
         if (piece + 1) % parts and piece < number * parts:
             continue
         of_class = piece // parts
@@ -265,8 +272,8 @@ def test_gradients_reach_the_rows(found: World, share: float) -> None:
             table.requires_grad_()
             table.grad = torch.zeros_like(sums)
     for rank, (request, gradient) in enumerate(zip(found.requests, gradients, strict=True)):
-        if request.ends[-1]:
-            (expected(found, rank) * gradient.view(request.ends[-1], -1)).sum().backward()
+        if request.samples[-1]:
+            (expected(found, rank) * gradient.view(request.samples[-1], -1)).sum().backward()
     for rank, tables in enumerate(found.tables):
         assert all(torch.equal(table.grad, sums) for table, sums in zip(tables, added[rank], strict=True))
 
@@ -274,18 +281,18 @@ def test_gradients_reach_the_rows(found: World, share: float) -> None:
 def add(layout: GroupLayout, apply: Any, came: torch.Tensor, tables: list[torch.Tensor]) -> set[tuple[int, int]]:
     """Add gradients to the rows of `tables` as a kernel does; which (table, row) were reached."""
     widths = layout.pooling.strips[layout.rank]
-    samples = samples_of(apply, len(widths))
+    samples = samples_of(apply.call, len(widths))
     starts = torch.tensor([0, *widths]).cumsum(0) * DIM
     reached = set()
     for f, table in enumerate(tables_of(layout)):
         for b in range(samples):
-            here = slice(*apply.bags[0].offsets[f * samples + b :][:2].tolist())
+            here = slice(*apply.call.bags[0].offsets[f * samples + b :][:2].tolist())
             if here.start == here.stop:
                 continue  # such a bag gets some gradient, which reaches no row
             vector = came[apply.index].view(samples, -1)[b, starts[f] : starts[f + 1]]
-            weights = torch.ones(here.stop - here.start) if apply.weights is None else apply.weights[here]
-            tables[table].index_add_(0, apply.ids[here], weights[:, None] * vector)
-            reached |= {(table, row) for row in apply.ids[here].tolist()}
+            weights = torch.ones(here.stop - here.start) if apply.call.weights is None else apply.call.weights[here]
+            tables[table].index_add_(0, apply.call.ids[here], weights[:, None] * vector)
+            reached |= {(table, row) for row in apply.call.ids[here].tolist()}
     return reached
 
 
@@ -297,10 +304,10 @@ def test_equal_bags_of_one_id_travel_once() -> None:
     lengths = torch.tensor([[1, 1, 2, 2], [1, 0, 1, 1]])
     ids = torch.tensor([5, 5, 5, 5, 5, 5, 5, 3, 5])
     for ends in ([0, 4], [0, 1, 3, 4]):
-        asking = bags.request(cut_samples(lengths, ids, None, ends), layout)
-        assert asking.bags.distinct.tolist() == [5]  # 5; 5, 5; 5, 5; of the other feature 5; 3
-    weighted = bags.request([BagPart(ids, lengths, torch.rand(9))], layout)
-    assert weighted.bags.distinct.tolist() == [7]
+        asking = BagPlan(layout).request(cut_samples(lengths, ids, None, ends))
+        assert asking.ids.units.tolist() == [5]  # 5; 5, 5; 5, 5; of the other feature 5; 3
+    weighted = BagPlan(layout).request(cut_samples(lengths, ids, torch.rand(9), [0, 4]))
+    assert weighted.ids.units.tolist() == [7]
 
 
 @pytest.mark.parametrize("problem", ["weights of one rank only", "other batch sizes", "an id outside"])
@@ -315,9 +322,9 @@ def test_what_does_not_fit_is_irregular(problem: str) -> None:
     samples = 3 if problem == "other batch sizes" else 2
     given_ids = torch.tensor([7 if problem == "an id outside" else 3, 1])
     weights = torch.rand(2) if problem == "weights of one rank only" else None
-    one = bags.request([BagPart(given_ids, torch.tensor([[1, 0], [0, 1]]), weights)], layouts[0])
+    one = BagPlan(layouts[0]).request(cut_samples(torch.tensor([[1, 0], [0, 1]]), given_ids, weights, [0, 2]))
     lengths = torch.tensor([[1] + [0] * (samples - 1), [0] * samples])
-    other = bags.request([BagPart(torch.tensor([2]), lengths, None)], layouts[1])
+    other = BagPlan(layouts[1]).request(cut_samples(lengths, torch.tensor([2]), None, [0, samples]))
     plan = BagPlan(layouts[0])
-    numbers, words = told(plan, [one, other], 0)
+    numbers, words = sent_to(plan, [one, other], 0)
     assert plan.serve(np.concatenate(words), numbers, 1).irregular

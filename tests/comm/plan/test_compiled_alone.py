@@ -7,17 +7,19 @@ from test_bags import drawn_classes, planned, world
 from test_id_exchange import BUSY, Ranks
 from worlds import shared_world
 
-from fscomm.plan import hash_tables, wire_kernels
-from fscomm.plan.group_plan import compile_kernels
-from fscomm.plan.ways import classes_back
+from fscomm.bags import kernels as of_bags
+from fscomm.plan import hash_tables, kernels
+from fscomm.plan.compiled import compile_kernels
+from fscomm.plan.peer_ids import unit_classes_back
+from fscomm.two_levels import kernels as of_hosts
 
 
 def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
     """Kernels compiled, or loaded, during steps of both kinds of groups; the fewest forms of a kernel before them."""
-    named = {**vars(hash_tables), **vars(wire_kernels)}
-    kernels = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
+    named = {**vars(hash_tables), **vars(kernels), **vars(of_bags), **vars(of_hosts)}
+    every = {name: each for name, each in named.items() if hasattr(each, "signatures") and not name.startswith("_")}
     compile_kernels()
-    before = {name: len(kernel.signatures) for name, kernel in kernels.items()}
+    before = {name: len(kernel.signatures) for name, kernel in every.items()}
     planner = Planner(World(ranks=4, features=2, rows=1000, ids=500, dim=4, chunk_bytes=256))
     for _ in range(3):
         planner.step(*planner.draw())
@@ -27,8 +29,8 @@ def compiled_during_steps(rank: int, size: int) -> tuple[list[str], int]:
     for parts in (1, 3):
         found = world(2, 2, True, 3, parts, 0)
         for back in (False, True):
-            planned(found, drawn_classes(found, 0.3, classes_back(parts) if back else 1), back=back)
-    return [name for name, kernel in kernels.items() if len(kernel.signatures) != before[name]], min(before.values())
+            planned(found, drawn_classes(found, 0.3, unit_classes_back(parts) if back else 1), back=back)
+    return [name for name, kernel in every.items() if len(kernel.signatures) != before[name]], min(before.values())
 
 
 def test_all_kernels_are_ready_before_the_first_step() -> None:

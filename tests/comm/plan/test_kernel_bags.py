@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fscomm.plan.kernel_calls import FEWEST_IDS_PER_BAG, IDS_PER_BAG, KernelBags, equal_bags
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.plan.ways import FEWEST_IDS_PER_BAG, IDS_PER_BAG, KernelBags, equal_bags
 
 Table = tuple[int, int]  # features, ids
 

@@ -31,10 +31,8 @@ def counted(ranks: int, **source: Any) -> dict[str, int]:
     tracemalloc.stop()
     back = ids.back[0]
     assert back is not None
-    fetch = ids.ahead(0).fetch[-1]
-    sent, came = fetch.lookup.splits, fetch.received
-    assert len(sent) == len(came)
-    return {"exchanges": len(sent) + len(back.pieces[-1].sent), "calls": calls, "bytes": most}
+    (leg,) = ids.ahead(0).fetch[-1].legs
+    return {"exchanges": leg.chunks + back.legs[-1].chunks, "calls": calls, "bytes": most}
 
 
 @pytest.mark.parametrize("source", [{}, {"skew": 4.0}, {"zipf": True}], ids=["uniform", "skewed", "zipf"])
@@ -56,5 +54,5 @@ def test_what_the_peers_say_is_what_a_rank_expects() -> None:
         merge = ids.ahead(0).merge
         assert len(merge.index) == len(mine.ids) == len(order)
         used = torch.unique(merge.index)
-        assert torch.equal(used, torch.arange(merge.starts[-1]))
-        assert ids.ahead(0).occurrences == planner.peers.asked.counts.sum()
+        assert torch.equal(used, torch.arange(merge.strips))
+        assert ids.ahead(0).collisions.occurrences == planner.peers.asked.counts.sum()

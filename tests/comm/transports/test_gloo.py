@@ -8,7 +8,7 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 from worlds import shared_world
 
-from fscomm.plan.gloo_order import Region, add, regions
+from fscomm.bags.gloo_order import Region, add, regions
 from fscomm.transports import gloo
 
 SHAPES = [(1, 1), (3, 4), (5, 12), (33, 100), (128, 64), (257, 36), (2048, 320)]

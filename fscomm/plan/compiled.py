@@ -1,0 +1,64 @@
+"""All kernels of planning, compiled ahead: otherwise numba compiles each at its first use, in a step."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fscomm.bags.bag_plan import BagPlan
+from fscomm.plan.arrays import segments
+from fscomm.plan.group_plan import AskedIds, GroupPlan, OwnerReply
+from fscomm.plan.hash_tables import checksum
+from fscomm.plan.masks import pack_masks, unpack_masks
+from fscomm.plan.row_plan import RowPlan
+from fscomm.plan.sharding_group import GroupLayout, Pooling
+from fscomm.two_levels.plan import TwoLevelPlan
+
+
+def group_plan(layout: GroupLayout) -> GroupPlan:
+    if layout.pooling is not None:
+        return BagPlan(layout)
+    return TwoLevelPlan(layout) if layout.two_levels else RowPlan(layout)
+
+
+def compile_kernels() -> None:
+    """Compile the kernels, or load them from numba's cache, by planning a step of one id in all kinds of groups."""
+    collects = gc.isenabled()
+    gc.disable()  # numba makes many objects that stay: looking through those of the process takes as long as loading
+    try:
+        checksum(np.zeros(1, np.uint64))
+        for plan, parts in _steps():
+            _plan(plan, plan.request(parts), len(parts))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _steps() -> Iterator[tuple[GroupPlan, list[AskedIds]]]:
+    id_ = torch.zeros(1, dtype=torch.int64)
+    row, bag = AskedIds(id_, [1], id_), AskedIds(id_, [1], None, torch.ones(1, 1), torch.ones(1))
+    layout = GroupLayout(
+        module="", sharding="", rank=0, world_size=1, dim=1, dtype=torch.float32, runs=((1,),), rows=(1,)
+    )
+    for plan in (RowPlan(layout), TwoLevelPlan(layout)):
+        yield plan, [row]
+    yield RowPlan(layout), [row, row._replace(from_wire=None)]
+    yield BagPlan(replace(layout, pooling=Pooling(strips=((1,),), owners=1, mean=False))), [bag]
+
+
+def _plan(plan: GroupPlan, request: Any, parts: int) -> None:
+    numbers = plan.numbers(request)
+    words, sizes = plan.words(request)
+    segments(words, sizes - sizes, sizes)
+    served = plan.serve(words, numbers.reshape(1, -1), parts)
+    later = plan.needed_later(served)
+    served.rows.mark_common(served.rows, later, later, later)
+    for back in (False, True):
+        shared = plan.shared(served, np.zeros(len(served.rows), np.uint8), back=back)
+        masks, units = plan.masks(served, shared, back=back), served.ids.units
+        unpack_masks(pack_masks(numbers[:1], masks, [units] * len(masks), 1), 1, [units] * len(masks), 1)
+        reply: OwnerReply = plan.reply(masks, np.array([shared.bounds]))
+        (plan.back if back else plan.ahead)(request, served, shared, reply)
