@@ -128,6 +128,8 @@ IN_ORDER = {
     ),
     "fscomm": (
         ("errors", "device", "plan"),
+        ("bags", "two_levels"),
+        ("compose",),
         ("report",),
         ("transports", "loop"),
         ("tables",),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fscomm.compose import compile_kernels
 from fscomm.engine import trial
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.plan.compiled import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import Library, in_whole, of_all_ranks

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fscomm.compose import group_plan
 from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.arrays import segments, starts_of, transposed
-from fscomm.plan.compiled import group_plan
 from fscomm.plan.group_plan import Ahead, Back, GroupPlan, OwnerReply, Shared
 from fscomm.plan.masks import mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.number_of_parts import NOTHING, Took

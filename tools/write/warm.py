@@ -59,9 +59,9 @@ def warm(
         add("freescale", of_collisions, level_kernels)
         if fscomm:  # what plans the exchanges of a step
             from fscomm.bags import kernels as of_bags
+            from fscomm.compose import compile_kernels
             from fscomm.plan import hash_tables
             from fscomm.plan import kernels as of_plans
-            from fscomm.plan.compiled import compile_kernels
             from fscomm.two_levels import kernels as of_hosts
 
             compile_kernels()

@@ -12,7 +12,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.types import LazyNoWait
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from fscomm.plan.compiled import group_plan
+from fscomm.compose import group_plan
 from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.binding import Asked, Binding, MakePart

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from fscomm.compose import group_plan
 from fscomm.exchange.handed_over import GroupAhead
-from fscomm.plan.compiled import group_plan
 from fscomm.plan.group_plan import Apply, AskedIds, Back, Leg, Request
 from fscomm.plan.kernel_calls import KernelCall
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout

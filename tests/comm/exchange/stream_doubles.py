@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from sanitizer import ELSEWHERE, Sanitizer
 
+from fscomm.compose import group_plan
 from fscomm.exchange.operations import Operation
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending, Worker
-from fscomm.plan.compiled import group_plan
 from fscomm.plan.group_plan import AskedIds
 from fscomm.tables.binding import Binding, MakePart
 from fscomm.tables.lookups import tap

@@ -8,8 +8,8 @@ from test_id_exchange import BUSY, Ranks
 from worlds import shared_world
 
 from fscomm.bags import kernels as of_bags
+from fscomm.compose import compile_kernels
 from fscomm.plan import hash_tables, kernels
-from fscomm.plan.compiled import compile_kernels
 from fscomm.plan.peer_ids import unit_classes_back
 from fscomm.two_levels import kernels as of_hosts
 

@@ -1,4 +1,5 @@
-"""All kernels of planning, compiled ahead: otherwise numba compiles each at its first use, in a step."""
+"""Which plan a group has, and all kernels of planning, compiled ahead: otherwise numba compiles each at its first use,
+in a step."""
 
 import gc
 from collections.abc import Iterator
