@@ -4,12 +4,13 @@
 
 Ranks live in network namespaces whose links are held to a rate. Every mode trains the same model, from the same
 weights, on the same batches: short blocks of steps behind a barrier, all modes once per round, the order turned by one
-in each. Three measures stand side by side:
+in each. Four measures:
 
 1. exposed: a step minus the step of the same model without embeddings (compute only), in the same round;
 2. shaped - unshaped: a step minus the step of the same mode on links that are not held to a rate;
 3. blocked, of fscomm: milliseconds in which the thread that trains waits for communication or for other threads, as
-   fscomm reports.
+   fscomm reports;
+4. CPU: milliseconds of processor time of a rank's step, over all of its threads.
 
 Compute is emulated by sleeping (a GPU leaves the CPU idle too) except where a row says otherwise. Needs root.
 """

@@ -47,6 +47,11 @@ class Blocks:
         """Step minus the compute-only step of the same round."""
         return [step - alone for step, alone in zip(self.steps_ms(mode), self.steps_ms("compute"), strict=True)]
 
+    def cpu_ms(self, mode: str) -> float:
+        """CPU time of a rank's step, all threads: the median over rounds of the mean over ranks."""
+        of_rounds = [statistics.mean(1e3 * answer["cpu_s"] for answer in ranks) for ranks in self._rounds(mode)]
+        return statistics.median(of_rounds)
+
     def blocked_ms(self, mode: str) -> float | None:
         """Of a step, in which the training thread waited, as fscomm reports; None of other modes."""
         rounds = [
@@ -96,7 +101,7 @@ class Blocks:
 
 
 def headline_table(blocks: Sequence[Blocks]) -> Table:
-    """One line per section and mode: the three measures."""
+    """One line per section and mode: the four measures."""
     unshaped = {block.condition["compute_ms"]: block for block in blocks if block.condition["rate_mbit"] is None}
     rows = []
     for block in blocks:
@@ -119,9 +124,11 @@ def headline_table(blocks: Sequence[Blocks]) -> Table:
                 None if mode == "compute" or not plain else round(100 * (exposed / plain - 1), 1),
                 shaped,
                 block.blocked_ms(mode),
+                block.cpu_ms(mode),
             ])  # fmt: skip
     columns = [
         "section", "mode", "step ms", "(1) exposed", "quartiles", "vs plain %", "(2) shaped - unshaped", "(3) blocked",
+        "(4) CPU",
     ]  # fmt: skip
     return "Embedding communication that a step still pays for, ms (per rank and step)", columns, rows
 

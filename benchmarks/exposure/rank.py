@@ -128,16 +128,18 @@ def block(
 
     `after_s` is the part of the compute between the backward and the next step; TorchRec's pipelines do not take it.
 
-    Returns seconds per step, and what the mode says itself.
+    Returns seconds and CPU seconds per step, and what the mode says itself.
     """
     clock.set(compute_s, after_s=after_s, products_per_s=products)
     first = state["position"][mode]
     batches = state["stream"].batches(first, warm + steps + tail)
     state["position"][mode] = first + len(batches)
     marks: list[float] = []
+    cpu: list[float] = []  # of all threads of this rank
 
     def stepped() -> None:
         marks.append(time.perf_counter())
+        cpu.append(time.process_time())
 
     torch.manual_seed(first)  # rows that are evicted get new weights at random
     gc.collect()
@@ -148,7 +150,8 @@ def block(
         said = mode_of(mode)(state["models"][mode], batches, stepped)
     dist.barrier()
     steps_s = [after - before for before, after in itertools.pairwise(marks[warm : warm + steps + 1])]
-    return {"step_s": sum(steps_s) / steps, "steps_s": steps_s, "said": said[warm : warm + steps]}
+    cpu_s = (cpu[warm + steps] - cpu[warm]) / steps
+    return {"step_s": sum(steps_s) / steps, "steps_s": steps_s, "cpu_s": cpu_s, "said": said[warm : warm + steps]}
 
 
 @contextlib.contextmanager
