@@ -11,8 +11,9 @@ from test_meter import Clock
 from test_trace import Worker
 
 from fscomm.device import Host
-from fscomm.report.recorder import AGREEMENT, Recorder
+from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions, Managed
+from fscomm.report.verdict import AGREEMENT
 
 
 @pytest.fixture
