@@ -267,19 +267,19 @@ class Report:
         others = (total.inline_ms, total.hidden_ms)
         waits = [step.waits for step in self.steps]
         table = [
-            f"{'kind':<28}{'exposed ms':>11}{'median ms':>10}{'P95 ms':>8}{'inline ms':>10}{'hidden ms':>10}"
-            f"{'sent KB':>9}{'received KB':>12}"
+            f"{'kind':<28}{'exposed ms':>11}{'median ms':>11}{'P95 ms':>9}{'inline ms':>11}{'hidden ms':>11}"
+            f"{'sent KB':>9}{'received KB':>13}"
         ]
         for kind in total.kinds:
             exposed = _spread(total.exposed_ms.get(kind, 0.0) / steps, [each.get(kind, 0.0) for each in waits])
-            times = "".join(f"{times.get(kind, 0.0) / steps:>10.2f}" for times in others)
+            times = "".join(f"{times.get(kind, 0.0) / steps:>11.2f}" for times in others)
             moved = total.traffic(kind)
             name = _STRAGGLER if kind == AGREEMENT else kind
             table.append(
-                f"{name:<28}{exposed}{times}{moved.sent / steps / 1e3:>9.1f}{moved.received / steps / 1e3:>12.1f}"
+                f"{name:<28}{exposed}{times}{moved.sent / steps / 1e3:>9.1f}{moved.received / steps / 1e3:>13.1f}"
             )
         exposed = _spread(sum(total.exposed_ms.values()) / steps, [sum(each.values()) for each in waits])
-        table.append(f"{'all':<28}{exposed}" + "".join(f"{sum(times.values()) / steps:>10.2f}" for times in others))
+        table.append(f"{'all':<28}{exposed}" + "".join(f"{sum(times.values()) / steps:>11.2f}" for times in others))
         table.append(f"buffers of rows that were fetched ahead: at most {self.buffer_bytes / 1e6:.1f} MB")
         return table
 
@@ -312,7 +312,7 @@ class Report:
 def _spread(mean: float, by_step: list[float]) -> str:
     """Three cells of a row: mean, median, 95th percentile."""
     median, p95 = np.percentile(by_step, [50, 95]) if by_step else (0.0, 0.0)
-    return f"{mean:>11.2f}{median:>10.2f}{p95:>8.2f}"
+    return f"{mean:>11.2f}{median:>11.2f}{p95:>9.2f}"
 
 
 def _added(one: Any, two: Any) -> Any:

@@ -56,7 +56,7 @@ def typical(steps: Sequence[tuple[float | None, Mapping[str, float]]]) -> Means 
 
 
 def verdict(means: Means, setting: Setting, plain: Plain | None) -> list[str]:
-    """What a step waits for, and then at most two sentences what to do."""
+    """A line that says what a step waits for, then at most two that say what to do."""
     waited = sum(means.waits.values())
     share = waited / means.step_ms if means.step_ms else 0.0
     line = f"step {_ms(means.step_ms)}; {_ms(waited)} ({100 * share:.0f} %) wait for communication"
@@ -75,7 +75,7 @@ def verdict(means: Means, setting: Setting, plain: Plain | None) -> list[str]:
         ranked = sorted(means.waits.items(), key=lambda item: -item[1])
         named = {kind: ms for kind, ms in ranked if ms >= _NAMED * waited}
         causes = [f"{_ms(ms)} {_cause(kind).means}" for kind, ms in named.items()]
-        if (rest := waited - sum(named.values())) > 0:
+        if (rest := waited - sum(named.values())) >= _SMALL * means.step_ms:
             causes.append(f"{_ms(rest)} other waits")
         line = f"{line}: {', '.join(causes)}"
         advice += [_cause(kind).remedy(setting) for kind in named if kind in _CAUSES]
@@ -92,7 +92,8 @@ class _Cause(NamedTuple):
 def _more_compute(setting: Setting) -> str:
     parts = f", or {setting.more_parts}" if setting.more_parts else ""
     kernels = ", or a transport that uses no SMs (copy-engine, nccl-ce)" if setting.transport == "nccl" else ""
-    return f"exclusive rows need more compute to overlap with: larger batches{parts}{kernels}"
+    remedy = f"larger batches{parts}{kernels}"
+    return f"exclusive rows need more compute to overlap with: {remedy}. On a fast link, fscomm's threads lack a core"
 
 
 def _fewer_collisions(setting: Setting) -> str:
@@ -128,4 +129,4 @@ def _cause(kind: str) -> _Cause:
 
 
 def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 9.95 else f"{milliseconds:.1f} ms"
