@@ -159,11 +159,13 @@ def trials(rank: int, size: int, steps: int, parts: Any = "auto", *, draws: bool
 
 def test_auto_takes_the_number_that_is_fastest_on_the_slowest_rank() -> None:
     ran = [8] * SPAN + [4] * SPAN + [2] * SPAN + [1] * SPAN
-    for numbers, report, line in shared_world(2).run(trials, 4 * SPAN + 8):
+    for rank, (numbers, report, line) in enumerate(shared_world(2).run(trials, 4 * SPAN + 8)):
         assert numbers[: len(ran)] == ran
         assert numbers[-3:] == [4] * 3
         assert report.parts == 4
         assert {each.parts: each.step_ms for each in report.tried} == STEP_MS
+        took = [pytest.approx(STEP_MS[number] / (1 if rank == 1 else 2)) for number in numbers]
+        assert [each.step_ms for each in report.steps] == [*took[:-1], None]
         assert report.to_dict()["tried"][0] == {"parts": 1, "steps": 4, "step_ms": 90.0, "exposed_ms": 0.0}
         assert line.startswith("steps in 4 parts; measured: 1 part 90 ms a step, 0 of it exposed, 2 parts 50 ms")
 
