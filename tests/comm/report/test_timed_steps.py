@@ -18,9 +18,9 @@ def two_loops(rank: int, size: int) -> list[float | None]:
     with mock.patch.object(comm, "Recorder", partial(Recorder, clock=lambda: now[0])):
         run = new_run(rank, size, CONFIGS["row"].but(steps=3), "fscomm")
         with run.enable() as block:
-            for _ in range(2):
+            for loop in range(2):
                 for step, batch in enumerate(block.lookahead(run.loader())):
-                    run.train(step, batch)
+                    run.train(3 * loop + step, batch)
                     now[0] += 0.010
                 now[0] += 0.030
             report = block.report()
