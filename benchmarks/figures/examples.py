@@ -45,10 +45,11 @@ class Example(NamedTuple):
     comment: int
 
 
-def output(first: str = "", last: str = "", *, measured: bool = False) -> None:
+def output(first: str = "", last: str = "", *, measured: bool = False, judged: tuple[str, ...] = ()) -> None:
     """The output of the example above, of its lines from the one that begins with `first` to that with `last`.
 
-    `measured`: another run prints other numbers, so the page keeps those that it has if all else is the same.
+    `measured`: another run prints other numbers, so the page keeps those that it has if all else is the same, except
+    for lines that begin with a text of `judged`, whose words depend on the numbers.
     """
     import cog  # cog makes this module while it fills a page
 
@@ -62,11 +63,13 @@ def output(first: str = "", last: str = "", *, measured: bool = False) -> None:
     end = _line(lines, last, start) if last else len(lines) - 1
     shown = [part for line in lines[start : end + 1] for part in _wrapped(line)]
     block = "\n".join(["\n```text", *shown, *["..."] * (end + 1 < len(lines)), "```\n"])
-    print(cog.previous if measured and _words(block) == _words(cog.previous) else block, end="")
+    print(cog.previous if measured and _words(block, judged) == _words(cog.previous, judged) else block, end="")
 
 
-def _words(text: str) -> list[str]:
-    """Those of a text, all numbers alike."""
+def _words(text: str, judged: tuple[str, ...]) -> list[str]:
+    """All numbers alike, without the lines that begin with a text of `judged` and those that they are wrapped into."""
+    for begin in judged:
+        text = re.sub(rf"^{re.escape(begin)}.*\n(?: .*\n)*", "", text, flags=re.MULTILINE)
     return re.sub(r"\d[\d.,]*", "0", text).split()
 
 

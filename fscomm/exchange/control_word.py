@@ -7,7 +7,8 @@ from enum import IntEnum
 import numpy as np
 
 from fscomm.errors import AnnouncementError
-from fscomm.report.recorder import AGREEMENT, Recorder
+from fscomm.report.recorder import Recorder
+from fscomm.report.verdict import AGREEMENT
 from fsranks.control_group import AnyGroup
 from fsranks.errors import MismatchError, name_ranks
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Add = Callable[[str, str, int | None, float], None]
-"""Adds seconds that were "exposed", "inline" or "hidden", of a kind, in a step."""
+"""(what, kind, step, seconds): adds seconds that were "exposed", "inline" or "hidden"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """waited: how long the training thread had waited. nested: inside another wait."""
+    """A wait or work that has begun. waited: exposed time until then. nested: inside another wait."""
 
     kind: str
     step: int | None
@@ -21,11 +21,11 @@ class Begun:
 
 
 class HostTimes:
-    """A clock runs only while the training thread waits. Work reads that clock at both ends: what it advanced by was
-    exposed, the rest of the work was hidden behind compute. So works are never compared afterwards, and one may end
-    while the training thread still waits for it.
+    """Splits the time of work into exposed and hidden with a second clock, which runs only while the training thread
+    waits. Work reads that clock when it begins and ends: the difference was exposed, the rest was hidden behind
+    compute. So intervals are never compared with each other, and work may end while the training thread still waits.
 
-    Not safe for threads: the caller holds a lock. The thread that makes it is the one that trains.
+    Not thread-safe: the caller holds a lock. The thread that creates it is the training thread.
     """
 
     def __init__(self, clock: Callable[[], float], add: Add) -> None:
@@ -47,7 +47,7 @@ class HostTimes:
         return begun
 
     def end(self, begun: Begun) -> None:
-        """In the thread that began it."""
+        """Called by the thread that began it."""
         now = self._clock()
         taken, waited = now - begun.start, self._waited_by(now)
         if begun.waiting:
@@ -59,11 +59,11 @@ class HostTimes:
             self._add("inline" if inline else "hidden", begun.kind, begun.step, taken - (waited - begun.waited))
 
     def settle(self) -> None:
-        """Add all that is over by now. Never blocks."""
+        """Add what has ended. Never blocks. On the host `end` has added it already."""
 
     @property
     def waited_s(self) -> float:
-        """How long the training thread has waited so far."""
+        """Exposed time so far."""
         return self._waited_by(self._clock())
 
     def _waited_by(self, now: float) -> float:

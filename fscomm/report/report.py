@@ -1,9 +1,9 @@
-"""What the engine did, step by step: the frozen object that `comm.report()` returns.
+"""What the engine did in each step: the frozen object that `comm.report()` returns.
 
-A step's communication is *exposed* where the thread that trains was blocked on it, *inline* where that thread did the
-work itself, and *hidden* where another thread worked while the training thread did not wait. Times are host times.
-Where tables lie on a GPU, exposed is what its compute stream stood still, whether or not the host was blocked, and
-hidden what other streams worked beside it.
+The communication of a step is *exposed* while the training thread is blocked by it, *inline* while that thread does the
+work itself, and *hidden* (overlapped) while another thread works and the training thread does not wait. Times are taken
+on the host. For tables on a GPU, exposed is the time that its compute stream is idle, whether or not the host is
+blocked, and hidden the time that other streams work beside it.
 """
 
 import dataclasses
@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
+
 from fscomm.plan.number_of_parts import Tried
+from fscomm.report.verdict import AGREEMENT, Plain, Setting, typical, verdict
 
 VERSION = 1
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
+_STRAGGLER = "straggler (control word)"
 ATOMICS = (
     "equal to the bit where the plain loop repeats: fbgemm adds up rows with more than 1,024 gradients in a call by "
     "atomics, in any order. To compare bits, torch.use_deterministic_algorithms(True) in both loops"
@@ -32,7 +36,7 @@ class _Summed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collisions(_Summed):
-    """Of the rows of one batch that this rank owns, those that the batch before used too."""
+    """Rows of one batch that this rank owns. A row collides if the batch before used it, too."""
 
     occurrences: int = 0
     colliding: int = 0
@@ -61,13 +65,13 @@ class Collisions(_Summed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Managed(_Summed):
-    """Of the ids of a table behind managed collision that this rank owns.
+    """Ids of a table behind managed collision, on the rank that owns them.
 
     Attributes:
         ids: occurrences.
-        hits: of those, whose id had a row of its own before the batch. own: whose id has one after it.
-        late: whose row had another id before the batch: it is not fetched ahead.
-        inserted, evicted: rows that were free and got an id; rows that got another one.
+        hits: occurrences whose id had a row of its own before the batch. own: whose id has one after the batch.
+        late: occurrences whose row belonged to another id before the batch, so that it is not fetched ahead.
+        inserted: free rows that were assigned to an id. evicted: rows that were reassigned to another id.
     """
 
     ids: int = 0
@@ -79,7 +83,7 @@ class Managed(_Summed):
 
     @property
     def hit_rate(self) -> float:
-        """0 without any ids, as the other shares are."""
+        """0 without any ids, as are the other shares."""
         return _share(self.hits, self.ids)
 
     @property
@@ -94,7 +98,7 @@ class Managed(_Summed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic(_Summed):
-    """Bytes of one kind that this rank sent to others and received from them."""
+    """Bytes of one kind that this rank sent to other ranks and received from them."""
 
     sent: int = 0
     received: int = 0
@@ -102,12 +106,12 @@ class Traffic(_Summed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwards(_Summed):
-    """Of one module, or of several: forwards in training.
+    """Forwards in training, of one module or of several.
 
     Attributes:
-        served, ids, nbytes: forwards that were served, their ids, and the bytes of the rows or bags they gave.
-        plain: forwards that ran plainly, by reason.
-        plain_ids, plain_bytes: of those.
+        served, ids, nbytes: number of served forwards, their ids, and the bytes of the rows or bags they returned.
+        plain: number of forwards that ran plainly, by reason.
+        plain_ids, plain_bytes: the ids of plain forwards, and the bytes of their rows or bags.
     """
 
     served: int = 0
@@ -129,7 +133,7 @@ class Forwards(_Summed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step, or the sum of all (`Report.total`); times in ms by kind."""
+    """One step, or the sum of all (`Report.total`); times in milliseconds, by kind."""
 
     step: int
     collisions: dict[str, Collisions] = field(default_factory=dict)
@@ -142,11 +146,22 @@ class StepReport:
     inline_ms: dict[str, float] = field(default_factory=dict)
     hidden_ms: dict[str, float] = field(default_factory=dict)
     straggler_ms: float = 0.0
-    """Waiting for a rank that came later; within the exposed time."""
+    """Wait for a rank that begins its forward later; part of the exposed time."""
+    step_ms: float | None = None
+    """From one batch that the loop gets to the next one. None if the step was not timed: it is the last one of its loop
+    or had no forward in training."""
+    unassigned_ms: dict[str, float] = field(default_factory=dict)
+    """Exposed time of waits without a step, such as for a flush, while the loop had this batch. Only the total has them
+    in its `exposed_ms`."""
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """All exposed milliseconds between this batch and the next one, by kind."""
+        return _added(self.exposed_ms, self.unassigned_ms)
 
     @property
     def kinds(self) -> list[str]:
-        """Every kind of which this step has times or bytes, sorted."""
+        """Every kind that has times or bytes in this step, sorted."""
         sent = {kind for by_kind in self.bytes.values() for kind in by_kind}
         return sorted({*self.exposed_ms, *self.inline_ms, *self.hidden_ms, *sent})
 
@@ -157,27 +172,28 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one rank's recorder knows. `str()` says what was served, and is a table of the means per step."""
+    """The measurements of one rank. `str()` begins with a verdict: what steps wait for, and what to do. Then it has the
+    share that was served, and a table of the means per step."""
 
     rank: int
     num_steps: int
-    """Steps that `total` sums; `steps` keeps only the last of them."""
+    """Number of steps in `total`; `steps` has only the last ones."""
     total: StepReport
     steps: tuple[StepReport, ...] = ()
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Why a module runs plainly, by its path."""
     forwards: Mapping[str, Forwards] = field(default_factory=dict)
-    """What was served and what ran plainly in training, by module path."""
+    """Served and plain forwards in training, by module path."""
     transport: str | None = None
-    """How rows travel; None where nothing is served."""
+    """How rows are sent; None where nothing is served."""
     not_repeated: str | None = None
-    """What keeps the plain loop on CUDA from repeating itself, if anything does: there are no bits to be equal to."""
+    """Why the plain loop on CUDA does not repeat itself bitwise: then no loop is identical to it. None if it does."""
     buffer_bytes: int = 0
-    """The most that the buffers of two steps take, in which rows of this rank's batches are received."""
+    """Peak size of the buffers that receive rows for the batches of this rank, those of two steps."""
     parts: int | None = 1
-    """In how many parts steps are computed; None while that is still measured."""
+    """Number of parts of a step; None while that is still being measured."""
     tried: tuple[Tried, ...] = ()
-    """What was measured to choose `parts`; the same on all ranks. Empty where a number was given."""
+    """The measurements that `parts` was chosen by, the same on all ranks. Empty where a number was given."""
     one_part: str | None = None
     """Why steps are not computed in parts, where several numbers were given."""
 
@@ -188,51 +204,82 @@ class Report:
         return {"version": VERSION, **found, "steps": list(found["steps"]), "tried": tried}
 
     def __str__(self) -> str:
-        return "\n".join((*self._served(), *self._times(), *self._collisions(), *self._managed(), *self._fallbacks()))
+        lines = *self._verdict(), *self._served(), *self._times(), *self._collisions(), *self._managed()
+        return "\n".join((*lines, *self._fallbacks()))
 
     def parts_line(self) -> str:
-        """In how many parts, and what was tried."""
-        said = "number of parts still to be chosen" if self.parts is None else f"steps in {_parts(self.parts)}"
-        said += f": {self.one_part}" if self.one_part else ""
+        """The number of parts, and what was measured to choose it."""
+        line = "number of parts still to be chosen" if self.parts is None else f"steps in {_parts(self.parts)}"
+        line += f": {self.one_part}" if self.one_part else ""
         tried = (
             f"{_parts(each.parts)} {each.step_ms:.0f} ms a step, {each.exposed_ms:.0f} of it exposed"
             for each in self.tried
         )
-        return f"{said}; measured: {', '.join(tried)}" if self.tried else said
+        return f"{line}; measured: {', '.join(tried)}" if self.tried else line
+
+    def _verdict(self) -> list[str]:
+        plain = self._plain()
+        if self.transport is None:
+            why = plain.why if plain else next(iter(self.fallbacks.values()), None)
+            return ["nothing is served: no step is timed", *([f"-> {why}"] if why else [])]
+        means = typical([(step.step_ms, step.waits) for step in self.steps])
+        if means is None:
+            return ["no step is timed yet: a step ends when its loop gets the next batch"]
+        collisions = sum(self.total.collisions.values(), Collisions())
+        more_parts = 'enable(parts="auto")' if self.parts == 1 else "a larger number of parts"
+        can_divide = self.parts is not None and self.one_part is None
+        return verdict(means, Setting(collisions.rate, self.transport, more_parts if can_divide else None), plain)
+
+    def _plain(self) -> Plain | None:
+        """None if forwards ran plainly only to warm up."""
+        whole = sum(self.forwards.values(), Forwards())
+        reasons = {why: count for why, count in whole.plain.items() if why != WARM_UP}
+        if not reasons:
+            return None
+        share = sum(reasons.values()) / (whole.served + sum(whole.plain.values()))
+        return Plain(share, max(reasons, key=reasons.__getitem__))
 
     def _served(self) -> list[str]:
-        """All, then by module, and what keeps most ids from being served."""
+        """Over all modules, then by module, with the reasons of plain forwards."""
         travels = f", rows by {self.transport}" if self.transport else ""
-        title = [f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"]
+        lines = [f"fscomm, rank {self.rank}, mean of {self.num_steps} steps{travels}"]
         if self.not_repeated:
-            title.append(self.not_repeated)
+            lines.append(self.not_repeated)
         if self.parts != 1 or self.tried or self.one_part:
-            title.append(self.parts_line())
+            lines.append(self.parts_line())
         if not self.forwards:
-            return [*title, "no forward in training yet"]
+            return [*lines, "no forward in training yet"]
         whole = sum(self.forwards.values(), Forwards())
-        told = [
-            *title,
-            f"served in training: {whole.ids_share:.1%} of the ids, {whole.bytes_share:.1%} of the embedding bytes",
-        ]
+        lines.append(
+            f"served in training: {whole.ids_share:.1%} of the ids, {whole.bytes_share:.1%} of the embedding bytes"
+        )
         for name, one in sorted(self.forwards.items()):
             ran = one.served + sum(one.plain.values())
-            told.append(f"  {name or 'the model'}: {one.served} of {ran} forwards, {one.ids_share:.1%} of the ids")
+            lines.append(f"  {name or 'the model'}: {one.served} of {ran} forwards, {one.ids_share:.1%} of the ids")
             reasons = sorted(one.plain.items(), key=lambda item: -item[1])
-            told += [f"    plainly {count} times: {why}" for why, count in reasons]
-        return told
+            lines += [f"    plainly {count} times: {why}" for why, count in reasons]
+        return lines
 
     def _times(self) -> list[str]:
+        """Means over all steps; median and 95th percentile over those in `steps`."""
         steps = max(self.num_steps, 1)
         total = self.total
-        columns = (total.exposed_ms, total.inline_ms, total.hidden_ms)
-        table = [f"{'kind':<30}{'exposed ms':>12}{'inline ms':>12}{'hidden ms':>12}{'sent KB':>12}{'received KB':>13}"]
+        others = (total.inline_ms, total.hidden_ms)
+        waits = [step.waits for step in self.steps]
+        table = [
+            f"{'kind':<28}{'exposed ms':>11}{'median ms':>11}{'P95 ms':>9}{'inline ms':>11}{'hidden ms':>11}"
+            f"{'sent KB':>9}{'received KB':>13}"
+        ]
         for kind in total.kinds:
-            times = "".join(f"{times.get(kind, 0.0) / steps:>12.2f}" for times in columns)
+            exposed = _spread(total.exposed_ms.get(kind, 0.0) / steps, [each.get(kind, 0.0) for each in waits])
+            times = "".join(f"{times.get(kind, 0.0) / steps:>11.2f}" for times in others)
             moved = total.traffic(kind)
-            table.append(f"{kind:<30}{times}{moved.sent / steps / 1e3:>12.1f}{moved.received / steps / 1e3:>13.1f}")
-        table.append(f"{'all':<30}" + "".join(f"{sum(times.values()) / steps:>12.2f}" for times in columns))
-        table.append(f"of the exposed time, waiting for a late rank: {total.straggler_ms / steps:.2f} ms")
+            name = _STRAGGLER if kind == AGREEMENT else kind
+            table.append(
+                f"{name:<28}{exposed}{times}{moved.sent / steps / 1e3:>9.1f}{moved.received / steps / 1e3:>13.1f}"
+            )
+        exposed = _spread(sum(total.exposed_ms.values()) / steps, [sum(each.values()) for each in waits])
+        table.append(f"{'all':<28}{exposed}" + "".join(f"{sum(times.values()) / steps:>11.2f}" for times in others))
         table.append(f"buffers of rows that were fetched ahead: at most {self.buffer_bytes / 1e6:.1f} MB")
         return table
 
@@ -260,6 +307,12 @@ class Report:
             for module, reason in sorted(self.fallbacks.items())
             if reason not in counted
         ]
+
+
+def _spread(mean: float, by_step: list[float]) -> str:
+    """Three cells of a row: mean, median, 95th percentile."""
+    median, p95 = np.percentile(by_step, [50, 95]) if by_step else (0.0, 0.0)
+    return f"{mean:>11.2f}{median:>11.2f}{p95:>9.2f}"
 
 
 def _added(one: Any, two: Any) -> Any:

@@ -1,8 +1,9 @@
-"""The same on a device that the host runs ahead of: by events on its streams, which are read without blocking.
+"""Times on a device that the host runs ahead of: from events on its streams, which are read without blocking.
 
-There the host only issues a wait. Whether compute stands still is decided later, on its stream: between an event before
-the wait and one after it that stream has nothing else to do, so the time between them is exposed. So it is where the
-host was blocked in between: the stream gets from the first event to the second one when the host has issued that.
+There the host only issues a wait. Whether compute is idle is decided later, on its stream: between an event before the
+wait and one after it that stream has nothing else to do, so the time between them is exposed. This includes the time
+for which the host itself is blocked in a wait, because the stream reaches the second event only after the host has
+issued it. So every wait of `Recorder.wait` on such a device is measured here, none of them on the host.
 """
 
 import math
@@ -17,7 +18,8 @@ from fscomm.report.host_times import Add
 
 @dataclass(eq=False, slots=True)
 class Timed:
-    """begin, end: instants of the stream of the thread that did it, None until it has issued them; or of the host."""
+    """A wait or work. begin, end: events on the stream of its thread, None until they are issued; inline work has
+    instants of the host instead."""
 
     kind: str
     step: int | None
@@ -27,8 +29,8 @@ class Timed:
 
 
 class StreamTimes:
-    """As `HostTimes`; waits and work of workers are added late, once the device has come past their end. Work of the
-    training thread itself is timed on the host."""
+    """The interface of `HostTimes`. Waits, and work of workers, are added after the device has passed their end. Work
+    of the training thread itself is timed on the host."""
 
     def __init__(self, device: Device, clock: Callable[[], float], add: Add) -> None:
         self._device = device
@@ -38,7 +40,7 @@ class StreamTimes:
         self._waiting = 0
         self._waits: deque[Timed] = deque()  # in the order of the compute stream
         self._work: list[Timed] = []
-        self._stood_still: deque[tuple[float, float]] = deque()  # compute, from when to when, since work began
+        self._idle: deque[tuple[float, float]] = deque()  # (begin, end) of compute's idle times
         # Events give float32 milliseconds: measured from the start of a long run they would be too coarse.
         self._base, self._base_s = device.instant(), 0.0
         self.waited_s = 0.0
@@ -60,7 +62,7 @@ class StreamTimes:
         return timed
 
     def end(self, timed: Timed) -> None:
-        """In the thread that began it."""
+        """Called by the thread that began it."""
         self._waiting -= timed.what == "exposed"
         if timed.what == "inline":
             self._add("inline", timed.kind, timed.step, self._clock() - timed.begin)
@@ -76,13 +78,13 @@ class StreamTimes:
         while self._waits and (end := self._at(self._waits[0].end)) is not None:
             wait = self._waits.popleft()
             begin = self._at(wait.begin)
-            assert begin is not None  # it stands before the end, on one stream
-            self._stood_still.append((begin, end))
+            assert begin is not None  # it precedes the end on the same stream
+            self._idle.append((begin, end))
             self.waited_s += end - begin
             self._add("exposed", wait.kind, wait.step, end - begin)
             self._base, self._base_s = wait.end, end
-        # Of work that ends later it is not known yet how long compute stands still beside it.
-        known_until = math.inf if not self._waits else self._stood_still[-1][1] if self._stood_still else -math.inf
+        # For work that ends after this, it is not known yet how long compute is idle beside it.
+        known_until = math.inf if not self._waits else self._idle[-1][1] if self._idle else -math.inf
         first, under_way = math.inf, []
         for work in self._work:
             begin, end = self._at(work.begin), self._at(work.end)
@@ -92,11 +94,11 @@ class StreamTimes:
                 first = min(first, math.inf if begin is None else begin)
                 under_way.append(work)
         self._work = under_way
-        while len(self._stood_still) > 1 and self._stood_still[0][1] < first:
-            self._stood_still.popleft()
+        while len(self._idle) > 1 and self._idle[0][1] < first:
+            self._idle.popleft()
 
     def _give_up(self, timed: Timed) -> None:
-        """A wait inside another one, or what went into a CUDA graph: it has no time of its own."""
+        """A wait inside another one, or an event that was captured into a CUDA graph: it has no time of its own."""
         if timed.what == "exposed":
             self._waits = deque(each for each in self._waits if each is not timed)
         else:
@@ -104,9 +106,9 @@ class StreamTimes:
         self._add(timed.what, timed.kind, timed.step, 0.0)
 
     def _overlap(self, begin: float, end: float) -> float:
-        return sum(max(min(stop, end) - max(start, begin), 0.0) for start, stop in self._stood_still)
+        return sum(max(min(stop, end) - max(start, begin), 0.0) for start, stop in self._idle)
 
     def _at(self, instant: Mark) -> float | None:
-        """In seconds; None where the device was not yet, or nothing was issued."""
+        """In seconds; None if the device has not reached it, or it was not issued."""
         since = None if instant is None else self._device.seconds(self._base, instant)
         return None if since is None else self._base_s + since

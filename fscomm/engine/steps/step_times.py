@@ -26,12 +26,14 @@ class StepTimes:
     def begin_loop(self) -> None:
         """The user begins a loop, or goes on with one after another one."""
         self._steps = 0
+        self._recorder.begin_loop()
 
     def begin(self, step: Step, left: Step | None, told: Took) -> None:
         """The user gets `step`, and had `left` before; told: what all ranks took for an earlier one.
 
         Blocks until a device has done all that it was given, for as long as steps are measured.
         """
+        self._recorder.begin_step(step.number)
         steps, self._steps = self._steps, self._steps + 1
         if self._numbers.chosen is not None:
             return

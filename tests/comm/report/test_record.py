@@ -11,8 +11,9 @@ from test_meter import Clock
 from test_trace import Worker
 
 from fscomm.device import Host
-from fscomm.report.recorder import AGREEMENT, Recorder
+from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions, Managed
+from fscomm.report.verdict import AGREEMENT
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_waits_of_many_steps_far_ahead_of_the_device(clock: Clock) -> None:
     assert total.exposed_ms == pytest.approx({"collision rows": 100 * 6, "ids": 0}, rel=0.01)
     assert total.hidden_ms == pytest.approx({"collision rows": 100 * 4}, rel=0.01)
     assert not recorder._times._work
-    assert len(recorder._times._stood_still) == 1
+    assert len(recorder._times._idle) == 1
 
 
 def test_work_of_the_training_thread_is_inline(clock: Clock) -> None:
@@ -254,6 +255,28 @@ def test_only_the_last_steps_are_kept_but_all_are_summed() -> None:
     assert [step.step for step in report.steps] == [35, 36, 37, 38, 39]
     assert report.num_steps == 40
     assert report.total.traffic("ids").sent == 41
+
+
+def test_a_new_step_has_nothing_of_the_one_whose_place_it_takes() -> None:
+    """Among more columns than there are to begin with."""
+    recorder = Recorder(keep=2)
+    for step in (0, 1):
+        for module in map(str, range(40)):
+            recorder.count(module, step, Collisions(occurrences=step + 1, unique=1))
+            recorder.bytes(module, step, "ids", sent=3 + step, received=0)
+    with recorder.wait("ids", step=2):
+        pass
+    recorder.managed("a.t", 2, Managed(ids=5, hits=2))
+    recorder.count("7", 0, Collisions(occurrences=10, unique=1))  # too late for its step
+    one, two = recorder.report().steps
+    assert (one.step, two.step) == (1, 2)
+    assert {each.occurrences for each in one.collisions.values()} == {2}
+    assert one.traffic("ids").sent == 40 * 4
+    assert (two.collisions, two.bytes, two.kinds) == ({}, {}, ["ids"])
+    assert (one.managed, two.managed) == ({}, {"a.t": Managed(ids=5, hits=2)})
+    total = recorder.report().total
+    assert (total.collisions["7"].occurrences, total.collisions["8"].occurrences) == (13, 3)
+    assert isinstance(total.collisions["7"].occurrences, int)
 
 
 def test_a_fallback_keeps_its_first_reason() -> None:

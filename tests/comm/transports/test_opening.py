@@ -204,7 +204,7 @@ def enabled(rank: int, size: int, asked: str) -> tuple[str | None, str | None, s
     model, _ = build(CONFIGS["row"], size)
     with fscomm.enable(model, transport=asked, timeout_s=PATIENCE_S) as comm:
         report = comm.report()
-    return report.transport, report.to_dict()["transport"], str(report).splitlines()[0]
+    return report.transport, report.to_dict()["transport"], str(report).splitlines()[1]
 
 
 def test_the_report_says_how_rows_travel() -> None:
