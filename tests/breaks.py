@@ -217,8 +217,8 @@ BREAKS: tuple[Break, ...] = (
     # fscomm
     Break(
         file="fscomm/engine/program.py",
-        before="self._kept(m, step, exclusive(step.number, step.follows))",
-        after="self._kept(m, step, exclusive(step.number, step.number - 1))",
+        before="self._ahead(m, step, exclusive(step.number, step.follows))",
+        after="self._ahead(m, step, exclusive(step.number, step.number - 1))",
         tests=("tests/comm/engine/test_tables.py", "tests/comm/exactness/test_programs.py"),
         why="the first step of a second loop may look rows up before the last step of the first loop has updated them",
     ),
@@ -429,15 +429,15 @@ BREAKS: tuple[Break, ...] = (
     # Managed collision
     Break(
         file="fscomm/engine/engine.py",
-        before="ANY if step is None or foreign or m in self.maps else whole(step.number)",
+        before="ANY if step is None or foreign or reassigns else whole(step.number)",
         after="ANY if step is None or foreign else whole(step.number)",
         tests=MANAGED,
         why="after a batch was mapped to other rows than those ahead, the next one has rows without their last update",
     ),
     Break(
         file="fscomm/engine/program.py",
-        before="        updates = self._order[m].before(evicted(step.number))",
-        after="        updates = self._order[m].before(evicted(step.number))[:0]",
+        before="        updates = self._order[m].before(reassigned(step.number))",
+        after="        updates = self._order[m].before(reassigned(step.number))[:0]",
         tests=MANAGED,
         why="an update of a row lands after its id was evicted and it was reset",
     ),
@@ -450,14 +450,14 @@ BREAKS: tuple[Break, ...] = (
         why="an evicted row that the step does not use is updated after it was reset",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
+        file="fscomm/managed/guard.py",
         before="renewed = self._announced != self._now",
         after="renewed = self._announced == 0",
         tests=MANAGED,
         why="after another batch than the announced one, ids get the rows that they would have had",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
+        file="fscomm/managed/guard.py",
         before="record.hour_before not in (None, self._ran_in) or ",
         after="",
         tests=("tests/comm/engine/test_map_order.py",),
@@ -478,8 +478,8 @@ BREAKS: tuple[Break, ...] = (
         why="one of the rows that a forward evicts is fetched ahead of it, with the weights of the old id",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
-        before="        if not self._met:\n            self.leave()\n",
+        file="fscomm/managed/guard.py",
+        before="        if not self._has_held:\n            self._begin_chain()\n",
         after="",
         tests=MANAGED,
         why="a batch that was evaluated instead of trained on counts in the twins, and not in the maps",
@@ -492,7 +492,7 @@ BREAKS: tuple[Break, ...] = (
         why="an id that gets its row in mid-batch has that of its first occurrence everywhere",
     ),
     Break(
-        file="fscomm/tables/torchrec/cpu_kernels.py",
+        file="fscomm/managed/cpu_kernels.py",
         before="    if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:",
         after="    if kernel.optimizer not in (EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD):",
         tests=("tests/comm/engine/test_cpu_kernels.py",),

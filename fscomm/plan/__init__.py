@@ -3,5 +3,5 @@
 `sharding_group` describes the tables; `shared_rows` finds, by `hash_tables`, the rows that two batches share.
 `group_plan` makes the plan of a group, which says what travels when: rows by `routes`, to hosts by `two_levels`; pooled
 vectors by `bags`, added up in `gloo_order`. `ways` is what all plans give, and `wire_kernels` their passes over ids.
-`number_of_parts` chooses how many parts a step has. `zero_collision` gives ids their slots in tables of MPZCH.
+`number_of_parts` chooses how many parts a step has.
 """
