@@ -15,8 +15,7 @@ from torchrec.modules.mc_modules import (
 
 from fscomm.managed.cpu_kernels import trains
 from fscomm.managed.maps import KINDS, own_maps
-from fscomm.tables.torchrec.servable import TRACKED
-from fscomm.tables.torchrec.structure import dedups, missing, where
+from fscomm.tables.torchrec.structure import TRACKED, dedups, missing, where
 
 MANAGED = (
     "_allow_in_place_embed_weight_update",

@@ -28,7 +28,6 @@ SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, it
     EmbOptimType.LAMB,
     EmbOptimType.PARTIAL_ROWWISE_LAMB,
 )
-TRACKED = "a tracker follows its lookups"
 _METHODS = (
     "forward",
     "input_dist",
@@ -110,7 +109,7 @@ def _problem_here(module: Any, context: RankContext) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return f"its tables are on {device.type}"
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
-        return TRACKED
+        return structure.TRACKED
     if why := _problem_of_forward(module):
         return why
     group = module._env.process_group

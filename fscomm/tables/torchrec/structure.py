@@ -22,6 +22,7 @@ from fscomm.tables.sharding_library import outermost
 
 HOST = torch.device("cpu")
 OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
+TRACKED = "a tracker follows its lookups"
 IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
 
 MODULE = (

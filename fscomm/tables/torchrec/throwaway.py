@@ -27,10 +27,6 @@ RATE = {"lr": 0.1}
 
 def trial(module: Any) -> Trial:
     """Of what is done with `module`."""
-    if structure.is_managed(module):
-        from fscomm.managed import trial_module
-
-        return trial_module.trial(module)
     pooled = structure.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",

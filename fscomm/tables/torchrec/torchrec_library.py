@@ -10,13 +10,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
 from fscomm.tables.forward_guard import ForwardGuard
+from fscomm.tables.sharding_library import Trial
 from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.binding import TorchRecBinding, asked
 from fscomm.tables.torchrec.codecs import codecs
 from fscomm.tables.torchrec.own_forward import Keep
 from fscomm.tables.torchrec.servable import problems
 from fscomm.tables.torchrec.structure import parts, sharded_modules
-from fscomm.tables.torchrec.throwaway import trial
 
 __all__ = [
     "adds_parts",
@@ -65,6 +65,15 @@ def make_features(
 ) -> KeyedJaggedTensor:
     """A KJT [N] of `keys` [F], with lengths [F * stride]."""
     return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
+
+
+def trial(module: Any) -> Trial:
+    """Of what is done with `module`."""
+    if structure.is_managed(module):
+        from fscomm.managed.trial_module import trial
+    else:
+        from fscomm.tables.torchrec.throwaway import trial
+    return trial(module)
 
 
 def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]) -> TorchRecBinding:
