@@ -443,8 +443,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))",
-        after="        asked = [each[np.isin(each, rows)] for each in maps.evicted(record, group)]\n"
+        before="        return Mapped(by_peer(rows, numbers), guard.reassigned(records[m], group))",
+        after="        asked = [each[np.isin(each, rows)] for each in guard.reassigned(records[m], group)]\n"
         "        return Mapped(by_peer(rows, numbers), asked)",
         tests=MANAGED,
         why="an evicted row that the step does not use is updated after it was reset",
@@ -465,15 +465,16 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))",
-        after="        maps.evict(record)\n        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))",
+        before="        return Mapped(by_peer(rows, numbers), guard.reassigned(records[m], group))",
+        after="        guard.maps.evict(records[m])\n"
+        "        return Mapped(by_peer(rows, numbers), guard.reassigned(records[m], group))",
         tests=MANAGED,
         why="rows are reset while the step before still uses them, by the ids worker",
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="                classes[new.evicted] = LATE",
-        after="                classes[new.evicted[:-1]] = LATE",
+        before="                classes[new.evicted] = REASSIGNED",
+        after="                classes[new.evicted[:-1]] = REASSIGNED",
         tests=MANAGED,
         why="one of the rows that a forward evicts is fetched ahead of it, with the weights of the old id",
     ),

@@ -159,7 +159,11 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "tensors": ("balance",),
     "views": (),
 }
-BESIDE = {"fsdata": EXTENSIONS, "fscomm": ("managed",)}
+# Those of fscomm, and the files that put each to work, in functions only.
+OF_FSCOMM = {
+    "managed": ("__init__.py", "comm.py", "tables/torchrec/servable.py", "tables/torchrec/torchrec_library.py"),
+}
+BESIDE = {"fsdata": EXTENSIONS, "fscomm": OF_FSCOMM}
 # Names of users, and what puts extensions to work, in functions only.
 NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
 
@@ -180,6 +184,16 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
 
 
+@pytest.mark.parametrize("extension", OF_FSCOMM)
+def test_an_extension_of_fscomm_is_imported_where_modules_are_bound(extension):
+    root, name = PACKAGES["fscomm"], f"fscomm.{extension}"
+    core = [path for path in files("fscomm") if not path.is_relative_to(root / extension)]
+    users = {path: {each for each in imports(path) if f"{each}.".startswith(f"{name}.")} for path in core}
+    found = {path.relative_to(root).as_posix() for path, used in users.items() if used}
+    assert found == set(OF_FSCOMM[extension])
+    assert [path for path, used in users.items() if not used <= imports_on_call(path)] == []
+
+
 def names_of_extensions() -> set[str]:
     """Public names that lead to an extension. `fsdata.Batch` does not: it is the core's where `views` is deleted."""
     from fsdata import _WHERE, nodes
@@ -192,6 +206,7 @@ def names_of_extensions() -> set[str]:
 def test_tests_of_the_core_use_no_extension():
     """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
     assert set(without.EXTENSIONS) == set(EXTENSIONS)
+    assert set(without.OF_FSCOMM) == set(OF_FSCOMM)
     beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
     found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
     found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]

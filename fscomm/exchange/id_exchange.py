@@ -16,6 +16,7 @@ import torch
 
 from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
+from fscomm.exchange.operations import REASSIGNED
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import GroupPlan, group_plan, mask_sizes, pack_masks, unpack_masks
@@ -36,12 +37,10 @@ from fscomm.plan.ways import (
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.maps import Record
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DEPENDS = range(4)
-LATE = 1  # the class, and the piece, of rows that a forward evicts: they are fetched in it
 WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
@@ -135,11 +134,11 @@ class IdExchange:
         given: Sequence[Parts | None],
         parts: int = 1,
         took: Took = NOTHING,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
-        step, and the same in host memory; None where it is not served. maps: by module, those of the step before
-        `before`, where the twins have others."""
+        step, and the same in host memory; None where it is not served. states: by module, what its guard begins with
+        where it has to start over."""
         self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         prepared: list[Any] = [None] * len(served.modules)
@@ -149,7 +148,7 @@ class IdExchange:
                 if features is not None:
                     groups = served.groups[m]
                     prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
-            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, maps)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, states)
         for m, given_to in enumerate(prepared):
             mapped = [ids.mapped[g] for g in served.groups[m]]
             if given_to is not None and mapped[0] is not None:
@@ -165,7 +164,7 @@ class IdExchange:
         requests: Sequence[Any],
         parts: int = 1,
         took: Took = NOTHING,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Tell the others of step `number`, and plan it and the way back of the step `before` it.
 
@@ -179,7 +178,10 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        records = self._meet(before, maps)
+        records = [
+            module.guard.begin(before.records[m] if before is not None else None, states.get(m))
+            for m, module in enumerate(self._served.modules)
+        ]
         served, moved = self._ids(given, numbers, parts, records)
         sides = self._compare(before, goes_on, given, served)
         told, irregular = self._tell(sides)
@@ -230,7 +232,7 @@ class IdExchange:
                 self._recorder.count(layout.module, ids.number, found)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
         for module, record in zip(self._served.modules, ids.records, strict=True):
-            for table, counts in record.counts.items() if record is not None else ():
+            for table, counts in module.guard.counts(record).items():
                 self._recorder.managed(f"{module.name}.{table}", ids.number, counts)
 
     def _sizes(self, said: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -249,29 +251,15 @@ class IdExchange:
         first, *numbers = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
         return first, numbers
 
-    def _meet(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> list[Record | None]:
-        """[M] the records of a step. Lets twins be `maps`, by module, and then meet the batch `before` once more."""
-        records: list[Record | None] = []
-        for m, module in enumerate(self._served.modules):
-            met = before.records[m] if before is not None else None
-            if module.maps is not None and m in maps:
-                module.maps.renew(maps[m])
-                met = module.maps.remap_again(met) if met is not None else None
-            records.append(Record(hour_before=met.hour if met and met.asked else None) if module.maps else None)
-        return records
-
-    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Record | None]) -> Mapped:
-        """To which rows of this owner ids are mapped. Fills the record of the module."""
+    def _assign(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Any]) -> Mapped:
+        """Which rows of this owner ids get, and which rows are reassigned. Fills the record of the module."""
         m = self._modules[g]
-        maps, record = self._served.modules[m].maps, records[m]
-        assert maps is not None
-        assert record is not None
-        group = g - self._served.groups[m].start
-        rows = maps.remap(record, group, by_feature(words, numbers), numbers.sum(0))
-        return Mapped(by_peer(rows, numbers), maps.evicted(record, group))
+        guard, group = self._served.modules[m].guard, g - self._served.groups[m].start
+        rows = guard.assign(records[m], group, by_feature(words, numbers), numbers.sum(0))
+        return Mapped(by_peer(rows, numbers), guard.reassigned(records[m], group))
 
     def _tell_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
-        """[G] int64[N] the row, among those of all ranks, of each local output; None where nobody wants to know it."""
+        """[G] int64[N] the row, among those of all ranks, of each local output; None where no forward returns it."""
         found: list[np.ndarray | None] = [None] * len(served)
         modules = [self._served.modules[m] for m in self._modules]
         wanted = [g for g, each in enumerate(served) if each is not None and modules[g].tells_rows]
@@ -279,9 +267,8 @@ class IdExchange:
             return found
         rows = []
         for g in wanted:
-            wire, maps = served[g].wire, modules[g].maps
-            assert maps is not None
-            first = maps.first_rows(g - self._served.groups[self._modules[g]].start)
+            wire, group = served[g].wire, g - self._served.groups[self._modules[g]].start
+            first = modules[g].guard.first_rows(group)
             rows.append(wire.ids[wire.positions] + np.tile(first, self._world_size).repeat(wire.by_table))
         out, into = (np.stack([each[g].units for g in wanted]) for each in (served, given))
         received = self._all_to_all(_by_peer(rows, out), out.sum(0), into.sum(0))
@@ -290,11 +277,11 @@ class IdExchange:
         return found
 
     def _ids(
-        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: Sequence[Record | None]
+        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: Sequence[Any]
     ) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received.
 
-        records: [M] what maps did with the ids is put there.
+        records: [M] what guards do with the ids is put there.
         """
         words, sent, coming = [], [], []
         for plan, request, told in zip(self._plans, given, numbers, strict=True):
@@ -311,7 +298,7 @@ class IdExchange:
             if given[g] is None:
                 served.append(None)
             elif plan.layout.managed and isinstance(plan, RowPlan):
-                served.append(plan.serve(came, numbers[g], parts, self._map(g, came, numbers[g], records)))
+                served.append(plan.serve(came, numbers[g], parts, self._assign(g, came, numbers[g], records)))
             else:
                 served.append(plan.serve(came, numbers[g], parts))
         return served, [(self._bytes(gone), self._bytes(came)) for gone, came in zip(out, into, strict=True)]
@@ -355,7 +342,7 @@ class IdExchange:
                     new.rows.mark_common(old.rows, later, new_classes[g], old_classes[other])
         for plan, new, classes in zip(self._plans, served, new_classes, strict=True):
             if plan.layout.managed and new is not None:
-                classes[new.evicted] = LATE
+                classes[new.evicted] = REASSIGNED
         sides: list[_Side | None] = []
         for plan, ahead, rows in zip(self._plans, aheads, old_classes, strict=True):
             sides.append(_side(plan, ahead.request, ahead.served, rows, back=True) if ahead is not None else None)

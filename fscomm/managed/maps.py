@@ -11,6 +11,7 @@ N ids, F features of a sharding group.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,6 @@ import torch
 from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.managed.record import UNKNOWN, Record
 from fscomm.report.report import Managed
 from fscomm.tables.torchrec.own_forward import With
 
@@ -30,9 +30,30 @@ except ImportError:  # a torchrec without MPZCH
     hash_mc_evictions = HashZchManagedCollisionModule = None
 
 
+UNKNOWN = -1
 _NUMBERS = ("_current_iter", "_last_eviction_iter", "_current_history_buffer_offset")  # of MCH, beside its buffers
 _SETTINGS = (*_NUMBERS, "_eviction_interval", "_eviction_policy_name")
 _NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Of the maps of one module on this rank. N ids and F features of a sharding group.
+
+    Attributes:
+        hour: in which the batch was mapped, as policies of eviction read it; `UNKNOWN` if it ended meanwhile.
+        hour_before: in which the twins mapped the batch before; None: there is none.
+        asked: by sharding group, what they were given: ids int64[N] by feature, and inside a feature by rank; int64[F].
+        evictions: by table, int64 rows of this rank whose id is another one now; None: the map evicted nothing.
+        changes: by table, what `MapsAhead.publish` needs. counts: by table.
+    """
+
+    hour: int = UNKNOWN
+    hour_before: int | None = None
+    asked: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Managed] = field(default_factory=dict)
 
 
 def own_maps(module: Any) -> Mapping[str, Any]:

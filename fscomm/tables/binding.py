@@ -56,11 +56,6 @@ class Binding(ABC):
     guard: ForwardGuard = field(default_factory=ForwardGuard)
 
     @property
-    def maps(self) -> Any:
-        """For the id exchange, until it asks the guard."""
-        return getattr(self.guard, "maps", None)
-
-    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where the tables of this rank lie."""

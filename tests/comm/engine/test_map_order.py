@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fscomm.managed.guard import MapGuard
-from fscomm.managed.record import Record
+from fscomm.managed.maps import Record
 
 ASKED = {0: (np.empty(0, np.int64), np.empty(0, np.int64))}
 

@@ -13,8 +13,7 @@ from exact_model import Config, Table, build
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.managed.maps import MapsAhead
-from fscomm.managed.record import Record
+from fscomm.managed.maps import MapsAhead, Record
 from fscomm.managed.zero_collision import FREE
 from fscomm.tables.torchrec.own_forward import With
 
