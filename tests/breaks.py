@@ -435,6 +435,13 @@ BREAKS: tuple[Break, ...] = (
         why="after a batch was mapped to other rows than those ahead, the next one has rows without their last update",
     ),
     Break(
+        file="fscomm/engine/engine.py",
+        before="            guard.before_rows(record)\n",
+        after="            pass\n",
+        tests=MANAGED,
+        why="maps stay as they were before the forward, and rows keep what the id before has learned",
+    ),
+    Break(
         file="fscomm/engine/program.py",
         before="        updates = self._order[m].before(reassigned(step.number))",
         after="        updates = self._order[m].before(reassigned(step.number))[:0]",
