@@ -13,7 +13,7 @@ from fscomm.report.report import Report
 
 if TYPE_CHECKING:
     from fscomm.comm import Comm, enable
-    from fscomm.tables.torchrec import cpu_kernels
+    from fscomm.managed import cpu_kernels
     from fsmeter import BubbleMeter
 
 __all__ = [
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(comm, name)
     if name == "cpu_kernels":
-        from fscomm.tables.torchrec import cpu_kernels
+        from fscomm.managed import cpu_kernels
 
         return cpu_kernels
     if name == "BubbleMeter":

@@ -131,7 +131,7 @@ class enable:
             raise ValueError("this enable() was entered before: make a new one for every block")
         with contextlib.ExitStack() as kernels:
             if self._needs_kernels is not None:
-                from fscomm.tables.torchrec.cpu_kernels import install
+                from fscomm.managed.cpu_kernels import install
 
                 kernels.callback(install(self._needs_kernels))
             self._comm = self._enter()

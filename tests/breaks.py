@@ -217,8 +217,8 @@ BREAKS: tuple[Break, ...] = (
     # fscomm
     Break(
         file="fscomm/engine/program.py",
-        before="self._kept(m, step, exclusive(step.number, step.follows))",
-        after="self._kept(m, step, exclusive(step.number, step.number - 1))",
+        before="self._ahead(m, step, exclusive(step.number, step.follows))",
+        after="self._ahead(m, step, exclusive(step.number, step.number - 1))",
         tests=("tests/comm/engine/test_tables.py", "tests/comm/exactness/test_programs.py"),
         why="the first step of a second loop may look rows up before the last step of the first loop has updated them",
     ),
@@ -436,35 +436,42 @@ BREAKS: tuple[Break, ...] = (
     # Managed collision
     Break(
         file="fscomm/engine/engine.py",
-        before="ANY if step is None or foreign or m in self.maps else whole(step.number)",
+        before="ANY if step is None or foreign or reassigns else whole(step.number)",
         after="ANY if step is None or foreign else whole(step.number)",
         tests=MANAGED,
         why="after a batch was mapped to other rows than those ahead, the next one has rows without their last update",
     ),
     Break(
+        file="fscomm/engine/engine.py",
+        before="            guard.before_rows(record)\n",
+        after="            pass\n",
+        tests=MANAGED,
+        why="maps stay as they were before the forward, and rows keep what the id before has learned",
+    ),
+    Break(
         file="fscomm/engine/program.py",
-        before="        updates = self._order[m].before(evicted(step.number))",
-        after="        updates = self._order[m].before(evicted(step.number))[:0]",
+        before="        updates = self._order[m].before(reassigned(step.number))",
+        after="        updates = self._order[m].before(reassigned(step.number))[:0]",
         tests=MANAGED,
         why="an update of a row lands after its id was evicted and it was reset",
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="        return Mapped(rows, maps.evicted(record, group))",
-        after="        asked = [each[np.isin(each, rows)] for each in maps.evicted(record, group)]\n"
+        before="        return Mapped(rows, guard.reassigned(records[m], group))",
+        after="        asked = [each[np.isin(each, rows)] for each in guard.reassigned(records[m], group)]\n"
         "        return Mapped(rows, asked)",
         tests=MANAGED,
         why="an evicted row that the step does not use is updated after it was reset",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
+        file="fscomm/managed/guard.py",
         before="renewed = self._announced != self._now",
         after="renewed = self._announced == 0",
         tests=MANAGED,
         why="after another batch than the announced one, ids get the rows that they would have had",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
+        file="fscomm/managed/guard.py",
         before="record.hour_before not in (None, self._ran_in) or ",
         after="",
         tests=("tests/comm/engine/test_map_order.py",),
@@ -472,21 +479,21 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="        return Mapped(rows, maps.evicted(record, group))",
-        after="        maps.evict(record)\n        return Mapped(rows, maps.evicted(record, group))",
+        before="        return Mapped(rows, guard.reassigned(records[m], group))",
+        after="        guard.maps.evict(records[m])\n        return Mapped(rows, guard.reassigned(records[m], group))",
         tests=MANAGED,
         why="rows are reset while the step before still uses them, by the ids worker",
     ),
     Break(
         file="fscomm/exchange/id_exchange.py",
-        before="                    classes[g][new.late] = LATE",
-        after="                    classes[g][new.late[:-1]] = LATE",
+        before="                    classes[g][new.reassigned] = REASSIGNED",
+        after="                    classes[g][new.reassigned[:-1]] = REASSIGNED",
         tests=MANAGED,
         why="one of the rows that a forward evicts is fetched ahead of it, with the weights of the old id",
     ),
     Break(
-        file="fscomm/tables/map_order.py",
-        before="        if not self._met:\n            self.leave()\n",
+        file="fscomm/managed/guard.py",
+        before="        if not self._has_held:\n            self._begin_chain()\n",
         after="",
         tests=MANAGED,
         why="a batch that was evaluated instead of trained on counts in the twins, and not in the maps",
@@ -499,7 +506,7 @@ BREAKS: tuple[Break, ...] = (
         why="an id that gets its row in mid-batch has that of its first occurrence everywhere",
     ),
     Break(
-        file="fscomm/tables/torchrec/cpu_kernels.py",
+        file="fscomm/managed/cpu_kernels.py",
         before="    if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:",
         after="    if kernel.optimizer not in (EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD):",
         tests=("tests/comm/engine/test_cpu_kernels.py",),

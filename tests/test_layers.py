@@ -161,6 +161,11 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "tensors": ("balance",),
     "views": (),
 }
+# Those of fscomm, and the files that put each to work, in functions only.
+OF_FSCOMM = {
+    "managed": ("__init__.py", "comm.py", "tables/torchrec/servable.py", "tables/torchrec/torchrec_library.py"),
+}
+BESIDE = {"fsdata": EXTENSIONS, "fscomm": OF_FSCOMM}
 # Names of users, and what puts extensions to work, in functions only.
 NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
 
@@ -181,6 +186,16 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
 
 
+@pytest.mark.parametrize("extension", OF_FSCOMM)
+def test_an_extension_of_fscomm_is_imported_where_modules_are_bound(extension):
+    root, name = PACKAGES["fscomm"], f"fscomm.{extension}"
+    core = [path for path in files("fscomm") if not path.is_relative_to(root / extension)]
+    users = {path: {each for each in imports(path) if f"{each}.".startswith(f"{name}.")} for path in core}
+    found = {path.relative_to(root).as_posix() for path, used in users.items() if used}
+    assert found == set(OF_FSCOMM[extension])
+    assert [path for path, used in users.items() if not used <= imports_on_call(path)] == []
+
+
 def names_of_extensions() -> set[str]:
     """Public names that lead to an extension. `fsdata.Batch` does not: it is the core's where `views` is deleted."""
     from fsdata import _WHERE, nodes
@@ -193,6 +208,7 @@ def names_of_extensions() -> set[str]:
 def test_tests_of_the_core_use_no_extension():
     """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
     assert set(without.EXTENSIONS) == set(EXTENSIONS)
+    assert set(without.OF_FSCOMM) == set(OF_FSCOMM)
     beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
     found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
     found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]
@@ -215,25 +231,28 @@ def test_parts_import_in_one_direction(package):
     before: set[str] = set()
     for level in IN_ORDER[package]:
         for part in level:
-            beside = set(EXTENSIONS) if package == "fsdata" else set()
-            allowed = tuple(f"{package}.{name}" for name in before | beside | {part})
+            allowed = tuple(f"{package}.{name}" for name in {*before, *BESIDE.get(package, ()), part})
             paths = files(package, part) or [PACKAGES[package] / f"{part}.py"]
             assert violations(paths, forbidden=(package,), allowed=allowed) == []
         before |= set(level)
     entries = {entry.stem for entry in PACKAGES[package].iterdir() if entry.name not in ON_EVERY_LISTING}
-    assert {entry for entry in entries if not entry.startswith(".")} == before | beside
+    assert {entry for entry in entries if not entry.startswith(".")} == before | set(BESIDE.get(package, ()))
 
 
 def test_cost_models_know_only_arrays():
     assert violations([ROOT / "fsdata/balance/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.options",)) == []
 
 
-@pytest.mark.parametrize(("package", "where"), [("fsdata", "batch/torchrec_binding.py"), ("fscomm", "tables/torchrec")])
-def test_torchrec_is_imported_in_one_place(package, where):
+@pytest.mark.parametrize(
+    ("package", "places"), [("fsdata", ("batch/torchrec_binding.py",)), ("fscomm", ("tables/torchrec", "managed"))]
+)
+def test_torchrec_is_imported_in_one_place(package, places):
+    """And in the extension of fscomm for managed collision, which is TorchRec's."""
     theirs = {"torchrec", "fbgemm_gpu"}
     inside = [path for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
     assert inside
-    assert [path for path in inside if not path.is_relative_to(PACKAGES[package] / where)] == []
+    where = [PACKAGES[package] / place for place in places]
+    assert [path for path in inside if not any(path.is_relative_to(place) for place in where)] == []
 
 
 def test_fscomm_does_not_import_fsmeter():
@@ -258,6 +277,7 @@ def test_planning_and_kernels_start_no_threads_and_send_nothing():
     pure = files("fscomm", "plan") + files("fsdata", "order") + files("fsdata", "balance/packing")
     pure += [path for path in files("fsdata") if path.parent.name == "kernels"]
     of_fscomm = ("engine/table_order", "exchange/operations", "exchange/stream_order", "transports/cutting")
+    of_fscomm += ("managed/zero_collision",)
     pure += [ROOT / "fscomm" / f"{name}.py" for name in of_fscomm]
     for path in pure:
         forbidden = {"threading", "queue", "torch.distributed", "fscomm.engine.engine", "fscomm.transports.transport"}

@@ -196,7 +196,7 @@ class Backward:
         awaited = successor if to_fetch else self._loop.forwarded
 
         def expecting() -> bool:
-            return self._loop.forwarded is not awaited or (awaited is not None and awaited.fetches_late)
+            return self._loop.forwarded is not awaited or (awaited is not None and awaited.fetches_reassigned)
 
         self._program.update(step, gradients, sent, successor, to_fetch, expecting=expecting)
 

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -34,8 +33,8 @@ from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import executor_of
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, DEPENDS, END, FAILED, LATE, Parts
-from fscomm.exchange.operations import ANY, EXCLUSIVE, Rows, whole
+from fscomm.exchange.id_exchange import BATCH, DEPENDS, END, FAILED, Parts
+from fscomm.exchange.operations import ANY, EXCLUSIVE, REASSIGNED, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Listener
@@ -48,7 +47,6 @@ from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
 from fscomm.tables.lookups import Update, tap
-from fscomm.tables.map_order import MapOrder
 from fscomm.tables.shadow_kernels import STATES, memory, own, take_hyper
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
@@ -97,8 +95,7 @@ class Engine(Listener):
         self._program = Program(self._executor, served, device, lambda: self.steps.to_come())
         self.backward = Backward(served, self._executor, self._program, self)
         self.handles = {calls.start: self._handles(calls.start) for calls in served.calls}
-        self.maps = {m: MapOrder(module.maps) for m, module in enumerate(modules) if module.maps is not None}
-        self._evicting: int | None = None  # the thread that makes evicted rows new
+        self._renewing: int | None = None  # the thread that makes reassigned rows new
         self.over = False
         self.forwarded: Step | None = None
         self._newest: Step | None = None
@@ -119,7 +116,7 @@ class Engine(Listener):
             not_called=self.plain_runs.note_step,
         )
         self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
-        self._to_announce = ToAnnounce(served, self.maps, self.steps)
+        self._to_announce = ToAnnounce(served, self.steps)
         self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
 
@@ -159,11 +156,11 @@ class Engine(Listener):
         elif resumed:
             self.steps.leave_begun()
         self.steps.leave_evaluated()
-        for order in self.maps.values():
+        for module in self.modules:
             if resumed:
-                order.leave()
+                module.guard.leave_loop()
             if self.held is not None:
-                order.go_on()
+                module.guard.leave_batch()
 
     def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
         """The next batch. Does not block."""
@@ -197,11 +194,13 @@ class Engine(Listener):
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
                 module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
+        guards = {m: module.guard for m, module in enumerate(self.modules) if given[m] is not None}
+        states = {m: state for m, guard in guards.items() if (state := guard.announce(self._number)) is not None}
         step = Step(
             number=self._number,
             follows=before.number if before is not None else None,
             modules=modules,
-            arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, self._maps_to_begin_with(given)),
+            arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, states),
             parts=parts if self.turns.in_use else (),
         )
         self._number += 1
@@ -320,7 +319,7 @@ class Engine(Listener):
             self.plain_runs.report(m, step, choice.decision)
         if step is not None and call.trains:  # backward may come back to it
             step.modules[m].used = step.open = True
-            step.fetches_late = agreed.mode.served and self._fetches_late(m, step)
+            step.fetches_reassigned = agreed.mode.served and self._fetches_reassigned(m, step)
             self.forwarded = step
             self._known = agreed.newest
             self._fetch()
@@ -358,7 +357,7 @@ class Engine(Listener):
 
     def written(self, modules: Iterable[int]) -> None:
         """The tables of `modules` were written by hand. From any thread."""
-        if self._evicting == threading.get_ident():
+        if self._renewing == threading.get_ident():
             return
         self._written.extend(modules)
 
@@ -415,21 +414,19 @@ class Engine(Listener):
         status: int,
         given: Sequence[Parts | None] = (),
         moved: Mark = None,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> Pending[ExchangedIds]:
-        """Let the ids worker exchange the ids of a batch after those of the newest step."""
+        """Let the ids worker exchange the ids of a batch after those of the newest step.
+
+        states: by module, what guards begin with where they have to start over.
+        """
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
         parts, took = self.turns.numbers.of(number), self._times.tell()
-        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took, maps)
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took, states)
         if newest is not None:
             newest.planned = arrived
         return arrived
-
-    def _maps_to_begin_with(self, given: Sequence[Parts | None]) -> dict[int, Any]:
-        """By module, where its maps have to be taken anew before the batch is mapped."""
-        found = {m: order.announce(self._number) for m, order in self.maps.items() if given[m] is not None}
-        return {m: maps for m, maps in found.items() if maps is not None}
 
     def _begin(self, step: Step, m: int, features: Any) -> None:
         """A forward of module m in training belongs to `step`."""
@@ -441,12 +438,8 @@ class Engine(Listener):
                 self.plain_runs.refuse(m, why)
 
     def _stale(self, m: int, step: Step) -> str | None:
-        """Why the maps of module m do not fit what was made of the batch of `step`."""
-        if m not in self.maps:
-            return None
-        record = step.ids.records[m]
-        assert record is not None
-        return self.maps[m].problem(step.number, record)
+        """Why the rows of module m's ids, as they were known ahead, are not those of its forward of `step`."""
+        return self.modules[m].guard.decide(step.number, step.ids.records[m])
 
     def _exchange_modes(self, m: int, choices: Mapping[int, Choice]) -> Agreed:
         step, before = self.held, self.forwarded
@@ -462,46 +455,48 @@ class Engine(Listener):
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
         """With the rows fetched ahead, or what is left of them."""
-        groups, fetched, late = self.served.groups[m], step.modules[m].fetched, self._fetches_late(m, step)
+        groups, fetched = self.served.groups[m], step.modules[m].fetched
+        reassigned = self._fetches_reassigned(m, step)
         try:
-            if m in self.maps:
-                self._evict(m, step, late)
-            if late:
-                self._program.fetch_late(step, m)
+            self._before_rows(m, step, on_all_ranks=reassigned)
+            if reassigned:
+                self._program.fetch_reassigned(step, m)
         finally:
-            step.fetches_late = False
+            step.fetches_reassigned = False
         self._executor.wire_gate.settle()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
             self._program.fetch_exclusive(step, [m])
-        if late:
-            with self._recorder.wait("evicted rows", step=step.number):
-                fetched[LATE].done.result()
+        if reassigned:
+            with self._recorder.wait(f"{self.modules[m].guard.reassigns} rows", step=step.number):
+                fetched[REASSIGNED].done.result()
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
         return self.run_part(m, step, features, 0)
 
-    def _fetches_late(self, m: int, step: Step) -> bool:
-        """Whether a forward of module m, with rows fetched ahead, gives ids a row that it evicts, on any rank."""
-        return m in self.maps and any(step.ids.ahead(g).fetch[LATE].legs[0].bound for g in self.served.groups[m])
+    def _fetches_reassigned(self, m: int, step: Step) -> bool:
+        """Whether a forward of module m, with rows fetched ahead, looks up rows that it reassigns, on any rank."""
+        if self.modules[m].guard.reassigns is None:
+            return False
+        return any(step.ids.ahead(g).fetch[REASSIGNED].legs[0].bound for g in self.served.groups[m])
 
-    def _evict(self, m: int, step: Step, late: bool) -> None:
-        """The maps of module m, and rows with another id, become what its own forward would make of them."""
-        record = step.ids.records[m]
-        assert record is not None
-        self.maps[m].bring_up_to_date(record)
-        own = any(rows is not None for rows in record.evictions.values())
-        if own or late:
-            self._program.await_evicted(step, m, on_all_ranks=late)
-        if own:
-            self._evicting = threading.get_ident()
-            try:
-                self.maps[m].maps.evict(record)
-            finally:
-                self._evicting = None
+    def _before_rows(self, m: int, step: Step, *, on_all_ranks: bool) -> None:
+        """Module m, and rows of this rank that its forward reassigns, become what that forward would make of them.
+
+        on_all_ranks: some rank is about to fetch such rows. Then all ranks wait here for updates of theirs, as the
+        exchange of a rank that comes early would keep others from sending the gradients that it waits for.
+        """
+        guard, record = self.modules[m].guard, step.ids.records[m]
+        if on_all_ranks or guard.reassigns_rows(record):
+            self._program.await_reassigned(step, m, on_all_ranks=on_all_ranks)
+        self._renewing = threading.get_ident()
+        try:
+            guard.before_rows(record)
+        finally:
+            self._renewing = None
 
     def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
         """With the rows that this part needs; those of the parts before are here."""
@@ -526,16 +521,15 @@ class Engine(Listener):
         """The module's own forward. Its kernels read and update in program order.
 
         foreign: on some rank the features are not those that were announced. stale: they are, but not the rows that
-        maps give them.
+        were known ahead.
         """
-        outside = self.reading
-        self.reading = ANY if step is None or foreign or m in self.maps else whole(step.number)
-        own_maps: AbstractContextManager[None] = nullcontext()
-        if m in self.maps:
-            self.flush([m])  # it may evict rows
-            own_maps = self.maps[m].own_forward(as_announced=stale)
+        outside, guard = self.reading, self.modules[m].guard
+        reassigns = guard.reassigns is not None
+        self.reading = ANY if step is None or foreign or reassigns else whole(step.number)
+        if reassigns:
+            self.flush([m])  # it may make any rows new
         try:
-            with self._executor.peers.within(), own_maps:
+            with self._executor.peers.within(), guard.around_own_forward(as_announced=stale):
                 output = self.modules[m].plain(features)
         finally:
             self.reading = outside
@@ -564,7 +558,7 @@ class Engine(Listener):
     def _before_look(self, m: int) -> None:
         """The program looks at the tables of module m; maybe in a hook inside backward."""
         thread = threading.get_ident()
-        if self._evicting == thread:
+        if self._renewing == thread:
             return
         self._looks[thread] += 1
         if in_backward():

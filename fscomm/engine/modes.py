@@ -11,7 +11,7 @@ from fscomm.exchange.control_word import Mode
 from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.loop.feature_finder import FeatureFinder
 
-IRREGULAR = "an id lies outside its table, or maps give it two rows"
+IRREGULAR = "an id lies outside its table, or gets two rows in one batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def decide(
     calls: how often in a step the user said that a module is called.
     served: all ranks announced what module m gets in this step. differs: they did, and it gets something else: what.
     explicit: the user said where its features are. handed_out: the user has a numpy array of its tables, or the like.
-    stale: why rows that its ids were mapped to ahead are not those of the forward; None: they are.
+    stale: why the rows of its ids, as they were known ahead, are not those of the forward; None: they are.
     too_many: why the batch may be one that waits no longer.
     """
     if step is None:

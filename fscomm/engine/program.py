@@ -10,17 +10,18 @@ from fscomm.engine.step import Fetched, Step
 from fscomm.engine.table_order import TableOrder
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
-from fscomm.exchange.id_exchange import LATE
 from fscomm.exchange.operations import (
     EXCLUSIVE,
+    REASSIGNED,
     Class,
     Kind,
     Operation,
     Rows,
+    class_of_reassigned,
     collision,
-    evicted,
     exclusive,
-    kept,
+    not_reassigned,
+    reassigned,
     used_first,
     used_later,
     whole,
@@ -52,7 +53,7 @@ class Program:
 
     def fetch_exclusive(self, step: Step, modules: Sequence[int]) -> None:
         """The exclusive rows of `modules`."""
-        rows = {m: self._kept(m, step, exclusive(step.number, step.follows)) for m in modules}
+        rows = {m: self._ahead(m, step, exclusive(step.number, step.follows)) for m in modules}
         operation = self._fetch(step, rows, EXCLUSIVE)
         self._note_fetched(step, operation, self._executor.submit(operation))
 
@@ -63,18 +64,20 @@ class Program:
         for operation, fetched in zip(operations, done, strict=True):
             self._note_fetched(step, operation, fetched)
 
-    def fetch_late(self, step: Step, m: int) -> None:
-        """The rows of module m that the forward of `step` has just evicted."""
-        operation = self._fetch(step, {m: evicted(step.number)}, LATE, Class.EVICTED)
+    def fetch_reassigned(self, step: Step, m: int) -> None:
+        """The rows of module m that the forward of `step` has just made new."""
+        name = self._served.modules[m].guard.reassigns
+        assert name is not None
+        operation = self._fetch(step, {m: reassigned(step.number)}, REASSIGNED, class_of_reassigned(name))
         (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
         self._note_fetched(step, operation, done)
 
-    def await_evicted(self, step: Step, m: int, *, on_all_ranks: bool) -> None:
-        """Block until the rows that the forward of `step` is about to evict have all updates so far.
+    def await_reassigned(self, step: Step, m: int, *, on_all_ranks: bool) -> None:
+        """Block until the rows that the forward of `step` is about to reassign have all updates so far.
 
-        on_all_ranks: all ranks do so. Then nobody is further on, and holds back what another one waits for.
+        on_all_ranks: all ranks do so. Then no rank is further on and holds back what another one waits for.
         """
-        updates = self._order[m].before(evicted(step.number))
+        updates = self._order[m].before(reassigned(step.number))
         if on_all_ranks:
             self._executor.let_go(updates)
             for update in updates:
@@ -168,12 +171,12 @@ class Program:
         rows = {}
         for m in modules:
             read = whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
-            rows[m] = self._kept(m, step, read if piece else used_first(read, step.number))
+            rows[m] = self._ahead(m, step, read if piece else used_first(read, step.number))
         return self._fetch(step, rows, piece)
 
-    def _kept(self, m: int, step: Step, rows: Rows) -> Rows:
+    def _ahead(self, m: int, step: Step, rows: Rows) -> Rows:
         """Those of `rows` that may be fetched before the forward of `step`."""
-        return rows if self._served.modules[m].maps is None else kept(rows, step.number)
+        return rows if self._served.modules[m].guard.reassigns is None else not_reassigned(rows, step.number)
 
     def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int, of_class: Class | None = None) -> Operation:
         return Operation(

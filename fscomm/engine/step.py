@@ -30,6 +30,7 @@ class ModuleInStep:
     Attributes:
         features: [k] what was announced, to recognise it, or None if the module cannot be served this time.
         missing: why nothing was announced, if there is a reason that the user should know.
+        not_found: its features were looked for in the batch, and not found.
         warms_up: another rank may have announced nothing only because its thread that pulls batches was further ahead
             of its first forward.
         given: the KeyedJaggedTensor of the first part that was announced.
@@ -43,6 +44,7 @@ class ModuleInStep:
 
     features: Sequence[Snapshot] | None
     missing: str | None
+    not_found: bool = False
     warms_up: bool = False
     given: Any = None
     fetched: dict[int, Fetched] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Step:
         planned: the ids of the batch after it; `back` in them is the way of this step's gradients.
         next: number of the step of the same loop after it, as soon as that is announced.
         open: its forward ran, and no backward pass has reached it yet.
-        fetches_late: a forward that runs is about to fetch rows that it evicts.
+        fetches_reassigned: a forward that runs is about to fetch rows that it reassigns.
         hypers: by group and kernel, for the groups whose rows a forward handed out, and whose gradients come back.
         batch: what the user got, until the step is over.
         fetching: its exclusive rows were asked for, or there was no time to.
@@ -103,7 +105,7 @@ class Step:
     planned: Pending[ExchangedIds] | None = None
     next: int | None = None
     open: bool = False
-    fetches_late: bool = False
+    fetches_reassigned: bool = False
     batch: Any = None
     fetching: bool = False
     evaluated: bool = False

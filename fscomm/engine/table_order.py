@@ -15,8 +15,8 @@ steps that they all lie *within*, and by the steps that they are *without*, beca
 | exclusive rows of n are fetched | forward of n, or earlier (below) | within n, without n-1 | exclusive worker |
 | collision rows of n are fetched | forward of n, or earlier (below) | within n and n-1 | collision worker |
 | collision bags of n are fetched | forward of n, or earlier (below) | within n | collision worker |
-| rows that the forward of n evicts are made new | forward of n | within n and `Evicted` of n | the calling thread |
-| these rows are fetched | forward of n | within n and `Evicted` of n | evicted worker |
+| rows that n's forward reassigns are made new | forward of n | within n and `Reassigned` of n | the calling thread |
+| these rows are fetched | forward of n | within n and `Reassigned` of n | a worker for these |
 | collision gradients of n update | each backward pass through n | within n and n+1 | collision worker |
 | exclusive gradients of n update | each backward pass through n | within n, without n+1 | exclusive worker |
 | the module's own forward reads | that forward, in training or not | any | the calling thread |
@@ -35,9 +35,9 @@ From this follows all else:
 A bag of a pooled table is fetched whole, with its collision rows: so that fetch reads other rows of n, too. Exclusive
 bags have exclusive rows only, and updates go row by row, as they do without pooling.
 
-Behind managed collision a forward *evicts*: some rows get another id. These rows lie within n, whether n looks them up
-or not, and what is fetched ahead is without `Evicted` of n. So they wait for all updates of the id before, and no
-other row does.
+The forward of some modules *reassigns* rows: gives them to another id (`fscomm/tables/forward_guard.py`). These rows
+are within n, whether n looks them up or not, and what is fetched ahead is without `Reassigned` of n. So they wait for
+all updates of the id before, and no other row does.
 
 Of a step in parts the place of all reads is the first part's forward, and that of the update the last part's backward
 pass. Collision rows are fetched part after part, and updated in two: those that the first part of n+1 uses (within n,

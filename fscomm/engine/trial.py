@@ -154,9 +154,9 @@ class _Trained:
 
     def _loop(self, engine: Engine) -> None:
         """As a look-ahead has it: each batch is announced before the one before it is trained on. The first one runs
-        plainly, but for maps: the second one would not be mapped from what it leaves."""
+        plainly, unless forwards reassign rows: ids of the second one would not get theirs from what it leaves."""
         coming = [*self.batches[1:], None]
-        engine.announce_features([None if self._binding.maps is None else [(self.batches[0], None)]], [None])
+        engine.announce_features([None if self._binding.guard.reassigns is None else [(self.batches[0], None)]], [None])
         for features, following in zip(self.batches, coming, strict=True):
             if following is None:
                 engine.end()

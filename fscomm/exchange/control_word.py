@@ -23,7 +23,7 @@ class Mode(IntEnum):
     FAST = 0  # with the rows that were fetched ahead
     FETCH = 1  # collision rows are fetched now, exclusive rows were fetched ahead
     FETCH_ALL = 2  # all rows are fetched now
-    STALE = 3  # the module's own forward, of what was announced: ids were mapped to rows from another state of its maps
+    STALE = 3  # the module's own forward, of what was announced: the rows of its ids, known ahead, are others now
     PLAIN = 4  # the module's own forward
     FOREIGN = 5  # the same, with features that were not announced
     WRONG = 6  # an error: the user's `features=` announced other features

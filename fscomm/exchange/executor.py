@@ -3,7 +3,7 @@
 No two threads may issue to one transport, and all are made in the same order on every rank by the thread that makes the
 engine. Exclusive rows and gradients have one each: a rank that leaves out a backward pass sends rows while others send
 gradients, and gloo ends a process that gets another size than it expects, before the next control word can say what is
-wrong. Rows that a forward evicts have one where there is managed collision: they wait for no collision rows.
+wrong. Rows that a forward reassigns have one where a module has such forwards: they wait for no collision rows.
 
 For tables on the CPU, and on a GPU over a transport that goes through the host, there is one worker for each class of
 operations: an exchange of one class waits for its wire beside those of the others, and the wire gate gives priority. On
@@ -31,7 +31,7 @@ from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import IdExchange, Parts
 from fscomm.exchange.lost_peers import LostPeers
-from fscomm.exchange.operations import Class, Operation
+from fscomm.exchange.operations import Class, Operation, class_of_reassigned
 from fscomm.exchange.rows import RowExchange, Wire
 from fscomm.exchange.wire_gate import OpenWire, WireGate
 from fscomm.exchange.worker import BACKGROUND, NORMAL, URGENT, Pending, Worker
@@ -55,9 +55,11 @@ class Executor(ABC):
         wire_gate: decides which class may use the wire.
         control_words, peers: for the training thread.
         WORKERS: by name, the priority of each. One is called ids.
+        PER_CLASS: whether each class of reassigned rows has a worker, too.
     """
 
     WORKERS: ClassVar[Mapping[str, int]]
+    PER_CLASS: ClassVar[bool]
 
     def __init__(
         self,
@@ -84,9 +86,9 @@ class Executor(ABC):
             self._signals = Signals(control.gloo, control.rank, control.world_size)
             opened.callback(self._signals.close)
             # The plans behind all splits were made from the same gathered sizes: the ranks need not compare them.
-            classes = [Class.COLLISION, Class.EXCLUSIVE]
-            if any(module.maps is not None for module in served.modules):
-                classes.append(Class.EVICTED)
+            names = dict.fromkeys(module.guard.reassigns for module in served.modules)  # in the order of all ranks
+            reassigned = [class_of_reassigned(name) for name in names if name is not None]
+            self._classes = classes = [Class.COLLISION, Class.EXCLUSIVE, *reassigned]
             open_rows = partial(open_transport, transport, context, device, timeout_s=timeout_s)
             of_rows = {each: keep(open_rows(urgent=each is not Class.EXCLUSIVE)) for each in classes}
             gradients = keep(open_rows())
@@ -98,7 +100,8 @@ class Executor(ABC):
             self._ids = IdExchange(ids, self.wire_gate, served, device, recorder)
             self._workers: dict[str, Worker] = {}
             opened.callback(self._close_workers)
-            for name, priority in self.WORKERS.items():
+            workers = {**self.WORKERS, **{each.name: URGENT for each in reassigned if self.PER_CLASS}}
+            for name, priority in workers.items():
                 self._workers[name] = Worker(name, self._failed, device=device, limit_s=timeout_s, priority=priority)
             self._rows = {
                 of_class: RowExchange(
@@ -122,10 +125,10 @@ class Executor(ABC):
 
     @abstractmethod
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        """The same of collision operations, or of evicted rows, one after the other: nothing exclusive begins on any
+        """The same of collision operations, or of reassigned rows, one after the other: nothing exclusive begins on any
         rank meanwhile.
 
-        expecting: whether a control word will follow soon, or rows that a forward evicts.
+        expecting: whether a control word will follow soon, or rows that a forward reassigns.
         """
 
     @abstractmethod
@@ -145,12 +148,12 @@ class Executor(ABC):
         moved: Mark = None,
         parts: int = 1,
         took: Took = NOTHING,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> Pending[ExchangedIds]:
         """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
         behind all that the device has to do until now only where the ids have to come from there."""
         from_device = any(on_host is None for features in given if features is not None for _, on_host in features)
-        work = partial(self._ids.run, number, before, status, given, parts, took, maps)
+        work = partial(self._ids.run, number, before, status, given, parts, took, states)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:
@@ -227,13 +230,8 @@ class Threads(Executor):
     wire is kept for them.
     """
 
-    WORKERS: ClassVar = {
-        "ids": BACKGROUND,
-        "collision": URGENT,
-        "evicted": URGENT,
-        "exclusive": BACKGROUND,
-        "plain": NORMAL,
-    }
+    WORKERS: ClassVar = {"ids": BACKGROUND, "collision": URGENT, "exclusive": BACKGROUND, "plain": NORMAL}
+    PER_CLASS: ClassVar = True
 
     _exclusive = 0  # operations that were submitted
 
@@ -243,7 +241,7 @@ class Threads(Executor):
         self._held_up: dict[Class, Pending[Any]] = {}
 
     def submit(self, operation: Operation) -> Pending[None]:
-        worker = self._workers[operation.of_class.value]
+        worker = self._workers[operation.of_class.name]
         if operation.of_class is not Class.EXCLUSIVE:
             return worker.submit(partial(self._run, operation))
         self._exclusive += 1
@@ -266,7 +264,7 @@ class Threads(Executor):
         self.wire_gate.let_go(self._awaited())
         after = [each for operation in operations for each in operation.after]
         of_class = operations[-1].of_class
-        worker, held_up = self._workers[of_class.value], self._held_up.get(of_class)
+        worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
         waits = self._device.runs_ahead or not all(each.done() for each in after)
         if not waits and (held_up is None or held_up.done()):
             self.wire_gate.enter()
@@ -277,7 +275,7 @@ class Threads(Executor):
         return done
 
     def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
-        worker = self._workers[Class.COLLISION.value]
+        worker = self._workers[Class.COLLISION.name]
         after = [each for operation in operations for each in operation.after]
         self._held_up[Class.COLLISION] = worker.submit(partial(self._enter_after, after, quiet=True))
         done = [self.submit(operation) for operation in operations]
@@ -317,12 +315,13 @@ class Streams(Executor):
     """
 
     WORKERS: ClassVar = {"ids": BACKGROUND, "issue": NORMAL, "watch": BACKGROUND}
+    PER_CLASS: ClassVar = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._streams = {
-            of_class: self._device.stream(priority=URGENT if of_class in (Class.COLLISION, Class.EVICTED) else NORMAL)
-            for of_class in Class
+            of_class: self._device.stream(priority=URGENT if of_class.urgent else NORMAL)
+            for of_class in (*self._classes, Class.PLAIN)
         }
         self._urgent: dict[Class, Pending[None]] = {}  # by class, the last operation of `submit_urgent`
 

@@ -15,7 +15,6 @@ from fscomm.device import Mark
 from fscomm.plan.group_plan import Back, Fetch, Merge
 from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.report import Collisions
-from fscomm.tables.maps import Record
 from fscomm.tables.shadow_kernels import Hyper
 
 
@@ -68,8 +67,8 @@ class ExchangedIds:
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
         irregular: modules with an id that lies outside its table.
         parts: [M][k] what the module's output of each part needs.
-        records: [M] what the maps of a module behind managed collision did; None of others.
-        mapped: [G] int64[N] the row of each local output, as the owners' maps gave it; None where nobody wants it.
+        records: [M] what its guard did with the ids of a module; None where forwards reassign no rows.
+        mapped: [G] int64[N] the row of each local output, as its owner gave it; None where no forward returns it.
     """
 
     number: int
@@ -78,7 +77,7 @@ class ExchangedIds:
     back: Sequence[Back | None]
     irregular: frozenset[int] = frozenset()
     parts: Sequence[Any] = ()
-    records: Sequence[Record | None] = ()
+    records: Sequence[Any] = ()
     mapped: Sequence[np.ndarray | None] = ()
 
     def ahead(self, group: int) -> GroupAhead:

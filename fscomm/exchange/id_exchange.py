@@ -16,6 +16,7 @@ import torch
 from fscomm.compose import group_plan
 from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
+from fscomm.exchange.operations import REASSIGNED
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.arrays import segments, starts_of, transposed
@@ -26,12 +27,10 @@ from fscomm.plan.row_plan import Mapped, RowPlan, outputs
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.maps import Record
 from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DEPENDS = range(4)
-LATE = 1  # the class of rows that a forward evicts: they are fetched in it
 WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
@@ -93,11 +92,11 @@ class IdExchange:
         given: Sequence[Parts | None],
         parts: int = 1,
         took: Took = NOTHING,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
-        step, and the same in host memory; None where it is not served. maps: by module, those of the step before
-        `before`, where the twins have others."""
+        step, and the same in host memory; None where it is not served. states: by module, what its guard begins with
+        where it has to start over."""
         self._wire_gate.wait_for_ids()  # collision rows of the step before are needed sooner than these ids
         served = self._served
         prepared: list[Any] = [None] * len(served.modules)
@@ -107,7 +106,7 @@ class IdExchange:
                 if features is not None:
                     groups = served.groups[m]
                     prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
-            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, maps)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, states)
         for m, given_to in enumerate(prepared):
             mapped = [ids.mapped[g] for g in served.groups[m]]
             if given_to is not None and mapped[0] is not None:
@@ -123,7 +122,7 @@ class IdExchange:
         requests: Sequence[Any],
         parts: int = 1,
         took: Took = NOTHING,
-        maps: Mapping[int, Any] = MappingProxyType({}),
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Announce step `number` to all ranks; plan it, and the way back of the step `before` it.
 
@@ -137,7 +136,10 @@ class IdExchange:
             request if goes_on and verdict.served >> m & 1 else None
             for request, m in zip(requests, self._modules, strict=True)
         ]
-        records = self._replay(before, maps)
+        records = [
+            module.guard.begin(before.records[m] if before is not None else None, states.get(m))
+            for m, module in enumerate(self._served.modules)
+        ]
         served, id_bytes = self._ids(given, numbers, parts, records)
         replies, irregular = self._reply(self._compare(before, goes_on, given, served))
         aheads, backs = {}, {}
@@ -185,7 +187,7 @@ class IdExchange:
                 self._recorder.count(layout.module, ids.number, ahead.collisions)
                 self._recorder.bytes(layout.module, ids.number, "ids", *ahead.id_bytes)
         for module, record in zip(self._served.modules, ids.records, strict=True):
-            for table, counts in record.counts.items() if record is not None else ():
+            for table, counts in module.guard.counts(record).items():
                 self._recorder.managed(f"{module.name}.{table}", ids.number, counts)
 
     def _sizes(self, status: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -204,27 +206,13 @@ class IdExchange:
         first, *of_groups = map(np.ascontiguousarray, by_group)  # kernels are compiled for arrays without gaps
         return first, of_groups
 
-    def _replay(self, before: ExchangedIds | None, maps: Mapping[int, Any]) -> list[Record | None]:
-        """[M] the records of a step. Lets twins be `maps`, by module, and maps the batch `before` once more by them."""
-        records: list[Record | None] = []
-        for m, module in enumerate(self._served.modules):
-            last = before.records[m] if before is not None else None
-            if module.maps is not None and m in maps:
-                module.maps.renew(maps[m])
-                last = module.maps.remap_again(last) if last is not None else None
-            records.append(Record(hour_before=last.hour if last and last.asked else None) if module.maps else None)
-        return records
-
-    def _map(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Record | None]) -> Mapped:
-        """To which rows of this owner ids are mapped. Fills the record of the module."""
+    def _assign(self, g: int, words: np.ndarray, numbers: np.ndarray, records: Sequence[Any]) -> Mapped:
+        """Which rows of this owner ids get, and which rows are reassigned. Fills the record of the module."""
         m = self._modules[g]
-        maps, record = self._served.modules[m].maps, records[m]
-        assert maps is not None
-        assert record is not None
-        group = g - self._served.groups[m].start
-        by_feature = maps.remap(record, group, transposed(words, numbers), numbers.sum(0))
+        guard, group = self._served.modules[m].guard, g - self._served.groups[m].start
+        by_feature = guard.assign(records[m], group, transposed(words, numbers), numbers.sum(0))
         rows = transposed(by_feature, np.ascontiguousarray(numbers.T))
-        return Mapped(rows, maps.evicted(record, group))
+        return Mapped(rows, guard.reassigned(records[m], group))
 
     def _report_rows(self, given: Sequence[Any], served: Sequence[Any]) -> list[np.ndarray | None]:
         """[G] int64[N] the row, among those of all ranks, of each local output; None where the module does not use
@@ -236,9 +224,8 @@ class IdExchange:
             return found
         rows = []
         for g in wanted:
-            ids, maps = served[g].ids, modules[g].maps
-            assert maps is not None
-            first = maps.first_rows(g - self._served.groups[self._modules[g]].start)
+            ids = served[g].ids
+            first = modules[g].guard.first_rows(g - self._served.groups[self._modules[g]].start)
             rows.append(ids.ids[ids.positions] + np.tile(first, self._world_size).repeat(ids.by_table))
         out, into = (np.stack([each[g].ids.units for g in wanted]) for each in (served, given))
         received = self._all_to_all(_by_peer(rows, out), out.sum(0), into.sum(0))
@@ -247,11 +234,11 @@ class IdExchange:
         return found
 
     def _ids(
-        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: Sequence[Record | None]
+        self, given: list[Any], numbers: list[np.ndarray], parts: int, records: Sequence[Any]
     ) -> tuple[list[Any], list[tuple[int, int]]]:
         """[G] what the ranks ask of this owner, in the groups that this rank asks for, too; bytes sent and received.
 
-        records: [M] what maps did with the ids is added to them.
+        records: [M] what guards do with the ids is added to them.
         """
         nothing = _NOTHING, np.zeros(self._world_size, np.int64)
         asked = [
@@ -271,8 +258,8 @@ class IdExchange:
             plan = self._plans[g]
             if given[g] is None:
                 served.append(None)
-            elif plan.layout.managed and isinstance(plan, RowPlan):
-                served.append(plan.serve(words, numbers[g], parts, self._map(g, words, numbers[g], records)))
+            elif plan.layout.reassigns and isinstance(plan, RowPlan):
+                served.append(plan.serve(words, numbers[g], parts, self._assign(g, words, numbers[g], records)))
             else:
                 served.append(plan.serve(words, numbers[g], parts))
         return served, [(self._bytes(sent), self._bytes(here)) for sent, here in zip(out, into, strict=True)]
@@ -321,8 +308,8 @@ class IdExchange:
                 sides.append(_Side(g, True, plan, ahead.request, ahead.served, shared))
         for g, (plan, new) in enumerate(zip(self._plans, served, strict=True)):
             if new is not None:
-                if plan.layout.managed:
-                    classes[g][new.late] = LATE
+                if plan.layout.reassigns:
+                    classes[g][new.reassigned] = REASSIGNED
                 sides.append(_Side(g, False, plan, given[g], new, plan.shared(new, classes[g], back=False)))
         return sides
 
@@ -368,7 +355,7 @@ class IdExchange:
 
     def _group_ahead(self, side: _Side, ahead: Ahead, id_bytes: tuple[int, int]) -> GroupAhead:
         served, rows = side.served, side.shared.rows
-        distinct = served.distinct(rows) if side.plan.layout.managed else rows
+        distinct = served.distinct(rows) if side.plan.layout.reassigns else rows
         return GroupAhead(
             request=side.request,
             served=served,

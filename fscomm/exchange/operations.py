@@ -2,7 +2,7 @@
 
 | operation | what | class |
 |---|---|---|
-| fetch | owners look rows of a step up and send them to the ranks that asked for them | collision, evicted, exclusive |
+| fetch | owners look rows of a step up and send them to ranks that asked for them | collision, reassigned, exclusive |
 | send back | requesters send gradients to the owners | collision, exclusive |
 | update | owners apply gradients that came, or that TorchRec brought (plain) | collision, exclusive, plain |
 
@@ -12,7 +12,7 @@ An operation waits for those in `after`, and for nothing else: `fscomm/engine/ta
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.worker import Pending
@@ -20,6 +20,8 @@ from fscomm.tables.lookups import Update
 
 EXCLUSIVE = -1
 """The number of what is exclusive, among pieces and among classes of rows."""
+REASSIGNED = 1
+"""That of rows that a forward reassigns, in steps that may have such rows."""
 
 
 class Kind(Enum):
@@ -28,15 +30,31 @@ class Kind(Enum):
     UPDATE = "update"
 
 
-class Class(Enum):
-    """Which rows an operation is about, and so how urgent it is."""
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Which rows an operation is about, and so how urgent it is. Operations of one class run one after the other.
 
-    COLLISION = "collision"
-    EVICTED = "evicted"
-    """Rows that a forward has just made new."""
-    EXCLUSIVE = "exclusive"
-    PLAIN = "plain"
+    Attributes:
+        name: of its worker, in spans and in the report.
+        urgent: a forward waits for it first.
+    """
+
+    name: str
+    urgent: bool = False
+    COLLISION: ClassVar["Class"]
+    EXCLUSIVE: ClassVar["Class"]
+    PLAIN: ClassVar["Class"]
     """Rows of a module that runs plainly."""
+
+
+Class.COLLISION = Class("collision", urgent=True)
+Class.EXCLUSIVE = Class("exclusive")
+Class.PLAIN = Class("plain")
+
+
+def class_of_reassigned(name: str) -> Class:
+    """Of rows that a forward has just made new; name: `ForwardGuard.reassigns`. They wait for no collision rows."""
+    return Class(name, urgent=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class FirstPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Rows that lie in all of the steps `within` and in none of the steps `without`: int for a step, `FirstPart` for
-    what the first part of a step uses, or `Evicted`. What a step evicts lies in it, too."""
+    what the first part of a step uses, or `Reassigned`. What a forward reassigns is in its step, too."""
 
     within: frozenset[object] = frozenset()
     without: frozenset[object] = frozenset()
@@ -60,7 +78,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class Reassigned:
     """Rows whose id is another one from the forward of a step on."""
 
     step: int
@@ -93,14 +111,14 @@ def used_later(rows: Rows, step: int | None) -> Rows:
     return rows if step is None else replace(rows, without=rows.without | {FirstPart(step)})
 
 
-def evicted(step: int) -> Rows:
+def reassigned(step: int) -> Rows:
     """Rows that the forward of `step` makes new."""
-    return Rows(within=frozenset({step, Evicted(step)}))
+    return Rows(within=frozenset({step, Reassigned(step)}))
 
 
-def kept(rows: Rows, step: int) -> Rows:
+def not_reassigned(rows: Rows, step: int) -> Rows:
     """Those of them that the forward of `step` does not make new."""
-    return replace(rows, without=rows.without | {Evicted(step)})
+    return replace(rows, without=rows.without | {Reassigned(step)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,4 +146,4 @@ class Operation:
     plainly: tuple[int, int, Update] | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind.value} {self.of_class.value}"
+        return f"{self.kind.value} {self.of_class.name}"

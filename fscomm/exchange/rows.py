@@ -51,7 +51,7 @@ class RowExchange:
         recorder: Recorder,
     ) -> None:
         self._class = of_class
-        self._name = of_class.value
+        self._name = of_class.name
         self._layouts = layouts
         self._tables = tables
         self._of_rows = of_rows

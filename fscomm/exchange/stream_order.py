@@ -2,7 +2,8 @@
 
 A stream is named by what issues to it: `compute`, the thread that trains; `copy`, batches on their way to the device;
 `ids`, the worker that exchanges ids; the classes of operations; `wire`, the transports. `host` is no stream: it is the
-thread of a transport that waits for the device before it touches staging buffers. Evicted rows go as collision rows do.
+thread of a transport that waits for the device before it touches staging buffers. Reassigned rows go as collision rows
+do.
 
 Memory belongs to the stream that made it: once Python has freed it, that stream may fill it anew, whatever another one
 still does with it. So an edge also says what keeps the memory until the second stream is done: the worker

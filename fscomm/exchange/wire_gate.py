@@ -2,7 +2,7 @@
 
 Separate process groups give no priority on the wire, as all connections share it. So exclusive exchanges are held
 back before they are issued: no exclusive chunk starts while a collision exchange runs, nor in the short time after it
-in which the next step's first control word is expected, or the rows that its forward evicts. An issued exchange cannot
+in which the next step's first control word is expected, or rows that its forward reassigns. An issued exchange cannot
 be called back. So exclusive rows go in chunks, and few bytes of them are under way at a time: a collision exchange
 waits for those at most.
 

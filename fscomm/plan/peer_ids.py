@@ -12,7 +12,7 @@ a *class*, an index into what travels one after the other, most urgent first:
 | of a step that is computed in k parts | classes of units | classes of strips |
 |---|---|---|
 | before it | 0 shared with the step before, 1 exclusive | k: units of class 0 by the first part that needs them |
-| before it, with late rows, k = 1 | 0 shared, 1 late, 2 exclusive | 2: as units |
+| before it, with reassigned rows, k = 1 | 0 shared, 1 reassigned, 2 exclusive | 2: as units |
 | after it, k = 1 | 0 shared with the step after, 1 exclusive | 1: as units |
 | after it, k > 1 | 0 for part 0 of the step after, 1 for a later part, 2 exclusive | 2k: by unit and part |
 

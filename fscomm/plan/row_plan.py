@@ -56,11 +56,11 @@ def row_ids(
 
 
 class Mapped(NamedTuple):
-    """What the owner makes of the ids that it received, if they are no rows yet: rows int64[N] in wire order; late: [T]
-    int64 rows of each table that change in the forward of this step, asked for or not."""
+    """What an owner makes of ids that are no rows yet: rows int64[N] in wire order; reassigned: [T] int64 the rows of
+    each table that the forward of this step reassigns, asked for or not."""
 
     rows: np.ndarray
-    late: Sequence[np.ndarray]
+    reassigned: Sequence[np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +69,18 @@ class ServedRows(Served):
 
     Attributes:
         counts: int64[W, F] ids.
-        numbers: int32[U] which of `rows` each unit is. late: int32 which of them change in the forward.
+        numbers: int32[U] which of `rows` each unit is. reassigned: int32 which of them the forward reassigns.
         hosts: bool[U, H] which ranks of the requester's host ask for a row; None unless rows travel in two levels.
     """
 
     counts: np.ndarray
     numbers: np.ndarray
-    late: np.ndarray
+    reassigned: np.ndarray
     hosts: np.ndarray | None = None
 
     def distinct(self, rows: np.ndarray) -> np.ndarray:
-        """Of `rows`, uint8[R] classes, those that are asked for: not all that change are."""
-        return rows[np.unique(self.numbers)] if len(self.late) else rows
+        """Of `rows`, uint8[R] classes, those that are asked for: not all reassigned ones are."""
+        return rows[np.unique(self.numbers)] if len(self.reassigned) else rows
 
 
 class RowPlan(GroupPlan):
@@ -122,8 +122,8 @@ class RowPlan(GroupPlan):
         # Units are told apart by id. One id with two rows, which maps can give it, has no row that could travel once.
         two_rows = mapped is not None and not np.array_equal(asked[found.slots], found.ids)
         if mapped is not None:
-            asked = np.concatenate([asked, *mapped.late])
-            by_table = np.vstack([by_table, [len(of_table) for of_table in mapped.late]])
+            asked = np.concatenate([asked, *mapped.reassigned])
+            by_table = np.vstack([by_table, [len(of_table) for of_table in mapped.reassigned]])
         rows = OwnerRows(asked, by_table, np.array(self.layout.rows, np.int64))
         return ServedRows(
             ids=found,
@@ -131,7 +131,7 @@ class RowPlan(GroupPlan):
             rows=rows,
             irregular=rows.irregular or two_rows,
             numbers=rows.numbers[:units],
-            late=rows.numbers[units:],
+            reassigned=rows.numbers[units:],
         )
 
     def needed_later(self, served: ServedRows) -> np.ndarray:

@@ -64,7 +64,7 @@ class GroupLayout:
         chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
         pooling: None where every id gets its row.
         ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
-        managed: behind managed collision: ids are mapped to rows by the owner, and rows may be evicted.
+        reassigns: owners assign rows to ids, and a forward may reassign rows.
     """
 
     module: str
@@ -80,7 +80,7 @@ class GroupLayout:
     pooling: Pooling | None = None
     width: int | None = None
     ranks_per_host: int = 1
-    managed: bool = False
+    reassigns: bool = False
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):
@@ -121,8 +121,8 @@ class GroupLayout:
 
     @property
     def classes_ahead(self) -> int:
-        """C of the rows before a step. Evicted rows have one of their own."""
-        return 2 if self.managed else 1
+        """C of the rows before a step. Reassigned rows have one of their own."""
+        return 2 if self.reassigns else 1
 
     def pieces_ahead(self, parts: int) -> int:
         """P of the rows before a step in so many parts."""

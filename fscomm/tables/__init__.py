@@ -4,6 +4,6 @@
 `shadow_kernels` reach its tables, group by group in `group_tables`; `lookups` are look-ups as autograd sees them;
 `whole_call` is a forward of which parts are handed out. `handles` are the tensors by which a program looks at tables,
 and complete updates before each look; `unseen_calls` intercepts calls that their class does not see, `references`
-counts what else refers to the memory. `maps` say which rows ids have behind managed collision, and `map_order` whether
-that holds. `torchrec` is the library that users have.
+counts what else refers to the memory. A `forward_guard` is asked where a forward may give rows to other ids.
+`torchrec` is the library that users have.
 """

@@ -7,15 +7,15 @@ its parameter names and its process group stay as they are.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fscomm.plan.sharding_group import GroupLayout
+from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
-from fscomm.tables.maps import Maps
 
 
 class MakePart(NamedTuple):
@@ -44,7 +44,7 @@ class Binding(ABC):
         codecs: [G] how their rows and gradients travel.
         kernels: [G][...] fused kernels on this rank, with the interface of fbgemm's.
         plain: its own forward.
-        maps: which row an id has, behind managed collision; None where ids are rows.
+        guard: what is asked where its own forward may give rows to other ids.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Binding(ABC):
     codecs: list[Codecs]
     kernels: list[list[Any]]
     plain: Callable[..., Any]
-    maps: Maps | None = None
+    guard: ForwardGuard = field(default_factory=ForwardGuard)
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class Binding(ABC):
 
     @property
     def tells_rows(self) -> bool:
-        """Whether its forward gives the rows to which `maps` have mapped the ids, too."""
+        """Whether its forward returns which row each id has, too."""
         return False
 
     def learn(self, given: list[Any], rows: Sequence[np.ndarray | None]) -> None:

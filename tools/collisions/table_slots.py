@@ -25,7 +25,7 @@ import numpy as np
 
 from freescale_tools.collisions.kernels import NO_NUMBER, ids_of_hour, number_ids
 from freescale_tools.console.errors import UsageError
-from fscomm.plan.zero_collision import EVICTED, FREE, assign_slots
+from fscomm.managed.zero_collision import EVICTED, FREE, assign_slots
 
 PROBES = (8, 32, 128)
 _MOST_PROBE = 4096

@@ -11,7 +11,6 @@ from typing import Any
 from fscomm.engine.modes import Call, Decision, compare, decide
 from fscomm.engine.step import Step
 from fscomm.engine.steps.in_loop import TOO_MANY, Steps
-from fscomm.engine.steps.plain_runs import NOT_LOOKED_FOR
 from fscomm.exchange.control_word import NO_STEP, Mode
 from fscomm.loop import kjt_paths
 from fscomm.loop.feature_finder import TRIES, FeatureFinder
@@ -30,7 +29,7 @@ class Choice:
 
 
 class Choices:
-    """stale: why the maps of a module do not fit what was made of the batch of a step."""
+    """stale: why the rows of a module's ids in a step, as they were known ahead, are not those of its forward."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Choices:
             return Decision(mode=Mode.PLAIN if known else Mode.FOREIGN)
         differs, corrected = ("they are those of another batch" if another else None), False
         if step is not None and not another:
-            looked = step.modules[m].missing not in NOT_LOOKED_FOR
+            looked = step.modules[m].not_found
             differs, corrected = compare(
                 m, step, call, features, self._finder, served=served, looked=looked, corrects=corrects
             )

@@ -6,7 +6,6 @@ from typing import Any
 
 from fscomm.engine.modes import Decision
 from fscomm.engine.step import Step
-from fscomm.engine.steps.in_loop import OUTERMOST, TOO_MANY
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.loop.lookahead import ASKED_FOR
 from fscomm.loop.random_numbers import IN_TURN
@@ -14,18 +13,13 @@ from fscomm.report.recorder import Recorder, user_line
 from fscomm.tables.binding import Binding
 
 log = logging.getLogger("fscomm")
-ONLY_READ = "its maps are only read (model.eval())"
-MAPS_WAIT = (
-    "its maps change with every batch, and this one was asked for before the batch before it was trained on: "
-    f"{OUTERMOST}"
-)
 TWO_THREADS = (
     "two look-aheads of one block are asked for batches in two threads, so their order would be another one on every "
     "rank. Ask both in one thread, or loop over the loader itself in one of them"
 )
 EVALUATES = "its batch was fetched where gradients are off (torch.no_grad), as an evaluation does"
-NOT_LOOKED_FOR = None, IN_TURN, ASKED_FOR, EVALUATES, ONLY_READ, MAPS_WAIT, TOO_MANY
-"""Reasons why nothing was announced other than that features were not found in a batch."""
+NOT_LOOKED_FOR = None, IN_TURN, ASKED_FOR, EVALUATES
+"""Reasons why features were not looked for in a batch; others say why they were not found."""
 
 
 class PlainRuns:

@@ -1,23 +1,21 @@
 """Which modules get their rows fetched ahead for a batch that is announced, and why the others do not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fscomm.engine.step import ModuleInStep
 from fscomm.engine.steps.in_loop import IDLE, TOO_MANY, WAITING, Steps
-from fscomm.engine.steps.plain_runs import MAPS_WAIT, ONLY_READ
+from fscomm.engine.steps.plain_runs import NOT_LOOKED_FOR
 from fscomm.exchange.control_word import NO_STEP
 from fscomm.exchange.id_exchange import Parts
 from fscomm.loop.kjt_paths import Snapshot
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.map_order import MapOrder
 
 
 class ToAnnounce:
-    """Of the modules of one block. maps: by module, of those behind managed collision."""
+    """Of the modules of one block."""
 
-    def __init__(self, served: ServedModules, maps: Mapping[int, MapOrder], steps: Steps) -> None:
+    def __init__(self, served: ServedModules, steps: Steps) -> None:
         self._served = served
-        self._maps = maps
         self._steps = steps
         self._ran: set[int] = set()  # modules whose own forward has returned
         self._unready = [NO_STEP] * len(served.modules)  # the last step announced before they ran, or while idle
@@ -37,6 +35,7 @@ class ToAnnounce:
         announced, modules = list(given), []
         for m, features in enumerate(given):
             why = missing[m] if features is None else self._why_not(m, elsewhere)
+            not_found = features is None and why not in NOT_LOOKED_FOR
             unready = elsewhere and self._served.calls[m].start not in self._ran
             if why is not None or unready or self._steps.idle[m] >= IDLE:
                 features = announced[m] = None
@@ -46,6 +45,7 @@ class ToAnnounce:
                 ModuleInStep(
                     features=None if features is None else [Snapshot(kjt) for kjt, _ in features],
                     missing=why,
+                    not_found=not_found,
                     warms_up=elsewhere and number - self._unready[m] <= WAITING + 1,
                     given=None if features is None else features[0][0],
                 )
@@ -53,9 +53,7 @@ class ToAnnounce:
         return announced, modules
 
     def _why_not(self, m: int, elsewhere: bool) -> str | None:
-        order = self._maps.get(m)
-        if order is not None and not order.maps.writes:
-            return ONLY_READ
-        if order is not None and (elsewhere or self._steps.prefetched):
-            return MAPS_WAIT
+        guard = self._served.modules[m].guard
+        if (why := guard.why_not_ahead(prefetched=elsewhere or self._steps.prefetched)) is not None:
+            return why
         return TOO_MANY if elsewhere and self._steps.is_full else None

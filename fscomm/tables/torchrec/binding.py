@@ -104,8 +104,8 @@ class TorchRecBinding(Binding):
             of_groups[number] = dist
         if structure.dedups(self.module):
             # Index dedup cannot bear ids outside of their tables. The owners note them, and the step runs plainly.
-            # Behind managed collision any id may come: maps give it a row of the table.
-            strays = self.maps is None and self._has_strays(features)
+            # Where rows are reassigned any id may come: the owner gives it a row of the table.
+            strays = self.guard.reassigns is None and self._has_strays(features)
             split = dist_input(self._asks, of_groups, context, features, as_they_are=strays)
         elif on_host is None:
             split = dist_input(self._asks, of_groups, context, features)

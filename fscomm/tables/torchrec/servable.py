@@ -8,24 +8,12 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
-from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    LFU_EvictionPolicy,
-    LRU_EvictionPolicy,
-    MCHManagedCollisionModule,
-    average_threshold_filter,
-    dynamic_threshold_filter,
-)
 
 from fscomm.errors import INSTEAD
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.sharding_library import MOST_CALLS
 from fscomm.tables.torchrec import codecs, structure
-from fscomm.tables.torchrec.cpu_kernels import trains
-from fscomm.tables.torchrec.maps import KINDS
 from fscomm.tables.torchrec.structure import IN_PARTS
 from fsranks.rank_context import RankContext
 
@@ -40,8 +28,6 @@ SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, it
     EmbOptimType.LAMB,
     EmbOptimType.PARTIAL_ROWWISE_LAMB,
 )
-POLICIES = (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
-_TRACKED = "a tracker follows its lookups"
 _METHODS = (
     "forward",
     "input_dist",
@@ -57,14 +43,6 @@ METHODS: dict[type, tuple[str, ...]] = {  # what a forward of a served module go
     ShardedEmbeddingCollection: (*_METHODS, "_dedup_indices"),
     ShardedEmbeddingBagCollection: (*_METHODS, "_init_mean_pooling_callback"),
 }
-_FORWARD = ("forward", "input_dist", "compute", "output_dist", "compute_and_output_dist", "create_context")
-OF_MANAGED: dict[type, tuple[str, ...]] = {  # the same, of what has such a module inside
-    ShardedManagedCollisionEmbeddingCollection: (*_FORWARD, "_evict"),
-    ShardedManagedCollisionCollection: (
-        *("input_dist", "compute", "output_dist", "get_lookup_value", "evict", "open_slots"),
-        *("_create_input_dists", "_kjt_list_to_tensor_list", "global_to_local_index"),
-    ),
-}
 
 
 def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict[str, str]:
@@ -75,7 +53,9 @@ def problems(found: Mapping[str, Any], context: RankContext, calls: int) -> dict
         rows = structure.rows_of(module)
         why = _problem(rows) or _problem_here(rows, context)
         if why is None and rows is not module:
-            why = _problem_of_maps(module, calls) or _problem_of_forward(module)
+            from fscomm.managed import requirements
+
+            why = requirements.problem(module, calls) or _problem_of_forward(module)
         of_groups = {} if why else group_problems(name, module)
         if of_groups and rows is not module:
             why = "; ".join(dict.fromkeys(of_groups.values()))
@@ -129,7 +109,7 @@ def _problem_here(module: Any, context: RankContext) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return f"its tables are on {device.type}"
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
-        return _TRACKED
+        return structure.TRACKED
     if why := _problem_of_forward(module):
         return why
     group = module._env.process_group
@@ -146,60 +126,6 @@ def _problem_of_forward(module: Any) -> str | None:
         for submodule in module.modules()
     ):
         return "it is compiled"
-    return None
-
-
-def _problem_of_maps(module: Any, calls: int) -> str | None:
-    """Why a module behind managed collision cannot be served, whose tables can be."""
-    if why := structure.missing(module, structure.MANAGED):
-        return why
-    collection = module._managed_collision_collection
-    if why := structure.missing(collection, structure.MAPS):
-        return why
-    for each, (kind, methods) in zip((module, collection), OF_MANAGED.items(), strict=True):
-        if why := structure.missing(each, methods):
-            return why
-        if changed := [name for name in methods if getattr(type(each), name) is not getattr(kind, name)]:
-            return f"{type(each).__name__} changes {', '.join(changed)} of {kind.__name__}"
-        if replaced := [name for name in methods if name in vars(each)]:
-            return f"{', '.join(replaced)} of its {type(each).__name__} was replaced"
-    if structure.where(module).type != "cpu":
-        return "managed collision on CUDA was never run: its maps lie on the CPU where it is served"
-    if calls > 1:
-        return f"enable(calls={calls}): maps of managed collision change with every call"
-    if collection.post_lookup_tracker_fn is not None:
-        return _TRACKED
-    if structure.dedups(module) and module._return_remapped_features:
-        return "TorchRec cannot give remapped features with index dedup"
-    maps = structure.maps(module).items()
-    return next((f"table {name}: {why}" for name, each in maps if (why := _problem_of_map(each))), None)
-
-
-def _problem_of_map(each: Any) -> str | None:
-    if type(each) not in KINDS:
-        return f"maps of the kind {type(each).__name__} are not known"
-    by_count = type(each) is MCHManagedCollisionModule
-    if why := structure.missing(each, structure.SORTED if by_count else structure.HASHED):
-        return why
-    if by_count:
-        if type(each._eviction_policy) not in POLICIES:
-            return f"its eviction policy {type(each._eviction_policy).__name__} is not one of TorchRec's"
-        filtering = each._eviction_policy._threshold_filtering_func
-        if filtering not in (None, dynamic_threshold_filter, average_threshold_filter):
-            return "its function that filters ids by a threshold may draw random numbers (threshold_filtering_func)"
-        return None
-    if each._opt_in_prob not in (-1, 100):
-        return "new ids are admitted at random, or never (opt_in_prob)"
-    if getattr(each, "_write_runtime_meta_dim", 0):
-        return "other data of its ids are written with them (write_runtime_meta_dim)"
-    if each._tb_logging_frequency:
-        return "what it does is logged (tb_logging_frequency)"
-    if each._disable_fallback:
-        return "TorchRec fails where an id has no row (disable_fallback)"
-    if getattr(each, "_track_id_freq", False):
-        return "its ids are counted by fbgemm's operator for CUDA (track_id_freq)"
-    if not trains(each):
-        return "MPZCH cannot be trained on the CPU without kernels for it: enable(..., cpu_kernels=True)"
     return None
 
 

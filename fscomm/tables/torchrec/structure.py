@@ -8,7 +8,7 @@ names it. Whether all of it still means the same is seen in a trial (`throwaway.
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from fscomm.tables.sharding_library import outermost
 
 HOST = torch.device("cpu")
 OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
+TRACKED = "a tracker follows its lookups"
 IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
 
 MODULE = (
@@ -34,45 +35,6 @@ MODULE = (
     "post_lookup_tracker_fn",
     "post_odist_tracker_fn",
     "qcomm_codecs_registry",
-)
-MANAGED = (
-    "_allow_in_place_embed_weight_update",
-    "_embedding_module",
-    "_managed_collision_collection",
-    "_return_remapped_features",
-)
-MAPS = (
-    "_managed_collision_modules",
-    "_output_dists",
-    "_sharding_features",
-    "_sharding_per_table_feature_splits",
-    "_sharding_tables",
-    "_table_to_offset",
-    "post_lookup_tracker_fn",
-)
-HASHED = (
-    "_disable_fallback",
-    "_hash_zch_identities",
-    "_hash_zch_metadata",
-    "_max_probe",
-    "_opt_in_prob",
-    "_output_global_offset_tensor",
-    "_tb_logging_frequency",
-    "_zero_collision_hash",
-    "get_reserved_slots_per_bucket",
-    "input_mapper",
-)
-SORTED = (
-    "_current_history_buffer_offset",
-    "_current_iter",
-    "_current_iter_tensor",
-    "_eviction_policy",
-    "_init_history_buffers",
-    "_input_history_buffer_size",
-    "_last_eviction_iter",
-    "_match_indices",
-    "_mch_sorted_raw_ids",
-    "open_slots",
 )
 OF_ROWS = ("_embedding_dim", "_embedding_dim_for_sharding_type", "_sharding_type_to_sharding")
 OF_BAGS = ("_embedding_dims", "_embedding_shardings", "_sharding_types")
@@ -110,12 +72,6 @@ def rows_of(module: Any) -> Any:
 
 def is_managed(module: Any) -> bool:
     return rows_of(module) is not module
-
-
-def maps(module: Any) -> Mapping[str, Any]:
-    """Of the tables of this rank behind managed collision."""
-    found: Mapping[str, Any] = module._managed_collision_collection._managed_collision_modules
-    return found
 
 
 def is_pooled(module: Any) -> bool:

@@ -1,30 +1,24 @@
 """Small sharded modules that are made and thrown away: on them fscomm tries what it is about to do."""
 
-import itertools
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
-from torchrec.modules.mc_modules import LRU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.sharding_library import Trial
-from fscomm.tables.torchrec import cpu_kernels, structure
+from fscomm.tables.torchrec import structure
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
 RANKS = 2  # at most
-MANAGED_IDS = 60  # of fewer rows
 STEPS = 4
 FEATURES = ("r0", "r1", "t0", "c0")
 TABLES = {"r": ("r0", "r1"), "t": ("t0",), "c": ("c0",)}  # row-, table- and column-wise
@@ -33,20 +27,12 @@ RATE = {"lr": 0.1}
 
 def trial(module: Any) -> Trial:
     """Of what is done with `module`."""
-    if structure.is_managed(module):
-        kinds = {type(each) for each in structure.maps(module).values()}
-        return Trial(
-            kind=f"managed collision by {' and '.join(sorted(kind.__name__ for kind in kinds))}",
-            make=partial(_make_managed, kinds=kinds),
-            batches=partial(_batches, ids=MANAGED_IDS),
-            tensors=lambda output: _of_rows(output[0]),
-        )
     pooled = structure.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, pooled=pooled),
-        batches=partial(_batches, ids=ROWS),
-        tensors=_of_bags if pooled else _of_rows,
+        batches=partial(batches, ids=ROWS),
+        tensors=_of_bags if pooled else tensors_of_rows,
     )
 
 
@@ -55,32 +41,13 @@ def _make(group: Any, *, pooled: bool) -> Any:
     torch.manual_seed(0)
     last = group.size() - 1
     ways = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
-    module = _bags() if pooled else _rows()
+    module = _bags() if pooled else rows()
     sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
     apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-    return _sharded(module, ways, sharder, group)
+    return sharded(module, ways, sharder, group)
 
 
-def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
-    torch.manual_seed(0)
-    kind_of = dict(zip(TABLES, itertools.cycle(sorted(kinds, key=lambda kind: kind.__name__)), strict=False))
-    rows = _rows()
-    apply_optimizer_in_backward(RowWiseAdagrad, rows.parameters(), RATE)
-    maps = {name: _map(kind_of[name]) for name in TABLES}
-    module = ManagedCollisionEmbeddingCollection(rows, ManagedCollisionCollection(maps, rows.embedding_configs()))
-    made = _sharded(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
-    cpu_kernels.install(made)
-    return made
-
-
-def _map(kind: Any) -> Any:
-    """MCH evicts in every step. MPZCH would by the hour, and that is never over here."""
-    if kind is MCHManagedCollisionModule:
-        return kind(ROWS, structure.HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=MANAGED_IDS)
-    return kind(ROWS, structure.HOST, total_num_buckets=RANKS, max_probe=3)
-
-
-def _sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
+def sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
     size = group.size()
     plan = construct_module_sharding_plan(
         module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
@@ -90,7 +57,7 @@ def _sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any
     return sharder.shard(module, plan, env, structure.HOST)
 
 
-def _rows() -> EmbeddingCollection:
+def rows() -> EmbeddingCollection:
     return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=structure.HOST)
 
 
@@ -109,7 +76,7 @@ def _tables() -> list[dict[str, Any]]:
     ]
 
 
-def _batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
+def batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
     """Of which each has rows of the one before, and others."""
     numbers = torch.Generator().manual_seed(rank)
     made = []
@@ -120,7 +87,7 @@ def _batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
     return made
 
 
-def _of_rows(output: Any) -> list[torch.Tensor]:
+def tensors_of_rows(output: Any) -> list[torch.Tensor]:
     return [output[name].values() for name in FEATURES]
 
 

@@ -9,15 +9,14 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
+from fscomm.tables.forward_guard import ForwardGuard
+from fscomm.tables.sharding_library import Trial
 from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.binding import TorchRecBinding, asked
 from fscomm.tables.torchrec.codecs import codecs
-from fscomm.tables.torchrec.managed import ManagedBinding
-from fscomm.tables.torchrec.maps import MapsAhead
 from fscomm.tables.torchrec.own_forward import Keep
 from fscomm.tables.torchrec.servable import problems
 from fscomm.tables.torchrec.structure import parts, sharded_modules
-from fscomm.tables.torchrec.throwaway import trial
 
 __all__ = [
     "adds_parts",
@@ -68,12 +67,28 @@ def make_features(
     return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, stride=stride)
 
 
+def trial(module: Any) -> Trial:
+    """Of what is done with `module`."""
+    if structure.is_managed(module):
+        from fscomm.managed.trial_module import trial
+    else:
+        from fscomm.tables.torchrec.throwaway import trial
+    return trial(module)
+
+
 def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]) -> TorchRecBinding:
     """Describe `module`, of this `name` in the model. No collective. plainly: why groups are not served, by what they
     are called."""
     group = module._env.process_group
     rows = structure.rows_of(module)
-    kind = ManagedBinding if structure.is_managed(module) else TorchRecBinding
+    kind, guard = TorchRecBinding, ForwardGuard()
+    if structure.is_managed(module):
+        from fscomm.managed.binding import ManagedBinding
+        from fscomm.managed.guard import MapGuard
+        from fscomm.managed.maps import MapsAhead
+
+        kind, guard = ManagedBinding, MapGuard(MapsAhead(module))
+    reassigns = guard.reassigns is not None
     binding = kind(
         name=name,
         module=module,
@@ -84,7 +99,7 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
         numbers=[],
         input_dists=[],
         plainly={part: plainly[part] for part in parts(name, module) if part in plainly},
-        maps=MapsAhead(module) if structure.is_managed(module) else None,
+        guard=guard,
     )
     for number, (part, sharding_type, sharding) in enumerate(structure.groups(name, module)):
         if part in binding.plainly:
@@ -106,13 +121,13 @@ def bind(name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]
                 kernels=structure.tables_of_kernels(sharding, group.rank()),
                 chunk_bytes=CHUNK_BYTES[structure.where(module).type],
                 pooling=_pooling(module, sharding_type, sharding, dim) if structure.is_pooled(module) else None,
-                ranks_per_host=1 if structure.is_managed(module) else ranks_per_host,
-                managed=structure.is_managed(module),
+                ranks_per_host=1 if reassigns else ranks_per_host,
+                reassigns=reassigns,
             )
         )
         binding.numbers.append(number)
         binding.codecs.append(of_group)
-        if not structure.is_managed(module):  # else TorchRec makes them when it sees the first features
+        if not reassigns:  # else TorchRec makes them when it sees the first features
             binding.input_dists.append(_input_dist(sharding))
         binding.kernels.append(structure.kernels(rows._lookups[number]))
     return binding

@@ -16,8 +16,8 @@ from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from worlds import shared_world
 
 import fscomm
-from fscomm.plan.zero_collision import FREE, assign_slots
-from fscomm.tables.torchrec.cpu_kernels import zero_collision_hash
+from fscomm.managed.cpu_kernels import zero_collision_hash
+from fscomm.managed.zero_collision import FREE, assign_slots
 
 pytestmark = needs_mpzch
 CONFIG = Config(modules={"a": (SERVED,), "b": TABLES}, static_graph=False, even=True, steps=8, max_length=8)

@@ -4,10 +4,13 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fscomm.tables.map_order import MapOrder
-from fscomm.tables.maps import Record
+from fscomm.managed.guard import MapGuard
+from fscomm.managed.maps import Record
+
+ASKED = {0: (np.empty(0, np.int64), np.empty(0, np.int64))}
 
 
 class PlayedMaps:
@@ -28,6 +31,12 @@ class PlayedMaps:
     def publish(self, record: Record) -> None:
         self.version += 1
 
+    def remap_again(self, record: Record) -> Record:
+        return Record(hour=self.now, asked=record.asked)
+
+    def renew(self, maps: Mapping[str, Any]) -> None:
+        pass
+
 
 class Loop:
     """A look-ahead of one batch: batch n+1 is announced before the forward of batch n.
@@ -37,7 +46,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.maps = PlayedMaps()
-        self.order = MapOrder(self.maps)  # type: ignore[arg-type]
+        self.guard = MapGuard(self.maps)  # type: ignore[arg-type]
         self.records: list[Record] = []
         self.renewed: list[bool] = []
         self.said: list[str] = []
@@ -46,18 +55,19 @@ class Loop:
     def announce(self) -> None:
         """Leaves the batch before. The ids worker maps at once; again the batch before, if the twins are new."""
         if len(self.records) > 1:
-            self.order.go_on()
-        self.renewed.append(self.order.announce(len(self.records)) is not None)
-        before = self.records[-1] if self.records else None
-        met = None if before is None else self.maps.now if self.renewed[-1] else before.hour
-        self.records.append(Record(hour=self.maps.now, hour_before=met))
+            self.guard.leave_batch()
+        state = self.guard.announce(len(self.records))
+        self.renewed.append(state is not None)
+        record = self.guard.begin(self.records[-1] if self.records else None, state)
+        record.hour, record.asked = self.maps.now, ASKED
+        self.records.append(record)
 
     def forward(self) -> None:
         """Of the batch before the one that was announced last."""
         step = len(self.records) - 2
-        why = self.order.problem(step, self.records[step])
+        why = self.guard.decide(step, self.records[step])
         if why is None:
-            self.order.bring_up_to_date(self.records[step])
+            self.guard.before_rows(self.records[step])
         else:
             self.plain(as_announced=True)
         self.said.append(why or "")
@@ -73,15 +83,15 @@ class Loop:
 
     def plain(self, *, as_announced: bool = True) -> None:
         """The maps' own forward, as on a rank whose ids were right where another one's were not."""
-        with self.order.own_forward(as_announced=as_announced):
+        with self.guard.around_own_forward(as_announced=as_announced):
             self.maps.version += self.maps.writes
 
     def fails(self) -> None:
-        with contextlib.suppress(KeyError), self.order.own_forward(as_announced=True):
+        with contextlib.suppress(KeyError), self.guard.around_own_forward(as_announced=True):
             raise KeyError
 
     def hour_inside(self) -> None:
-        with self.order.own_forward(as_announced=True):
+        with self.guard.around_own_forward(as_announced=True):
             self.maps.now += 1
 
     def hour(self) -> None:

@@ -13,9 +13,8 @@ from exact_model import Config, Table, build
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.plan.zero_collision import FREE
-from fscomm.tables.maps import Record
-from fscomm.tables.torchrec.maps import MapsAhead
+from fscomm.managed.maps import MapsAhead, Record
+from fscomm.managed.zero_collision import FREE
 from fscomm.tables.torchrec.own_forward import With
 
 pytestmark = needs_mpzch

@@ -24,10 +24,10 @@ from worlds import shared_world
 import fscomm
 from fscomm.engine import trial
 from fscomm.errors import MismatchError
+from fscomm.managed.maps import MapsAhead
 from fscomm.tables.shadow_kernels import Shadow
 from fscomm.tables.torchrec import binding, own_forward, structure
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.maps import MapsAhead
 
 ROWS, BAGS = "ShardedEmbeddingCollection", "ShardedEmbeddingBagCollection"
 CONFIG = CONFIGS["pooled mixed"].but(steps=3)  # a: bags, b: rows

@@ -21,8 +21,7 @@ from fscomm import comm
 from fscomm.engine import engine, trial
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
-from fscomm.exchange.id_exchange import LATE
-from fscomm.exchange.operations import EXCLUSIVE
+from fscomm.exchange.operations import EXCLUSIVE, REASSIGNED
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
@@ -167,7 +166,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         place = seen.place()
         for g in self.served.groups[m]:
             for kernel in self.served.kernels[g]:
-                for piece in (EXCLUSIVE, 0) if self.modules[m].maps is None else (EXCLUSIVE, 0, LATE):
+                for piece in (EXCLUSIVE, 0) if self.modules[m].guard.reassigns is None else (EXCLUSIVE, 0, REASSIGNED):
                     if (access := seen.fetched.get((g, id(kernel), step.ids, piece))) is not None:
                         access.place = place
         return found

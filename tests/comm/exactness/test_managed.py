@@ -28,12 +28,14 @@ from worlds import shared_world
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
 from fscomm.exchange.handed_over import Gradients
-from fscomm.exchange.operations import EXCLUSIVE, Class, Kind
+from fscomm.exchange.operations import EXCLUSIVE, Class, Kind, class_of_reassigned
 from fscomm.exchange.operations import Operation as FetchOrUpdate
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.wire_gate import WireGate
+from fscomm.managed.guard import EVICTED
 
 pytestmark = needs_mpzch
+EVICTED_ROWS = class_of_reassigned(EVICTED)
 TABLES = (
     Table(name="h", rows=24, sharding="row", features=("h0", "h1"), ids=IDS),
     Table(name="m", rows=24, sharding="row", features=("m0",), ids=IDS),
@@ -206,7 +208,8 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
 def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
     """Of every step, whether its evicted rows were expected before they were fetched, and after that."""
     run = new_run(rank, size, CONFIG.but(steps=24), "fscomm")
-    now, update, fetch_late, settle = SimpleNamespace(hour=0), Program.update, Program.fetch_late, WireGate.settle
+    update, fetch_reassigned, settle = Program.update, Program.fetch_reassigned, WireGate.settle
+    now = SimpleNamespace(hour=0)
     expected: list[tuple[bool, bool]] = []
     last: list[Callable[[], bool]] = []
     before: list[bool] = []
@@ -216,7 +219,7 @@ def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
         update(self, *args, expecting=expecting)
 
     def fetching(self: Program, step: Step, m: int) -> None:
-        fetch_late(self, step, m)
+        fetch_reassigned(self, step, m)
         before.extend(expecting() for expecting in last)
 
     def settling(self: WireGate) -> None:
@@ -227,7 +230,7 @@ def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
 
     with at_hour(lambda: now.hour), pytest.MonkeyPatch.context() as patch, run.enable() as comm:
         patch.setattr(Program, "update", updating)
-        patch.setattr(Program, "fetch_late", fetching)
+        patch.setattr(Program, "fetch_reassigned", fetching)
         patch.setattr(WireGate, "settle", settling)
         for step, batch in enumerate(comm.lookahead(run.loader())):
             now.hour = step // 4
@@ -255,10 +258,11 @@ def beside(rank: int, size: int) -> list[Class]:
             ended.append(operation.of_class)
 
         patch.setattr(RowExchange, "run", running)
-        by_class = {each: FetchOrUpdate(kind=Kind.FETCH, of_class=each) for each in Class}
+        classes = Class.COLLISION, Class.EXCLUSIVE, EVICTED_ROWS
+        by_class = {each: FetchOrUpdate(kind=Kind.FETCH, of_class=each) for each in classes}
         done = executor.submit_urgent([by_class[Class.COLLISION]], expecting=lambda: False)
         done.append(executor.submit(by_class[Class.EXCLUSIVE]))
-        executor.submit_urgent([by_class[Class.EVICTED]], expecting=lambda: False)[0].result(PATIENCE_S)
+        executor.submit_urgent([by_class[EVICTED_ROWS]], expecting=lambda: False)[0].result(PATIENCE_S)
         may_end.set()
         for each in done:
             each.result(PATIENCE_S)
@@ -266,7 +270,7 @@ def beside(rank: int, size: int) -> list[Class]:
 
 
 def test_evicted_rows_wait_for_no_collision_rows_and_exclusive_ones_for_both() -> None:
-    assert shared_world(2).run(beside) == [[Class.EVICTED, Class.COLLISION, Class.EXCLUSIVE]] * 2
+    assert shared_world(2).run(beside) == [[EVICTED_ROWS, Class.COLLISION, Class.EXCLUSIVE]] * 2
 
 
 def one_evicts(run: Run) -> None:

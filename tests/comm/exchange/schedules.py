@@ -203,7 +203,7 @@ class Schedule:
             module.engine = loop
         if self.kind != "host-staged":
             streams = loop._executor._streams
-            self.device.roles |= {stream.name: of.value for of, stream in streams.items()}
+            self.device.roles |= {stream.name: of.name for of, stream in streams.items()}
         self.modules = modules
         self.expected = [np.zeros(ROWS, np.float32) for _ in modules]
         moves = self.random.random() < 0.8

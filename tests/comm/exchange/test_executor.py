@@ -15,12 +15,17 @@ from test_id_exchange import served_by
 from fscomm.device import Host
 from fscomm.exchange import executor
 from fscomm.exchange.executor import Executor, executor_of
-from fscomm.exchange.operations import Class, Kind, Operation
+from fscomm.exchange.operations import Class, Kind, Operation, class_of_reassigned
 from fscomm.exchange.rows import RowExchange
 from fscomm.report.recorder import Recorder
+from fscomm.tables.forward_guard import ForwardGuard
 from fsranks.rank_context import RankContext
 
 ALONE = Shape(world_size=1, runs=((1,),), rows=((1,),), longest=0, silent=1, seed=0)
+
+
+class Reassigns(ForwardGuard):
+    reassigns = "renewed"
 
 
 def ahead() -> Clocks:
@@ -35,11 +40,11 @@ def executing(
     """An executor that has no rows to move but does `run`, and the classes of the operations that have ended. awaited:
     by workers, not after the end."""
     served, ended = served_by(ALONE.layouts(), [0]), list[str]()
-    served.modules[0].process_group, served.modules[0].maps, served.tables = None, "some", list
+    served.modules[0].process_group, served.modules[0].guard, served.tables = None, Reassigns(), list
 
     def run_and_note(self: RowExchange, operation: Operation) -> None:
         run(operation)
-        ended.append(operation.of_class.value)
+        ended.append(operation.of_class.name)
 
     with mock.patch.object(executor, "open_transport"), mock.patch.object(RowExchange, "run", run_and_note):
         context, options = RankContext(rank=0, world_size=1), {"transport": transport, "timeout_s": PATIENCE_S}
@@ -127,6 +132,6 @@ def test_on_streams_exclusive_operations_are_behind_the_collision_operations_bef
         *_, collision = made.submit_urgent([fetch(Class.COLLISION)] * 2, expecting=lambda: True)
         made.submit(fetch(Class.EXCLUSIVE))
         made.submit(fetch(Class.COLLISION))
-        (late,) = made.submit_urgent([fetch(Class.EVICTED)], expecting=lambda: True)
+        (late,) = made.submit_urgent([fetch(class_of_reassigned("renewed"))], expecting=lambda: True)
         made.submit(fetch(Class.EXCLUSIVE)).result(PATIENCE_S)
     assert after == [[], [], [], [collision], [], [], [collision, late]]

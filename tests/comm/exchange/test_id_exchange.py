@@ -24,6 +24,7 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.masks import mask_sizes
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
+from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.two_levels.kernels import carriers
 
 BUSY = Shape(world_size=3, runs=((2, 1), (), (1,)), rows=((4, 2), (), (5,)), longest=5, silent=3, seed=5)
@@ -75,7 +76,7 @@ def served_by(layouts: Sequence[GroupLayout], modules: list[int]) -> Any:
         layouts=layouts,
         module_of=modules,
         same_tables=lambda group: [group],
-        modules=[SimpleNamespace(maps=None, tells_rows=False)] * (max(modules) + 1),
+        modules=[SimpleNamespace(guard=ForwardGuard(), tells_rows=False)] * (max(modules) + 1),
     )
 
 

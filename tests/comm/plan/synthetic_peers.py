@@ -19,6 +19,7 @@ from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
+from fscomm.tables.forward_guard import ForwardGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ class Planner:
             layouts=[self._layout],
             module_of=[0],
             same_tables=lambda group: [group],
-            modules=[SimpleNamespace(maps=None, tells_rows=False)],
+            modules=[SimpleNamespace(guard=ForwardGuard(), tells_rows=False)],
         )
         self._exchange = IdExchange(self.peers, WireGate(), served, Host(), Recorder())
         self._number = 0

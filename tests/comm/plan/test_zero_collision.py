@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fscomm.plan.zero_collision import EVICTED, FREE, HIT, INSERTED, SHARED, assign_slots, slot_hash
+from fscomm.managed.zero_collision import EVICTED, FREE, HIT, INSERTED, SHARED, assign_slots, slot_hash
 
 NONE = np.empty(0, np.int32)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freescale_tools.collisions import table_slots
 from freescale_tools.collisions.table_slots import AskedTable, hours_of, predict_table
 from freescale_tools.console.errors import UsageError
-from fscomm.plan.zero_collision import slot_hash
+from fscomm.managed.zero_collision import slot_hash
 
 MASK = 2**64 - 1
 

@@ -17,7 +17,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
-from fscomm.plan.zero_collision import EVICTED, assign_slots
+from fscomm.managed.zero_collision import EVICTED, assign_slots
 
 _HASH, _RESET = "_zero_collision_hash", "reset_embedding_weight_momentum"
 _NO_FLAGS, _NO_HOURS = torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.int32)

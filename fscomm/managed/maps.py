@@ -1,9 +1,9 @@
 """The maps of a module behind managed collision: which row of its tables each id has, one batch ahead of the module.
 
-TorchRec remaps ids in the forward, and so knows of a batch only then where its rows lie. Here a *twin* of each map (the
+TorchRec remaps ids in the forward, and so knows of a batch only then where its rows are. Here a *twin* of each map (the
 `ManagedCollisionModule` of a table on this rank) remaps the next batch as soon as its ids are there, by TorchRec's own
 code, in the order of the batches. What that changed is kept in a *record*, and *published* into the module's own map at
-the forward. So whoever looks at the module finds what the plain loop would have left there.
+the forward. So a program that reads the module finds what the plain loop would have left there.
 
 N ids, F features of a sharding group.
 """
@@ -11,6 +11,7 @@ N ids, F features of a sharding group.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,6 @@ from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.report.report import Managed
-from fscomm.tables.maps import UNKNOWN, Record
-from fscomm.tables.torchrec import structure
 from fscomm.tables.torchrec.own_forward import With
 
 try:
@@ -31,29 +30,60 @@ except ImportError:  # a torchrec without MPZCH
     hash_mc_evictions = HashZchManagedCollisionModule = None
 
 
+UNKNOWN = -1
 _NUMBERS = ("_current_iter", "_last_eviction_iter", "_current_history_buffer_offset")  # of MCH, beside its buffers
 _SETTINGS = (*_NUMBERS, "_eviction_interval", "_eviction_policy_name")
 _NO_ROWS = np.empty(0, np.int64)
 
 
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Of the maps of one module on this rank. N ids and F features of a sharding group.
+
+    Attributes:
+        hour: in which the batch was mapped, as policies of eviction read it; `UNKNOWN` if it ended meanwhile.
+        hour_before: in which the twins mapped the batch before; None: there is none.
+        asked: by sharding group, what they were given: ids int64[N] by feature, and inside a feature by rank; int64[F].
+        evictions: by table, int64 rows of this rank whose id is another one now; None: the map evicted nothing.
+        changes: by table, what `MapsAhead.publish` needs. counts: by table.
+    """
+
+    hour: int = UNKNOWN
+    hour_before: int | None = None
+    asked: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    evictions: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Managed] = field(default_factory=dict)
+
+
+def own_maps(module: Any) -> Mapping[str, Any]:
+    """Of the tables of this rank behind managed collision."""
+    found: Mapping[str, Any] = module._managed_collision_collection._managed_collision_modules
+    return found
+
+
 class MapsAhead:
-    """As `fscomm.tables.maps.Maps`, of a ShardedManagedCollisionEmbeddingCollection."""
+    """Of a ShardedManagedCollisionEmbeddingCollection. `renew` to `first_rows` are for the ids worker, all else for the
+    training thread."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._collection = module._managed_collision_collection
-        self._own = structure.maps(module)
+        self._own = own_maps(module)
         self._twins: dict[str, _Map] = {}
 
     @property
     def writes(self) -> bool:
+        """Whether a forward changes the maps now: whether the module is in training mode."""
         return any(each.training for each in self._own.values())
 
     def hour(self) -> int:
+        """As policies of eviction read it; 0 if they read none."""
         timed = any(getattr(each, "_eviction_policy_name", None) is not None for each in self._own.values())
         return int(hash_mc_evictions.time.time() / 3600) if timed else 0
 
     def versions(self) -> list[object]:
+        """What changes when the program writes to the module's maps in place, or sets one of them otherwise."""
         found: list[object] = []
         for own in self._own.values():
             found += [each._version for each in (*own.parameters(), *own.buffers())]
@@ -61,12 +91,15 @@ class MapsAhead:
         return found
 
     def snapshot(self) -> dict[str, Any]:
+        """Copies of the module's maps as they are now."""
         return {table: copy.deepcopy(own) for table, own in self._own.items()}
 
     def renew(self, maps: Mapping[str, Any]) -> None:
+        """These are the twins from now on."""
         self._twins = {table: _map(twin) for table, twin in maps.items()}
 
     def remap(self, record: Record, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """int64[N] the row of this rank that each id has from now on; fills `record`. As in `Record.asked`."""
         hour = self.hour()
         record.hour = hour if record.hour == hour or not record.asked else UNKNOWN
         record.asked[group] = ids, counts
@@ -84,6 +117,7 @@ class MapsAhead:
         return rows
 
     def remap_again(self, record: Record) -> Record:
+        """The twins map the batch of `record` once more."""
         again = Record()
         for group, asked in record.asked.items():
             self.remap(again, group, *asked)
@@ -117,15 +151,18 @@ class MapsAhead:
         return rows
 
     def evicted(self, record: Record, group: int) -> list[np.ndarray]:
+        """[T] the rows that were evicted."""
         rows = [record.evictions[table] for table in self._collection._sharding_tables[group]]
         return [_NO_ROWS if of_table is None else of_table.cpu().numpy() for of_table in rows]
 
     def first_rows(self, group: int) -> np.ndarray:
+        """int64[T] the first row of each table that this rank owns."""
         offsets = self._collection._table_to_offset
         return np.array([offsets[table] for table in self._collection._sharding_tables[group]], np.int64)
 
     def evict(self, record: Record) -> None:
-        """Through `.data`: updates of other rows, by other threads, need not notice."""
+        """Rows with another id become new, as in the module's own forward: weights, and what is reset of optimizers.
+        Draws random numbers. Through `.data`: updates of other rows, by other threads, need not notice."""
         in_place = self._module._allow_in_place_embed_weight_update
         self._module._allow_in_place_embed_weight_update = True
         try:
@@ -134,6 +171,7 @@ class MapsAhead:
             self._module._allow_in_place_embed_weight_update = in_place
 
     def publish(self, record: Record) -> None:
+        """The module's maps become what they are after its forward of this batch."""
         with torch.no_grad():
             for table, change in record.changes.items():
                 _map(self._own[table]).publish(change)
