@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fscomm.device import device_of
 from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
-from fscomm.engine.stand_ins import ServedForward, take_over
+from fscomm.engine.hooks import ServedForward, install_hooks
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.moving import Moving
@@ -231,7 +231,7 @@ class Comm:
             )
             comm = cls(recorder, engine, engine)
             failed.push(comm._give_up)
-            comm._undo.push(take_over(engine))
+            comm._undo.push(install_hooks(engine))
             all_ranks.agree({})
             failed.pop_all()
         return comm._with_counts(library, found, problems)

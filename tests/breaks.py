@@ -279,7 +279,7 @@ BREAKS: tuple[Break, ...] = (
         why="on a GPU the first batch is read before its copy is complete: an error about memory, now and then",
     ),
     Break(
-        file="fscomm/tables/torchrec/own_forward.py",
+        file="fscomm/tables/torchrec/module_view.py",
         before='changed["_has_mean_pooling_callback"] = False',
         after="pass",
         tests=("tests/comm/engine/test_binding.py",),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fscomm.device import device_of
 from fscomm.engine.engine import Engine
-from fscomm.engine.stand_ins import take_over_module
+from fscomm.engine.hooks import install_module_hooks
 from fscomm.exchange.lost_peers import is_of_gloo
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
@@ -140,7 +140,7 @@ class _Trained:
         )
         try:
             with contextlib.ExitStack() as installed:
-                take_over_module(engine, 0, installed)
+                install_module_hooks(engine, 0, installed)
                 self._loop(engine)
         except BaseException as error:
             engine.abort(f"a trial failed: {describe(error)}")

@@ -92,7 +92,7 @@ class Binding(ABC):
     def proxy_targets(self, group: int) -> list[Any]:
         """Whose forward reads the tables: the fused kernels, or what looks up nothing where this rank has none."""
 
-    def meet(self, features: Any) -> None:
+    def create_input_dists(self, features: Any) -> None:
         """The training thread is about to announce features. Before `prepare` changes the module beside its forward."""
         del features
 

@@ -1,6 +1,6 @@
 """Look-ups as autograd sees them; of modules that run plainly, reads and updates of tables in program order.
 
-`tap` is the node of autograd between rows that fscomm looked up, or let TorchRec look up, and the user's graph.
+`gradient_hook` makes the node of autograd between looked-up rows, of fscomm or of TorchRec, and the graph of the user.
 
 TorchRec's forward calls a fused kernel to look rows up, and autograd calls that kernel again to update them. A proxy
 stands in for the kernel's forward. Its look-up first waits for the updates before it. Its update is handed over, and is
@@ -20,20 +20,20 @@ from typing import Any
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.tables.shadow_kernels import STATES, Shadow, memory, own_forward, read_hyper
+from fscomm.tables.shadow_kernels import STATES, Shadow, class_forward, memory, read_hyper
 
-Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
+ApplyUpdate = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
 
 
-def tap(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
+def gradient_hook(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
     """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`."""
     anchor = rows.new_zeros(0).requires_grad_()  # not shared: compiled autograd adds up what a leaf gets, even nothing
-    result: torch.Tensor = GradientTap.apply(anchor, rows, deliver, *saved)
+    result: torch.Tensor = GradientHook.apply(anchor, rows, deliver, *saved)
     return result
 
 
-class GradientTap(torch.autograd.Function):
-    """The node of `tap`.
+class GradientHook(torch.autograd.Function):
+    """The node of `gradient_hook`.
 
     A graph that a loss still holds after its backward keeps nothing of the step, unless it is retained for another one.
     `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the graph. `saved` passes
@@ -71,7 +71,7 @@ class LookupProxy:
     """
 
     def __init__(
-        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, Update], None]
+        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, ApplyUpdate], None]
     ) -> None:
         self._target = target
         self._empty = empty
@@ -88,15 +88,15 @@ class LookupProxy:
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
         read = self._read()
         with _saved_tensors() as saved:
-            rows = own_forward(self._target)(*args, **options)
+            rows = class_forward(self._target)(*args, **options)
         if not rows.requires_grad:
             return rows
         make_update = self._update_of(args, options, saved)
-        return tap(rows.detach(), partial(self._deliver, read, make_update), *saved)
+        return gradient_hook(rows.detach(), partial(self._deliver, read, make_update), *saved)
 
     def _update_of(
         self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
-    ) -> Callable[..., Update]:
+    ) -> Callable[..., ApplyUpdate]:
         """What makes an update of the gradient and of `saved`, which may have been computed again."""
         if self._empty:
             return lambda *_: nothing
@@ -111,7 +111,7 @@ class LookupProxy:
         own = memory(self._target, ("weights", *STATES)) if saved else {}
         tables = {name: i for name, part in own.items() for i, tensor in enumerate(saved) if _is_same(tensor, part)}
 
-        def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Update:
+        def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> ApplyUpdate:
             taken = replace(hyper, learning_rate=float(came[rates[0]])) if rates else hyper
             again = options | {name: came[i] for name, i in given.items()}
             # Hooks may return copies, as `save_on_cpu` does for GPU tensors. The kernel's own backward would update the
@@ -121,10 +121,8 @@ class LookupProxy:
 
         return make_update
 
-    def _deliver(self, read: Any, make_update: Callable[..., Update], *came: torch.Tensor) -> None:
-        """Maybe after the block of the forward was left."""
-        here = vars(self._target).get("forward") is self
-        update_in_turn(self._target, read if here else None, make_update(*came))
+    def _deliver(self, read: Any, make_update: Callable[..., ApplyUpdate], *saved: torch.Tensor) -> None:
+        self.update(read, make_update(*saved))
 
 
 def _is_same(tensor: torch.Tensor, option: Any) -> bool:
@@ -153,15 +151,3 @@ def _saved_tensors() -> Iterator[list[torch.Tensor]]:
 
 def nothing(_: Callable[[], Shadow]) -> None:
     """The update of no table."""
-
-
-def update_in_turn(target: Any, read: Any, update: Update) -> None:
-    """Update the tables behind `target` when it is its turn, or at once where nobody orders them.
-
-    read: what the proxy read for the forward; None for a forward that the proxy does not know.
-    """
-    proxy = vars(target).get("forward")
-    if isinstance(proxy, LookupProxy):
-        proxy.update(read, update)
-    else:
-        update(lambda: Shadow(target))

@@ -28,7 +28,7 @@ def memory(kernel: Any, of: Iterable[str] = STATES) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found if tensor is not None and tensor.numel()}
 
 
-def own(kernel: Any) -> list[torch.Tensor]:
+def tensors_of(kernel: Any) -> list[torch.Tensor]:
     """All tensors that a kernel itself uses."""
     named = (*vars(kernel).values(), *kernel.parameters(), *kernel.buffers())
     return [each for each in named if isinstance(each, torch.Tensor)]
@@ -79,7 +79,7 @@ def _counters(kernel: Any) -> dict[str, int]:
 def _forward_without_ids(kernel: Any) -> None:
     features, where = len(kernel.feature_table_map), kernel.current_device
     with torch.no_grad():
-        own_forward(kernel)(
+        class_forward(kernel)(
             torch.empty(0, dtype=torch.int64, device=where), torch.zeros(features + 1, dtype=torch.int64, device=where)
         )
 
@@ -93,7 +93,7 @@ def read_hyper(kernel: Any) -> Hyper:
     )
 
 
-def own_forward(module: Any) -> Any:
+def class_forward(module: Any) -> Any:
     """The forward of `module` itself, whatever stands in for it."""
     return type(module).forward.__get__(module)
 

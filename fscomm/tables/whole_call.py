@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fscomm.tables.binding import MakePart
-from fscomm.tables.lookups import tap
+from fscomm.tables.lookups import gradient_hook
 
 
 class WholeCall:
@@ -28,7 +28,7 @@ class WholeCall:
         """What the module's forward would give for this part."""
         rows, make = self._parts[part]
         cut = [
-            tap(tensor.detach()[of_part], partial(self._deliver, part, i))
+            gradient_hook(tensor.detach()[of_part], partial(self._deliver, part, i))
             for i, (tensor, of_part) in enumerate(zip(self._tensors, rows, strict=True))
         ]
         return make(cut)

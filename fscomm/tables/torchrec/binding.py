@@ -16,7 +16,7 @@ from fscomm.plan import bags, routes
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.binding import Asked, Binding, MakePart
 from fscomm.tables.torchrec import structure
-from fscomm.tables.torchrec.own_forward import InputDist, dist_input, output, pass_by
+from fscomm.tables.torchrec.module_view import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
 
 keep_fx_notice_away()
@@ -30,7 +30,7 @@ class TorchRecBinding(Binding):
     numbers: list[int]
     input_dists: list[Callable[[Any], Any]]
     plainly: Mapping[str, str]
-    met: bool = False
+    input_dists_created: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -71,14 +71,14 @@ class TorchRecBinding(Binding):
     def proxy_targets(self, group: int) -> list[Any]:
         return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
-    def meet(self, features: KeyedJaggedTensor) -> None:
-        if not self.met:  # TorchRec makes the input dists when it sees the first features
+    def create_input_dists(self, features: KeyedJaggedTensor) -> None:
+        if not self.input_dists_created:  # TorchRec makes the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
             # Only the keys matter, and the copy of the batch to the device may be incomplete, so its values and lengths
             # must not be read. Kernels such as that of index dedup need at least one sample.
             one = _one_sample_without_ids(features)
             dist_input(self._asks, nothing_sent, self.module.create_context(), one)
-            self.met = True
+            self.input_dists_created = True
 
     def prepare(
         self, parts: Sequence[tuple[KeyedJaggedTensor, KeyedJaggedTensor | None]]

@@ -13,7 +13,7 @@ from torchrec.distributed.types import LazyAwaitable, NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.own_forward import Keep, output_of_rows
+from fscomm.tables.torchrec.module_view import Keep, output_of_rows
 from fscomm.tables.torchrec.structure import HOST
 
 
@@ -33,8 +33,10 @@ class ManagedBinding(TorchRecBinding):
     def tells_rows(self) -> bool:
         return bool(self.module._return_remapped_features)
 
-    def meet(self, features: KeyedJaggedTensor) -> None:
-        TorchRecBinding.meet(self, features)  # with slots a class is made twice: super() knows the first one
+    def create_input_dists(self, features: KeyedJaggedTensor) -> None:
+        TorchRecBinding.create_input_dists(
+            self, features
+        )  # with slots a class is made twice: super() knows the first one
         if not self.input_dists:
             self.input_dists = [_on_host(dist) for dist in self._asks._input_dists]
 

@@ -14,7 +14,7 @@ from fscomm.tables.torchrec.binding import TorchRecBinding, asked
 from fscomm.tables.torchrec.codecs import codecs
 from fscomm.tables.torchrec.managed import ManagedBinding
 from fscomm.tables.torchrec.maps import MapsAhead
-from fscomm.tables.torchrec.own_forward import Keep
+from fscomm.tables.torchrec.module_view import Keep
 from fscomm.tables.torchrec.servable import problems
 from fscomm.tables.torchrec.structure import parts, sharded_modules
 from fscomm.tables.torchrec.throwaway import trial

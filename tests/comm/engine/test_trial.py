@@ -25,7 +25,7 @@ import fscomm
 from fscomm.engine import trial
 from fscomm.errors import MismatchError
 from fscomm.tables.shadow_kernels import Shadow
-from fscomm.tables.torchrec import binding, own_forward, structure
+from fscomm.tables.torchrec import binding, module_view, structure
 from fscomm.tables.torchrec.binding import TorchRecBinding
 from fscomm.tables.torchrec.maps import MapsAhead
 
@@ -61,7 +61,7 @@ def raising(_: Any) -> Any:
 OF_TORCHREC = f"{{kind}} of torchrec {torchrec.__version__}"
 CHANGES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {  # what becomes another one, and what is said of it
     "more is given": (
-        own_forward,
+        module_view,
         "_give",
         lambda give: lambda rows, features: give(rows, features) + rows.detach() * 2e-7,
         "in a trial of {kind} it gave other embeddings than without fscomm",

@@ -37,7 +37,7 @@ def dist_input(
         changed["_has_mean_pooling_callback"] = False  # the divisor is a device tensor that only the forward needs
         if getattr(module, "_features_order", None):
             changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
-    return type(module).input_dist(With(module, **changed), context, features).wait().wait()
+    return type(module).input_dist(ModuleView(module, **changed), context, features).wait().wait()
 
 
 def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | None]) -> Any:
@@ -47,7 +47,7 @@ def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | 
         if of_group is not None:
             lookups[group] = partial(_give, of_group)
             output_dists[group] = partial(_as_they_came, output_dists[group])
-    changed = With(module, _lookups=lookups, _output_dists=output_dists)
+    changed = ModuleView(module, _lookups=lookups, _output_dists=output_dists)
     return type(module).compute_and_output_dist(changed, context, given)
 
 
@@ -55,7 +55,7 @@ def output_of_rows(collection: Any, context: Any, rows: Sequence[torch.Tensor]) 
     """What a managed collision collection gives of the rows that ids were mapped to, int64[N] of each group."""
     dists = [partial(_as_they_came, dist) for dist in collection._output_dists]
     of_groups = [of_group.unsqueeze(-1) for of_group in rows]
-    changed = With(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
+    changed = ModuleView(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
     return type(collection).output_dist(changed, context, None)
 
 
@@ -86,7 +86,7 @@ def pass_by(features: Any) -> Any:
     return NoWait(NoWait(features))
 
 
-class With:
+class ModuleView:
     """A module for its own methods, with some of its attributes replaced. What is set is set on the module."""
 
     def __init__(self, module: Any, **parts: Any) -> None:

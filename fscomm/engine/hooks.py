@@ -24,11 +24,11 @@ class ServedForward:
         return self.engine.call(self._m, features)
 
 
-def take_over(engine: Engine) -> contextlib.ExitStack:
+def install_hooks(engine: Engine) -> contextlib.ExitStack:
     """From now on the engine runs forwards, and completes updates before anybody looks; closing puts all back."""
     with contextlib.ExitStack() as undo:
         for calls in dict.fromkeys(engine.served.calls):
-            take_over_module(engine, calls.start, undo)
+            install_module_hooks(engine, calls.start, undo)
         for handles in engine.handles.values():
             undo.callback(handles.close)
         find(list(engine.handles.values()), [module.module for module in engine.modules])
@@ -38,7 +38,7 @@ def take_over(engine: Engine) -> contextlib.ExitStack:
         return undo.pop_all()
 
 
-def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
+def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
     """One module, m by its first call. `undo` puts it back."""
     module = engine.modules[m]
     module.module.forward = ours = ServedForward(engine, m)
