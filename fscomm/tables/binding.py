@@ -17,6 +17,8 @@ from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
 from fscomm.tables.maps import Maps
 
+MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
+
 
 class MakePart(NamedTuple):
     """rows: which rows of each tensor are of the part. make: the output of the part, of as many rows of each."""

@@ -1,8 +1,7 @@
-"""The only place that knows TorchRec and fbgemm.
+"""TorchRec and fbgemm, as fscomm uses them. Beside the extensions, no other folder imports them.
 
-`torchrec_library` is all of it that the rest of fscomm uses; it gets it from `installed`. `structure` reaches the parts
-of a sharded module, and lists what is relied on; `servable` says what can be served; `throwaway` makes the modules of a
-trial. The `binding` of a module stands in for its forward through `module_view`; `codecs` are those of quantised
-communication. Of managed collision, `managed` is the binding, `maps` remap ids ahead, and `cpu_kernels` train it on the
-CPU.
+`installed` says whether they are there. `sharded` reaches the parts of a sharded module; `requirements` says what these
+must have to be served. `bind` describes what is served by a `binding`, which replaces the forward of the module through
+`module_view`; `features` are what the module gets. Of managed collision, `managed_requirements` are what it takes to be
+served, `managed` is the binding, `maps` remap ids ahead, and `cpu_kernels` train it on the CPU.
 """

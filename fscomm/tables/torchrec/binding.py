@@ -15,7 +15,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from fscomm.plan import bags, routes
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.binding import Asked, Binding, MakePart
-from fscomm.tables.torchrec import structure
+from fscomm.tables.torchrec import sharded
+from fscomm.tables.torchrec.features import asked, asked_of_group, has_strays, one_sample_without_ids
 from fscomm.tables.torchrec.module_view import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
 
@@ -34,12 +35,12 @@ class TorchRecBinding(Binding):
 
     @property
     def device(self) -> torch.device:
-        return structure.where(self.module)
+        return sharded.where(self.module)
 
     @property
     def _rows(self) -> Any:
         """TorchRec's collection that has the tables."""
-        return structure.rows_of(self.module)
+        return sharded.rows_of(self.module)
 
     @property
     def _asks(self) -> Any:
@@ -56,7 +57,7 @@ class TorchRecBinding(Binding):
 
     @property
     def whole_batches_only(self) -> str | None:
-        if structure.dedups(self.module):
+        if sharded.dedups(self.module):
             return "index dedup adds up the gradients of an id over the whole batch"
         return None
 
@@ -76,7 +77,7 @@ class TorchRecBinding(Binding):
             nothing_sent = [pass_by] * len(self._rows._lookups)
             # Only the keys matter, and the copy of the batch to the device may be incomplete, so its values and lengths
             # must not be read. Kernels such as that of index dedup need at least one sample.
-            one = _one_sample_without_ids(features)
+            one = one_sample_without_ids(features)
             dist_input(self._asks, nothing_sent, self.module.create_context(), one)
             self.input_dists_created = True
 
@@ -101,10 +102,10 @@ class TorchRecBinding(Binding):
         of_groups: list[Any] = [pass_by] * len(self._rows._lookups)
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
-        if structure.dedups(self.module):
+        if sharded.dedups(self.module):
             # Index dedup cannot bear ids outside of their tables. The owners note them, and the step runs plainly.
             # Behind managed collision any id may come: maps give it a row of the table.
-            strays = self.maps is None and self._has_strays(features)
+            strays = self.maps is None and has_strays(self.module, features)
             split = dist_input(self._asks, of_groups, context, features, as_they_are=strays)
         elif on_host is None:
             split = dist_input(self._asks, of_groups, context, features)
@@ -113,17 +114,6 @@ class TorchRecBinding(Binding):
             split = dist_input(self._asks, [pass_by] * len(of_groups), context, features)
         asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], asked
-
-    def _has_strays(self, features: KeyedJaggedTensor) -> bool:
-        """Whether an id is outside of its table: such as of features that were looked for in the wrong place."""
-        shardings = (sharding for _, _, sharding in structure.groups(self.name, self.module))
-        tables = (table for sharding in shardings for of_rank in structure.tables(sharding) for table in of_rank)
-        rows = {feature: table.num_embeddings for table in tables for feature in table.feature_names}
-        of_keys = features.values().split(features.length_per_key())
-        return any(
-            len(ids) > 0 and key in rows and (int(ids.min()) < 0 or int(ids.max()) >= rows[key])
-            for key, ids in zip(features.keys(), of_keys, strict=True)
-        )
 
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
         if features.stride() == 0:
@@ -141,7 +131,7 @@ class TorchRecBinding(Binding):
     def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
         """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
         off."""
-        one = _one_sample_without_ids(features)
+        one = one_sample_without_ids(features)
         context = self.module.create_context()
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
@@ -172,7 +162,7 @@ class TorchRecBinding(Binding):
             return [Asked(self.name, *asked(self._rows, features), None)]
         return [
             Asked(part, *asked_of_group(self.module, sharding, features), self.plainly.get(part))
-            for part, _, sharding in structure.groups(self.name, self.module)
+            for part, _, sharding in sharded.groups(self.name, self.module)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
@@ -194,18 +184,6 @@ class TorchRecBinding(Binding):
                 return wait()
 
         output._wait_impl = guarded
-
-
-def _one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """In the place of features without a sample."""
-    keys, weights = features.keys(), features.weights_or_none()
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=features.values().new_empty(0),
-        lengths=torch.zeros(len(keys), dtype=torch.int32, device=features.device()),
-        weights=None if weights is None else weights.new_empty(0),
-        stride=1,
-    )
 
 
 def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
@@ -255,24 +233,3 @@ def _lengths_and_weights(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     weights = jagged.weights_or_none()
     return jagged.lengths()[start:end], None if weights is None else weights[rows]
-
-
-def asked(module: Any, features: Any) -> tuple[int, int]:
-    """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    ids = features.values().numel()
-    if isinstance(module, ShardedEmbeddingCollection):
-        return ids, 4 * ids * module._embedding_dim
-    return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
-
-
-def asked_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
-    """The same of one of its groups."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
-    ids = sum(lengths[name] for name in set(sharding.feature_names()))
-    if structure.is_pooled(module):  # one vector a sample
-        return ids, 4 * features.stride() * sum(sharding.embedding_dims())
-    return ids, 4 * ids * module._embedding_dim

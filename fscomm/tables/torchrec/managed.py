@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.torchrec.binding import TorchRecBinding
 from fscomm.tables.torchrec.module_view import Keep, output_of_rows
-from fscomm.tables.torchrec.structure import HOST
+from fscomm.tables.torchrec.sharded import HOST
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.report.report import Managed
 from fscomm.tables.maps import UNKNOWN, Record
-from fscomm.tables.torchrec import structure
+from fscomm.tables.torchrec import sharded
 from fscomm.tables.torchrec.module_view import ModuleView
 
 try:
@@ -42,7 +42,7 @@ class MapsAhead:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._collection = module._managed_collision_collection
-        self._own = structure.maps(module)
+        self._own = sharded.maps(module)
         self._twins: dict[str, _Map] = {}
 
     @property

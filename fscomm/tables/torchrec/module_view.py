@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import NoWait
 
-from fscomm.tables.torchrec.structure import HOST
+from fscomm.tables.torchrec.sharded import HOST
 
 
 def dist_input(

@@ -8,7 +8,7 @@ from exact_model import batches, build, ids_of
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.tables.torchrec import torchrec_library
+from fscomm.tables.torchrec.bind import bind
 from fscomm.tables.torchrec.module_view import InputDist, dist_input
 
 ON_DEVICE = "_features_order_tensor", "_dim_per_key", "_kt_key_ordering", "_kjt_inverse_order"
@@ -19,7 +19,7 @@ def bound(size: int, name: str = "a") -> tuple[Any, Any]:
     config = CONFIGS["pooled mixed"]
     model, _ = build(config, size)
     ids = ids_of(batches(config, 0, size, 0, 1)[0], name)
-    return torchrec_library.bind(name, model.module.embeddings[name], size, {}), ids
+    return bind(name, model.module.embeddings[name], ranks_per_host=size), ids
 
 
 def asks_in_host_memory(rank: int, size: int) -> bool:

@@ -18,7 +18,7 @@ from clocks import Clocks, Moment
 from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 
 from fscomm import comm
-from fscomm.engine import engine, trial
+from fscomm.engine import engine
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
 from fscomm.exchange.id_exchange import LATE
@@ -26,6 +26,7 @@ from fscomm.exchange.operations import EXCLUSIVE
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
+from fscomm.verify import trial
 
 Row = tuple[int, int]  # table, id
 

@@ -1,7 +1,8 @@
-"""Small sharded modules that are made and thrown away: on them fscomm tries what it is about to do."""
+"""Small sharded modules for trials, one for each kind of module that fscomm serves."""
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,7 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.tables.sharding_library import Trial
-from fscomm.tables.torchrec import cpu_kernels, structure
+from fscomm.tables.torchrec import cpu_kernels, sharded
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
 RANKS = 2  # at most
@@ -31,17 +31,35 @@ TABLES = {"r": ("r0", "r1"), "t": ("t0",), "c": ("c0",)}  # row-, table- and col
 RATE = {"lr": 0.1}
 
 
-def trial(module: Any) -> Trial:
-    """Of what is done with `module`."""
-    if structure.is_managed(module):
-        kinds = {type(each) for each in structure.maps(module).values()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Of all modules of a kind.
+
+    Attributes:
+        kind: what the kind is called.
+        make: a small module on the CPU, sharded over the ranks of a process group. The same at every call; it sets the
+            seed of random numbers for what is done with it. Collective.
+        batches: the features of each step, on this rank of the group.
+        tensors: what the module's forward returned, as tensors.
+    """
+
+    kind: str
+    make: Callable[[Any], Any]
+    batches: Callable[[int], Sequence[Any]]
+    tensors: Callable[[Any], list[torch.Tensor]]
+
+
+def trial_of(module: Any) -> Trial:
+    """The trial that modules of the kind of `module` need."""
+    if sharded.is_managed(module):
+        kinds = {type(each) for each in sharded.maps(module).values()}
         return Trial(
             kind=f"managed collision by {' and '.join(sorted(kind.__name__ for kind in kinds))}",
             make=partial(_make_managed, kinds=kinds),
             batches=partial(_batches, ids=MANAGED_IDS),
             tensors=lambda output: _of_rows(output[0]),
         )
-    pooled = structure.is_pooled(module)
+    pooled = sharded.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, pooled=pooled),
@@ -58,7 +76,7 @@ def _make(group: Any, *, pooled: bool) -> Any:
     module = _bags() if pooled else _rows()
     sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
     apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-    return _sharded(module, ways, sharder, group)
+    return _shard(module, ways, sharder, group)
 
 
 def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
@@ -68,7 +86,7 @@ def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
     apply_optimizer_in_backward(RowWiseAdagrad, rows.parameters(), RATE)
     maps = {name: _map(kind_of[name]) for name in TABLES}
     module = ManagedCollisionEmbeddingCollection(rows, ManagedCollisionCollection(maps, rows.embedding_configs()))
-    made = _sharded(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
+    made = _shard(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
     cpu_kernels.install(made)
     return made
 
@@ -76,22 +94,22 @@ def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
 def _map(kind: Any) -> Any:
     """MCH evicts in every step. MPZCH would by the hour, and that is never over here."""
     if kind is MCHManagedCollisionModule:
-        return kind(ROWS, structure.HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=MANAGED_IDS)
-    return kind(ROWS, structure.HOST, total_num_buckets=RANKS, max_probe=3)
+        return kind(ROWS, sharded.HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=MANAGED_IDS)
+    return kind(ROWS, sharded.HOST, total_num_buckets=RANKS, max_probe=3)
 
 
-def _sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
+def _shard(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
     size = group.size()
     plan = construct_module_sharding_plan(
         module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
     )
     env = ShardingEnv.from_local(size, group.rank())
     env.process_group = group  # from_process_group makes more groups, and that on some ranks of the job only
-    return sharder.shard(module, plan, env, structure.HOST)
+    return sharder.shard(module, plan, env, sharded.HOST)
 
 
 def _rows() -> EmbeddingCollection:
-    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=structure.HOST)
+    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=sharded.HOST)
 
 
 def _bags() -> EmbeddingBagCollection:
@@ -99,7 +117,7 @@ def _bags() -> EmbeddingBagCollection:
         EmbeddingBagConfig(pooling=PoolingType.MEAN if table["name"] == "r" else PoolingType.SUM, **table)
         for table in _tables()
     ]
-    return EmbeddingBagCollection(tables=tables, device=structure.HOST)
+    return EmbeddingBagCollection(tables=tables, device=sharded.HOST)
 
 
 def _tables() -> list[dict[str, Any]]:

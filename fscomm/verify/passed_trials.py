@@ -1,0 +1,80 @@
+"""Which kinds of modules passed their trial on the installed versions, kept on disk beside the compiled kernels.
+
+A file that is missing, damaged, or of other versions says nothing: then there is a trial. Failed trials are not kept,
+as what made them fail may be repaired without another version.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fscomm.plan.hash_tables import checksum
+
+FILE = "fscomm_passed_trials.json"
+_VERSIONS = ("torch", "torchrec", "fbgemm_gpu", "numba", "numpy")
+
+
+def passed(setting: Mapping[str, Any]) -> set[str]:
+    """Kinds of modules. setting: in which a trial was made, beside the versions."""
+    return set(_kept().get(_key(setting), ()))
+
+
+def add(kinds: Sequence[str], setting: Mapping[str, Any]) -> None:
+    """Keep `kinds`, where the file can be written. Of processes that write at once the last one wins."""
+    if not kinds:
+        return
+    kept = _kept()
+    kept[_key(setting)] = sorted({*kept.get(_key(setting), ()), *kinds})
+    with contextlib.suppress(OSError):
+        path = _path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may read meanwhile: it gets the old file or the new one, and never a part.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump({"versions": versions(), "passed": kept}, file)
+        os.replace(file.name, path)
+
+
+def _kept() -> dict[str, list[str]]:
+    """By setting, the kinds that the file names for the installed versions."""
+    try:
+        kept = json.loads(_path().read_text())
+        if kept["versions"] != versions():
+            return {}
+        return {str(setting): [str(kind) for kind in kinds] for setting, kinds in kept["passed"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def versions() -> dict[str, str]:
+    """Of what a trial depends on; fscomm's own is the hash of its sources."""
+    found = {name: sys.modules[name].__version__ for name in _VERSIONS}
+    return found | {"python": platform.python_version(), "machine": platform.machine(), "fscomm": _own_sources()}
+
+
+@functools.cache
+def _own_sources() -> str:
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(setting: Mapping[str, Any]) -> str:
+    return json.dumps(dict(setting), sort_keys=True)
+
+
+def _path() -> Path:
+    """Raises OSError where numba finds no folder to keep compiled kernels in."""
+    folder = checksum.stats.cache_path
+    if folder is None:
+        raise FileNotFoundError("no folder for compiled kernels")
+    return Path(folder) / FILE
