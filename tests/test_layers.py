@@ -145,37 +145,48 @@ IN_ORDER = {
 }
 
 
-# Folders of fsdata beside its core, and what each may import beside it.
-EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "balance": (),
-    "embedding": ("balance",),
-    "growing": ("tables",),
-    "histories": (),
-    "lake": (),
-    "pages": (),
-    "remote": (),
-    "setup": ("histories", "tables"),
-    "tables": (),
-    "tensors": ("balance",),
-    "views": (),
+# Folders beside the core of a package, and which others each may import.
+EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "fsdata": {
+        "balance": (),
+        "embedding": ("balance",),
+        "growing": ("tables",),
+        "histories": (),
+        "lake": (),
+        "pages": (),
+        "remote": (),
+        "setup": ("histories", "tables"),
+        "tables": (),
+        "tensors": ("balance",),
+        "views": (),
+    },
+    "fscomm": {
+        "codecs": (),
+        "verify": (),
+    },
 }
-# Names of users, and what puts extensions to work, in functions only.
-NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
+# Files that compose extensions, in functions only; and `__init__.py`, which has names of users.
+COMPOSES = {
+    "fsdata": {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"},
+    "fscomm": {"__init__.py", "engine/agreement.py"},
+}
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
-def test_an_extension_is_imported_by_those_that_say_so(extension):
-    root = PACKAGES["fsdata"]
-    allowed = {extension, *(other for other, imported in EXTENSIONS.items() if extension in imported)}
-    name = f"fsdata.{extension}"
+@pytest.mark.parametrize(
+    ("package", "extension"), [(package, extension) for package, each in EXTENSIONS.items() for extension in each]
+)
+def test_an_extension_is_imported_by_those_that_say_so(package, extension):
+    root, extensions = PACKAGES[package], EXTENSIONS[package]
+    allowed = {extension, *(other for other, imported in extensions.items() if extension in imported)}
+    name = f"{package}.{extension}"
     found = {
         path.relative_to(root).as_posix()
-        for path in files("fsdata")
+        for path in files(package)
         if any(each == name or each.startswith(f"{name}.") for each in imports(path))
     }
-    found = {each for each in found if each.split("/")[0] not in allowed} - NAMES_ALL
+    found = {each for each in found if each.split("/")[0] not in allowed} - COMPOSES[package]
     assert found == set()
-    for path in files("fsdata", "compose"):
+    for path in (root / each for each in COMPOSES[package] - {"__init__.py"}):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
 
 
@@ -185,18 +196,18 @@ def names_of_extensions() -> set[str]:
 
     given = {f"fsdata.{name}": where for name, where in _WHERE.items()}
     given |= {f"fsdata.nodes.{name}": where for name, where in nodes._OF_EXTENSIONS.items()}
-    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS}
+    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS["fsdata"]}
 
 
 def test_tests_of_the_core_use_no_extension():
     """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
-    assert set(without.EXTENSIONS) == set(EXTENSIONS)
+    assert set(without.EXTENSIONS) == set(EXTENSIONS["fsdata"])
     beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
     found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
     found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]
     for path in found:  # grows
         found += [beside[name] for name in sorted(imports(path) & beside.keys()) if beside[name] not in found]
-    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS), *sorted(names_of_extensions()))
+    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS["fsdata"]), *sorted(names_of_extensions()))
     assert violations(found, forbidden=forbidden) == []
 
 
@@ -211,9 +222,9 @@ def test_no_file_imports_itself_by_way_of_others(package):
 @pytest.mark.parametrize("package", IN_ORDER)
 def test_parts_import_in_one_direction(package):
     before: set[str] = set()
+    beside = set(EXTENSIONS.get(package, ()))
     for level in IN_ORDER[package]:
         for part in level:
-            beside = set(EXTENSIONS) if package == "fsdata" else set()
             allowed = tuple(f"{package}.{name}" for name in before | beside | {part})
             paths = files(package, part) or [PACKAGES[package] / f"{part}.py"]
             assert violations(paths, forbidden=(package,), allowed=allowed) == []
@@ -226,12 +237,17 @@ def test_cost_models_know_only_arrays():
     assert violations([ROOT / "fsdata/balance/cost.py"], forbidden=(*OURS, "torch"), allowed=("fsdata.options",)) == []
 
 
-@pytest.mark.parametrize(("package", "where"), [("fsdata", "batch/torchrec_binding.py"), ("fscomm", "tables/torchrec")])
-def test_torchrec_is_imported_in_one_place(package, where):
+@pytest.mark.parametrize(
+    ("package", "places"),
+    [("fsdata", ("batch/torchrec_binding.py",)), ("fscomm", ("tables/torchrec", *EXTENSIONS["fscomm"]))],
+)
+def test_torchrec_is_imported_in_one_place(package, places):
+    """And by extensions of fscomm."""
     theirs = {"torchrec", "fbgemm_gpu"}
     inside = [path for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
     assert inside
-    assert [path for path in inside if not path.is_relative_to(PACKAGES[package] / where)] == []
+    allowed = [PACKAGES[package] / each for each in places]
+    assert [path for path in inside if not any(map(path.is_relative_to, allowed))] == []
 
 
 def test_fscomm_does_not_import_fsmeter():

@@ -76,7 +76,7 @@ def agree_on_modules(
         from fscomm.tables.torchrec.features import asked, features_problem, make_features
         from fscomm.tables.torchrec.requirements import MakeCodecs
         from fscomm.tables.torchrec.requirements import problems as problems_here
-        from fscomm.tables.torchrec.sharded import gloo_groups, is_quantised, is_sharded, parts
+        from fscomm.tables.torchrec.sharded import gloo_groups, is_managed, is_quantised, is_sharded, parts
     except (ImportError, AttributeError) as error:
         lacks = f"torchrec {torchrec_version()} has not what this fscomm needs: {error}"
         agreed = _agree_to_run_plainly(model, features, lacks, same, meeting)
@@ -96,7 +96,12 @@ def agree_on_modules(
             from fscomm.codecs.quantised import quantised_codecs
 
             make_codecs = quantised_codecs
-        here = problems_here(found, context, calls=calls, make_codecs=make_codecs)
+        problem_of_maps: Callable[[Any, int], str | None] = lambda module, calls: None  # noqa: E731
+        if any(map(is_managed, found.values())):
+            from fscomm.tables.torchrec import managed_requirements
+
+            problem_of_maps = managed_requirements.problem_of_maps
+        here = problems_here(found, context, calls=calls, make_codecs=make_codecs, problem_of_maps=problem_of_maps)
         same |= {"modules": ", ".join(found)} | {name: sys.modules[name].__version__ for name in _VERSIONS}
         said = [json.loads(of_rank) for of_rank in all_ranks.agree(same, tell=json.dumps(here))]
     parts_of = {name: parts(name, module) for name, module in found.items()}

@@ -8,10 +8,9 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import platform
+import secrets
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,12 @@ def add(kinds: Sequence[str], setting: Mapping[str, Any]) -> None:
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
         # Another process may read meanwhile: it gets the old file or the new one, and never a part.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump({"versions": versions(), "passed": kept}, file)
-        os.replace(file.name, path)
+        half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            half.write_text(json.dumps({"versions": versions(), "passed": kept}))
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
 
 
 def _kept() -> dict[str, list[str]]:

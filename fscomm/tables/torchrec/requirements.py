@@ -204,16 +204,24 @@ def replaced_forward(module: Any) -> str | None:
     return None
 
 
-def problems(found: Mapping[str, Any], context: RankContext, *, calls: int, make_codecs: MakeCodecs) -> dict[str, str]:
-    """Why modules, or groups of them, cannot be served, as far as this rank can see. calls: in a step, at most."""
+def problems(
+    found: Mapping[str, Any],
+    context: RankContext,
+    *,
+    calls: int,
+    make_codecs: MakeCodecs,
+    problem_of_maps: Callable[[Any, int], str | None],
+) -> dict[str, str]:
+    """Why modules, or groups of them, cannot be served, as far as this rank can see.
+
+    calls: in a step, at most. problem_of_maps: of a module behind managed collision that is called so often.
+    """
     said: dict[str, str] = {}
     served: list[str] = []
     for name, module in found.items():
         rows = sharded.rows_of(module)
         why = _problem_of_module(rows, context)
         if why is None and rows is not module:
-            from fscomm.tables.torchrec.managed_requirements import problem_of_maps
-
             why = problem_of_maps(module, calls) or replaced_forward(module)
         of_groups = {} if why else group_problems(name, module, make_codecs)
         if of_groups and rows is not module:
@@ -283,8 +291,8 @@ def _problem_of_group(module: Any, kind: str, sharding: Any, make_codecs: MakeCo
     if why := _problem_of_input_dist(sharding):
         return why
     columns, given_out = sharded.row_columns(module, kind, sharding), sharded.output_dtype(sharding)
-    if isinstance(why := make_codecs(module, kind, given_out, columns), str):
-        return why
+    if isinstance(codecs := make_codecs(module, kind, given_out, columns), str):
+        return codecs
     names = {table.name for table in sharded.all_tables(sharding)}
     for name, planned in module.module_sharding_plan.items():
         if name in names and planned.compute_kernel != "fused":
