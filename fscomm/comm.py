@@ -401,7 +401,7 @@ def _served_parts(parts: Sequence[int], why: str | None, *, strict: bool) -> Num
 
 def _count_plain(recorder: Recorder, agreed: Agreed, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled() and inputs:
-        recorder.forward(name, *agreed.asked(module, inputs[0]), why)
+        recorder.forward(name, *agreed.forward_size(module, inputs[0]), why)
 
 
 __all__ = ["Comm", "enable"]

@@ -273,7 +273,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/torchrec/binding.py",
-        before="one = _one_sample_without_ids(features)\n            dist_input(",
+        before="one = one_sample_without_ids(features)\n            dist_input(",
         after="one = features\n            dist_input(",
         tests=("tests/comm/engine/test_binding.py",),
         why="on a GPU the first batch is read before its copy is complete: an error about memory, now and then",

@@ -36,17 +36,17 @@ class Agreed:
     """The same on every rank.
 
     Attributes:
-        found: the sharded modules by name. problems: why some of them, or parts of them, run plainly.
+        found: the sharded modules by name. problems: why some of them, or groups of them, run plainly.
         modules: [M] what is served; a module that may be called several times stands there once for each call.
         finder: finds their features in a batch.
-        asked: how many ids a forward of a sharded module looks up, and the bytes of the embeddings that it gives.
+        forward_size: (ids that a forward of a sharded module looks up, bytes of the embeddings that it returns).
     """
 
     found: dict[str, Any]
     problems: dict[str, str]
     modules: list[Binding]
     finder: FeatureFinder
-    asked: Callable[[Any, Any], tuple[int, int]] = lambda module, features: (0, 0)
+    forward_size: Callable[[Any, Any], tuple[int, int]] = lambda module, features: (0, 0)
 
 
 def agree_on_modules(
@@ -73,10 +73,10 @@ def agree_on_modules(
     same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
     try:
         from fscomm.tables.torchrec.bind import bind, unquantised
-        from fscomm.tables.torchrec.features import asked, features_problem, make_features
+        from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
         from fscomm.tables.torchrec.requirements import MakeCodecs
         from fscomm.tables.torchrec.requirements import problems as problems_here
-        from fscomm.tables.torchrec.sharded import gloo_groups, is_managed, is_quantised, is_sharded, parts
+        from fscomm.tables.torchrec.sharded import gloo_groups, group_names, is_managed, is_quantised, is_sharded
     except (ImportError, AttributeError) as error:
         lacks = f"torchrec {torchrec_version()} has not what this fscomm needs: {error}"
         agreed = _agree_to_run_plainly(model, features, lacks, same, meeting)
@@ -104,8 +104,8 @@ def agree_on_modules(
         here = problems_here(found, context, calls=calls, make_codecs=make_codecs, problem_of_maps=problem_of_maps)
         same |= {"modules": ", ".join(found)} | {name: sys.modules[name].__version__ for name in _VERSIONS}
         said = [json.loads(of_rank) for of_rank in all_ranks.agree(same, tell=json.dumps(here))]
-    parts_of = {name: parts(name, module) for name, module in found.items()}
-    problems = _in_whole(_of_all_ranks(said), parts_of)
+    groups = {name: group_names(name, module) for name, module in found.items()}
+    problems = _in_whole(_of_all_ranks(said), groups)
 
     if _is_installed("verify"):
         from fscomm.verify import trial
@@ -118,7 +118,7 @@ def agree_on_modules(
             adding |= {} if name in problems else gloo_groups(name, module, problems)
         here = unknown_orders(adding, timeout_s=timeout_s)
         said = [json.loads(of_rank) for of_rank in all_ranks.agree({}, tell=json.dumps(here))]
-    problems = _in_whole(problems | _of_all_ranks(said), parts_of)
+    problems = _in_whole(problems | _of_all_ranks(said), groups)
 
     note_fallbacks(recorder, problems, strict=strict)
     with meeting() as all_ranks:
@@ -135,7 +135,7 @@ def agree_on_modules(
             make=make_features,
         )
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-    return Agreed(found=found, problems=problems, modules=modules, finder=finder, asked=asked)
+    return Agreed(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
 
 
 def note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
@@ -204,13 +204,13 @@ def _of_all_ranks(problems: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return merged
 
 
-def _in_whole(problems: Mapping[str, str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The same problems, but a module none of whose `parts` can be served is named itself, in place of these."""
+def _in_whole(problems: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The same problems, but a module none of whose sharding `groups` can be served is named in place of these."""
     merged = dict(problems)
-    for name, of_module in parts.items():
-        reasons = {part: merged[part] for part in of_module if part in merged}
+    for name, of_module in groups.items():
+        reasons = {group: merged[group] for group in of_module if group in merged}
         if reasons and (name in merged or len(reasons) == len(of_module)):
-            merged = {part: why for part, why in merged.items() if part not in reasons}
+            merged = {each: why for each, why in merged.items() if each not in reasons}
             merged.setdefault(name, "; ".join(dict.fromkeys(reasons.values())))
     return merged
 

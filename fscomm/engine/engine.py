@@ -584,8 +584,8 @@ class Engine(Listener):
     def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
         """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
         if call.training and not call.inside_backward:
-            for asked in self.modules[m].asked(features):
-                self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
+            for size in self.modules[m].forward_sizes(features):
+                self._recorder.forward(size.name, size.ids, size.nbytes, size.plainly or why)
 
 
 def _is_alive(thread: int | None) -> bool:

@@ -27,13 +27,16 @@ class MakePart(NamedTuple):
     make: Callable[[list[torch.Tensor]], Any]
 
 
-class Asked(NamedTuple):
-    """By a forward of a module: of all its tables, or of a part of them."""
+class ForwardSize(NamedTuple):
+    """What one forward looks up in all tables of a module, or in those of one sharding group.
 
-    part: str
+    name: of the module or the group. nbytes: of the embeddings that it returns. plainly: why the group runs plainly.
+    """
+
+    name: str
     ids: int
-    nbytes: int  # of the embeddings that are given for them
-    plainly: str | None  # why the part is not served
+    nbytes: int
+    plainly: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,8 +120,8 @@ class Binding(ABC):
         they end, what makes the output of the part from these tensors, cut or other ones in their place."""
 
     @abstractmethod
-    def asked(self, features: Any) -> list[Asked]:
-        """What a forward looks up."""
+    def forward_sizes(self, features: Any) -> list[ForwardSize]:
+        """What a forward looks up; by sharding group where some of them run plainly."""
 
     @abstractmethod
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.plan.group_plan import compile_kernels
 from fscomm.plan.routes import Part, Request, request
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.tables.binding import Asked, Binding
+from fscomm.tables.binding import Binding, ForwardSize
 from fscomm.tables.group_tables import as_they_are
 
 HOST = torch.device("cpu")
@@ -167,8 +167,8 @@ class RowsBinding(Binding):
     def cut(self, output: Any, ends: Sequence[int]) -> Any:
         raise AssertionError("no block in parts is entered")
 
-    def asked(self, features: Ids) -> list[Asked]:
-        return [Asked(self.name, *asked(self.module, features), None)]
+    def forward_sizes(self, features: Ids) -> list[ForwardSize]:
+        return [ForwardSize(self.name, *forward_size(self.module, features), None)]
 
     def on_gradient(self, output: torch.Tensor, then: Callable[[], None]) -> None:
         if output.requires_grad:
@@ -206,7 +206,7 @@ def make_ids(
     return Ids(keys, values, lengths, stride)
 
 
-def asked(module: ShardedRows, features: Ids) -> tuple[int, int]:
+def forward_size(module: ShardedRows, features: Ids) -> tuple[int, int]:
     number = len(features.values())
     return number, 4 * number * module.dim
 
@@ -217,7 +217,7 @@ def all_served(model: nn.Module, calls: int) -> Agreed:
     found = {name: each for name, each in model.named_modules() if isinstance(each, ShardedRows)}
     modules: list[Binding] = [bind(name, module) for name, module in found.items() for _ in range(calls)]
     finder = FeatureFinder([module.name for module in modules], {}, problem=lambda _: None, make=make_ids)
-    return Agreed(found=found, problems={}, modules=modules, finder=finder, asked=asked)
+    return Agreed(found=found, problems={}, modules=modules, finder=finder, forward_size=forward_size)
 
 
 @contextlib.contextmanager

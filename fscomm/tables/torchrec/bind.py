@@ -43,7 +43,7 @@ def bind(
         plain=module.forward,
         numbers=[],
         input_dists=[],
-        plainly={part: plainly[part] for part in sharded.parts(name, module) if part in plainly},
+        plainly={part: plainly[part] for part in sharded.group_names(name, module) if part in plainly},
         maps=MapsAhead(module) if sharded.is_managed(module) else None,
     )
     for number, (part, sharding_type, sharding) in enumerate(sharded.groups(name, module)):

@@ -14,9 +14,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from fscomm.plan import bags, routes
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.tables.binding import Asked, Binding, MakePart
+from fscomm.tables.binding import Binding, ForwardSize, MakePart
 from fscomm.tables.torchrec import sharded
-from fscomm.tables.torchrec.features import asked, asked_of_group, has_strays, one_sample_without_ids
+from fscomm.tables.torchrec.features import forward_size, forward_size_of_group, has_strays, one_sample_without_ids
 from fscomm.tables.torchrec.module_view import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
 
@@ -157,12 +157,12 @@ class TorchRecBinding(Binding):
             parts.append(MakePart(rows, partial(_by_key, of_part)))
         return [jagged.values() for jagged in given.values()], parts
 
-    def asked(self, features: Any) -> list[Asked]:
+    def forward_sizes(self, features: Any) -> list[ForwardSize]:
         if not self.in_part:
-            return [Asked(self.name, *asked(self._rows, features), None)]
+            return [ForwardSize(self.name, *forward_size(self._rows, features), None)]
         return [
-            Asked(part, *asked_of_group(self.module, sharding, features), self.plainly.get(part))
-            for part, _, sharding in sharded.groups(self.name, self.module)
+            ForwardSize(group, *forward_size_of_group(self.module, sharding, features), self.plainly.get(group))
+            for group, _, sharding in sharded.groups(self.name, self.module)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

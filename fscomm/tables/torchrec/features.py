@@ -54,7 +54,7 @@ def has_strays(module: Any, features: KeyedJaggedTensor) -> bool:
     )
 
 
-def asked(module: Any, features: Any) -> tuple[int, int]:
+def forward_size(module: Any, features: Any) -> tuple[int, int]:
     """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
     if not isinstance(features, KeyedJaggedTensor):
         return 0, 0
@@ -64,7 +64,7 @@ def asked(module: Any, features: Any) -> tuple[int, int]:
     return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
 
 
-def asked_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
+def forward_size_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
     """The same of one of its groups."""
     if not isinstance(features, KeyedJaggedTensor):
         return 0, 0

@@ -226,7 +226,7 @@ def problems(
         of_groups = {} if why else group_problems(name, module, make_codecs)
         if of_groups and rows is not module:
             why = "; ".join(dict.fromkeys(of_groups.values()))
-        if why is None and len(of_groups) == len(sharded.parts(name, module)):
+        if why is None and len(of_groups) == len(sharded.group_names(name, module)):
             said |= of_groups
             continue
         device = sharded.where(module)

@@ -14,8 +14,8 @@ from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCo
 from torchrec.distributed.types import ShardedModule
 
 HOST = torch.device("cpu")
-OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, lies on the ranks of one host
-IN_PARTS = ("row_wise", *OF_HOSTS)  # vectors of pooled tables are added up from parts that several ranks have
+OF_HOSTS = ("table_row_wise", "grid_shard")  # a table, or some of its columns, is on the ranks of one host
+IN_PARTS = ("row_wise", *OF_HOSTS)  # several ranks have parts of a vector of a pooled table: these are added up
 
 
 def is_sharded(module: Any) -> bool:
@@ -32,7 +32,7 @@ def is_managed(module: Any) -> bool:
 
 
 def maps(module: Any) -> Mapping[str, Any]:
-    """Of the tables of this rank behind managed collision."""
+    """The maps of the tables of this rank behind managed collision, by table."""
     found: Mapping[str, Any] = module._managed_collision_collection._managed_collision_modules
     return found
 
@@ -52,13 +52,13 @@ def is_quantised(module: Any) -> bool:
 
 
 def where(module: Any) -> torch.device:
-    """The device of its tables on this rank."""
+    """The device of the module's tables on this rank."""
     return module._device or HOST
 
 
 def groups(name: str, module: Any) -> list[tuple[str, str, Any]]:
-    """(what it is called, sharding type, TorchRec's sharding) of each group of the tables of the module of this name;
-    none where there are no such groups."""
+    """(name, sharding type, TorchRec's sharding) of each sharding group of the module of this name; none where there
+    are no such groups."""
     module = rows_of(module)
     found = getattr(module, "_sharding_type_to_sharding", {}).items()
     if is_pooled(module):
@@ -67,13 +67,12 @@ def groups(name: str, module: Any) -> list[tuple[str, str, Any]]:
     return [(f"{name} ({kind})", kind, sharding) for kind, sharding in found]
 
 
-def parts(name: str, module: Any) -> list[str]:
-    """What the groups of the module of this name are called."""
-    return [part for part, _, _ in groups(name, module)]
+def group_names(name: str, module: Any) -> list[str]:
+    return [group for group, _, _ in groups(name, module)]
 
 
 def configs(sharding: Any) -> list[Any]:
-    """Of all ranks; each is of the tables of a group that have one kernel on a rank."""
+    """The configurations of a group on all ranks; each describes the tables of one kernel on one rank."""
     return [config for of_rank in sharding._grouped_embedding_configs_per_rank for config in of_rank]
 
 
@@ -89,7 +88,7 @@ def tables_of_kernels(sharding: Any, rank: int) -> tuple[int, ...]:
 
 
 def all_tables(sharding: Any) -> list[Any]:
-    """The same of all ranks, one after the other."""
+    """The shards of tables on all ranks, one rank after the other."""
     return [table for of_rank in tables(sharding) for table in of_rank]
 
 
@@ -99,7 +98,8 @@ def runs(sharding: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def row_columns(module: Any, kind: str, sharding: Any) -> int:
-    """Of the rows of a group; of pooled tables the most that divides the columns of all of them."""
+    """The columns of a row of the group. Pooled tables of a group may have vectors of different widths: there it is
+    their greatest common divisor, and a vector is several strips of so many columns."""
     if is_pooled(module):
         return math.gcd(*(table.local_cols for table in all_tables(sharding)))
     columns: int = rows_of(module)._embedding_dim_for_sharding_type(kind)
@@ -107,7 +107,7 @@ def row_columns(module: Any, kind: str, sharding: Any) -> int:
 
 
 def output_dtype(sharding: Any) -> torch.dtype:
-    """Of the rows that a group gives out."""
+    """The dtype of the rows that a group returns."""
     given = {(config.fused_params or {}).get("output_dtype") or SparseType.FP32 for config in configs(sharding)}
     return given.pop().as_dtype() if given else torch.float32
 
@@ -118,7 +118,7 @@ def kernels(lookup: Any) -> list[Any]:
 
 
 def owners(module: Any, kind: str, sharding: Any) -> Any:
-    """The process group of the ranks among which a vector of pooled tables lies in parts; None: it lies whole."""
+    """The process group of the ranks that have parts of a vector of pooled tables; None: one rank has all of it."""
     if not is_pooled(module) or kind not in IN_PARTS:
         return None
     return sharding._intra_pg if kind in OF_HOSTS else module._env.process_group

@@ -129,7 +129,7 @@ class Module(Binding):
         parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         return [output], [MakePart([part], lambda tensors: tensors[0]) for part in parts]
 
-    def asked(self, features: Any) -> list[Any]:
+    def forward_sizes(self, features: Any) -> list[Any]:
         return []
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
