@@ -500,7 +500,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/lookups.py",
-        before="            again = options | {name: came[i] for name, i in given.items()}",
+        before="            again = options | {name: unpacked[i] for name, i in given.items()}",
         after="            again = options",
         tests=MANAGED,
         why="under activation checkpointing rows are updated that the second forward has mapped to others",

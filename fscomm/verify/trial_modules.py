@@ -69,14 +69,14 @@ def trial_of(module: Any) -> Trial:
 
 
 def _make(group: Any, *, pooled: bool) -> Any:
-    """The same at every call."""
+    """Tables of every kind of sharding, on the last rank where they are not on all."""
     torch.manual_seed(0)
     last = group.size() - 1
-    ways = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
+    shardings = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
     module = _bags() if pooled else _rows()
     sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
     apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-    return _shard(module, ways, sharder, group)
+    return _shard(module, shardings, sharder, group)
 
 
 def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
@@ -92,16 +92,16 @@ def _make_managed(group: Any, *, kinds: Collection[type]) -> Any:
 
 
 def _map(kind: Any) -> Any:
-    """MCH evicts in every step. MPZCH would by the hour, and that is never over here."""
+    """MCH that evicts in every step. MPZCH evicts by the hour only, so a trial sees none of that."""
     if kind is MCHManagedCollisionModule:
         return kind(ROWS, sharded.HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=MANAGED_IDS)
     return kind(ROWS, sharded.HOST, total_num_buckets=RANKS, max_probe=3)
 
 
-def _shard(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
+def _shard(module: Any, shardings: dict[str, Any], sharder: Any, group: Any) -> Any:
     size = group.size()
     plan = construct_module_sharding_plan(
-        module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
+        module, shardings, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
     )
     env = ShardingEnv.from_local(size, group.rank())
     env.process_group = group  # from_process_group makes more groups, and that on some ranks of the job only
@@ -128,7 +128,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def _batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
-    """Of which each has rows of the one before, and others."""
+    """Each has some rows of the one before: without shared rows a trial would not try the collision class."""
     numbers = torch.Generator().manual_seed(rank)
     made = []
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""A sharded module of TorchRec that is served, or some of its sharding groups."""
+"""The binding of a sharded module of TorchRec, of which all sharding groups are served, or some of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,8 +25,14 @@ keep_fx_notice_away()
 
 @dataclass(slots=True, kw_only=True)
 class TorchRecBinding(Binding):
-    """numbers: [G] of the served groups among those of the module. input_dists: [G] in host memory: they bucketize, and
-    keep what they would send. plainly: why the other groups run plainly, by what they are called."""
+    """See `Binding`.
+
+    Attributes:
+        numbers: [G] of the served groups among those of the module.
+        input_dists: [G] in host memory; they bucketize ids by owner, and send nothing.
+        plainly: why the other groups run plainly, by name.
+        input_dists_created: whether the module has its own input dists.
+    """
 
     numbers: list[int]
     input_dists: list[Callable[[Any], Any]]
@@ -39,12 +45,12 @@ class TorchRecBinding(Binding):
 
     @property
     def _rows(self) -> Any:
-        """TorchRec's collection that has the tables."""
+        """The collection that has the tables."""
         return sharded.rows_of(self.module)
 
     @property
     def _asks(self) -> Any:
-        """Whose input dists send the ids."""
+        """The module whose input dists send the ids."""
         return self.module
 
     @property
@@ -66,14 +72,15 @@ class TorchRecBinding(Binding):
         if not get_gradient_division():
             return ()
         owners = 1 if layout.pooling is None else layout.pooling.owners
-        # What is added up on hosts is divided twice, the last time on the host: the bits are not those of one division.
+        # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks.
+        # Each division rounds: one by the product would not be bitwise the same.
         return layout.world_size // owners, owners
 
     def proxy_targets(self, group: int) -> list[Any]:
         return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
     def create_input_dists(self, features: KeyedJaggedTensor) -> None:
-        if not self.input_dists_created:  # TorchRec makes the input dists when it sees the first features
+        if not self.input_dists_created:  # TorchRec creates the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
             # Only the keys matter, and the copy of the batch to the device may be incomplete, so its values and lengths
             # must not be read. Kernels such as that of index dedup need at least one sample.
@@ -92,9 +99,11 @@ class TorchRecBinding(Binding):
     def _prepare(
         self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None
     ) -> tuple[list[Any], list[routes.Part | bags.BagPart]]:
-        """Of one part the context of the module's forward, in which index dedup notes which unique id each id was, and
-        the KJT of each group of the module, as its forward splits them; and what each served group asks for. Unique ids
-        are those of the device: fbgemm has no such kernel for the host."""
+        """([context of the module's forward, KJT of each group], what each served group requests) of one part.
+
+        Index dedup notes in the context which unique id each id was. Unique ids are found on the device, as fbgemm has
+        no such kernel for the host.
+        """
         if features.stride() == 0:
             return [], [_asks_nothing(layout) for layout in self.layouts]
         context = self.module.create_context()
@@ -103,10 +112,10 @@ class TorchRecBinding(Binding):
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
         if sharded.dedups(self.module):
-            # Index dedup cannot bear ids outside of their tables. The owners note them, and the step runs plainly.
-            # Behind managed collision any id may come: maps give it a row of the table.
+            # Index dedup fails on ids outside of their tables. So they are sent without it: the owners find them, and
+            # the step runs plainly. Behind managed collision ids have any value: maps give them a row of the table.
             strays = self.maps is None and has_strays(self.module, features)
-            split = dist_input(self._asks, of_groups, context, features, as_they_are=strays)
+            split = dist_input(self._asks, of_groups, context, features, without_dedup=strays)
         elif on_host is None:
             split = dist_input(self._asks, of_groups, context, features)
         else:
@@ -129,8 +138,8 @@ class TorchRecBinding(Binding):
         return output(self._rows, context, split, of_groups)
 
     def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
-        """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
-        off."""
+        """The output for features without a sample, which TorchRec's forward does not accept: that for one sample
+        without ids, cut to no samples."""
         one = one_sample_without_ids(features)
         context = self.module.create_context()
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
@@ -187,7 +196,7 @@ class TorchRecBinding(Binding):
 
 
 def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
-    """What a part asks of the owners of a group; before the input dist is used again."""
+    """What a part requests of the owners of a group; to be read before the input dist is called again."""
     sent = dist.sent
     ids = sent.values().long()
     if not pooled:
@@ -202,7 +211,7 @@ def _asked(dist: InputDist, pooled: bool) -> routes.Part | bags.BagPart:
 
 
 def _asks_nothing(layout: GroupLayout) -> routes.Part | bags.BagPart:
-    """Of a part without a sample, which TorchRec does not take."""
+    """The request of a part without a sample, which TorchRec does not accept."""
     features = int(layout.features.sum())
     ids = torch.empty(0, dtype=torch.int64)
     if layout.pooling is None:

@@ -31,7 +31,7 @@ def make_features(
 
 
 def one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """In the place of features without a sample."""
+    """Of the same keys: TorchRec's methods accept it where they fail on features without a sample."""
     keys, weights = features.keys(), features.weights_or_none()
     return KeyedJaggedTensor(
         keys=keys,
@@ -43,7 +43,7 @@ def one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def has_strays(module: Any, features: KeyedJaggedTensor) -> bool:
-    """Whether an id is outside of its table: such as of features that were looked for in the wrong place."""
+    """Whether an id is outside of its table, as where features were found in the wrong place of a batch."""
     shardings = (sharding for _, _, sharding in sharded.groups("", module))
     tables = (table for sharding in shardings for table in sharded.all_tables(sharding))
     rows = {feature: table.num_embeddings for table in tables for feature in table.feature_names}
@@ -55,7 +55,7 @@ def has_strays(module: Any, features: KeyedJaggedTensor) -> bool:
 
 
 def forward_size(module: Any, features: Any) -> tuple[int, int]:
-    """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
+    """(ids that a forward of a module looks up, bytes of the embeddings that it returns)."""
     if not isinstance(features, KeyedJaggedTensor):
         return 0, 0
     ids = features.values().numel()
@@ -65,7 +65,7 @@ def forward_size(module: Any, features: Any) -> tuple[int, int]:
 
 
 def forward_size_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
-    """The same of one of its groups."""
+    """As `forward_size`, of one of its sharding groups."""
     if not isinstance(features, KeyedJaggedTensor):
         return 0, 0
     lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
