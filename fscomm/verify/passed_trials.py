@@ -15,7 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+
 from fscomm.plan.hash_tables import checksum
+from fscomm.tables.torchrec.managed_requirements import METHODS as METHODS_OF_MANAGED
+from fscomm.tables.torchrec.requirements import METHODS
 
 FILE = "fscomm_passed_trials.json"
 _VERSIONS = ("torch", "torchrec", "fbgemm_gpu", "numba", "numpy")
@@ -56,9 +60,26 @@ def _kept() -> dict[str, list[str]]:
 
 
 def versions() -> dict[str, str]:
-    """Of what a trial depends on; fscomm's own is the hash of its sources."""
+    """Of what a trial depends on. Of fscomm it is the hash of its sources, and of TorchRec also that of its methods."""
     found = {name: sys.modules[name].__version__ for name in _VERSIONS}
-    return found | {"python": platform.python_version(), "machine": platform.machine(), "fscomm": _own_sources()}
+    found |= {"python": platform.python_version(), "machine": platform.machine()}
+    return found | {"fscomm": _own_sources(), "methods": _methods()}
+
+
+def _methods() -> str:
+    """A hash of where the code of those methods is from through which a served forward goes.
+
+    A version number does not tell a checkout of TorchRec from a release, nor methods that the program has replaced by
+    others. So both get a trial of their own.
+    """
+    digest = hashlib.sha256()
+    for kind, names in (METHODS | METHODS_OF_MANAGED | {SplitTableBatchedEmbeddingBagsCodegen: ("forward",)}).items():
+        for name in names:
+            code = getattr(getattr(kind, name, None), "__code__", None)
+            file = Path(code.co_filename) if code is not None else None
+            changed = file.stat().st_mtime_ns if file is not None and file.exists() else 0
+            digest.update(f"{kind} {name} {file} {code and code.co_firstlineno} {changed}\n".encode())
+    return digest.hexdigest()
 
 
 @functools.cache

@@ -26,13 +26,12 @@ from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.torchrec.bind import bind
 from fscomm.tables.torchrec.features import features_problem, make_features
 from fscomm.verify import passed_trials
-from fscomm.verify.trial_modules import Trial, trial_of
+from fscomm.verify.trial_modules import RANKS, Trial, trial_of
 from fsranks.errors import PeerError, describe
 from fsranks.meeting import Meeting
 from fsranks.network import hang_up
 from fsranks.rank_context import RankContext
 
-RANKS = 2  # that make the trials for all: all ranks have the same versions
 _HOST = torch.device("cpu")
 _LOST = "a trial lost the other rank"
 _results: dict[str, str | None] = {}  # of this process, by kind: what went wrong

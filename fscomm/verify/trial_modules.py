@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fscomm.tables.torchrec import cpu_kernels, sharded
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
-RANKS = 2  # at most
+RANKS = 2  # at most; they make the trials for all ranks, which have the same versions
 MANAGED_IDS = 60  # of fewer rows
 STEPS = 4
 FEATURES = ("r0", "r1", "t0", "c0")
