@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -14,21 +14,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fscomm.device import device_of
-from fscomm.engine.agreement import Features, agree_on_modules, note_fallbacks
+from fscomm.engine.agreement import Agreed, Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
-from fscomm.engine.stand_ins import ServedForward, take_over
+from fscomm.engine.hooks import install_hooks
 from fscomm.errors import NotServedError
 from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart
 from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
+from fscomm.plan.sharding_group import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
-from fscomm.tables.binding import Binding
-from fscomm.tables.sharding_library import MOST_CALLS, Library
-from fscomm.tables.torchrec.installed import installed
+from fscomm.tables.binding import MOST_CALLS, Binding
+from fscomm.tables.torchrec.installed import torchrec_version
 from fscomm.transports.opening import agree_on, split_name
-from fscomm.two_levels.plan import MOST_RANKS_PER_HOST
 from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
@@ -110,13 +109,11 @@ class enable:
                 f"parts={parts!r} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
                 f"ranks_per_host={ranks_per_host}"
             )
+        torchrec_version()  # raises where there is none
         self._enter = partial(
             Comm.enter,
-            installed(),
             model,
-            dict(features or {}),
-            calls,
-            ranks_per_host=ranks_per_host,
+            partial(agree_on_modules, model, dict(features or {}), calls=calls, ranks_per_host=ranks_per_host),
             transport=transport,
             strict=strict,
             parts=numbers,
@@ -163,12 +160,9 @@ class Comm:
     @classmethod
     def enter(
         cls,
-        library: Library,
         model: nn.Module,
-        features: Mapping[str, Features],
-        calls: int,
+        agree: Callable[..., Agreed],
         *,
-        ranks_per_host: int = 1,
         transport: str,
         strict: bool,
         parts: Sequence[int] = (),
@@ -176,7 +170,8 @@ class Comm:
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks.
 
-        parts: in which steps may be computed; none for whole steps.
+        agree: which modules of `model` are served (`agree_on_modules`). parts: in which steps may be computed; none for
+        whole steps.
         """
         context = resolve()
         if context.group is None:
@@ -185,12 +180,7 @@ class Comm:
             )
         recorder = Recorder(rank=context.rank)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
-        agreed = agree_on_modules(
-            library,
-            lambda: _sharded_modules(library, model),
-            features,
-            calls=calls,
-            ranks_per_host=ranks_per_host,
+        agreed = agree(
             transport=transport,
             strict=strict,
             context=context,
@@ -198,7 +188,7 @@ class Comm:
             meeting=meeting,
             timeout_s=timeout_s,
         )
-        found, problems, modules = agreed.found, agreed.problems, agreed.modules
+        problems, modules = agreed.problems, agreed.modules
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s) if modules else None
         unserved = {module.name: choice.line() for module in modules} if choice and choice.name is None else {}
         averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
@@ -211,7 +201,7 @@ class Comm:
         if choice is None or choice.name is None:
             note_fallbacks(recorder, unserved, strict=strict)
             listener = Listener() if numbers is None else InOnePart()
-            return cls(recorder, None, listener)._with_counts(library, found, problems | unserved)
+            return cls(recorder, None, listener)._with_counts(agreed, problems | unserved)
         travels = choice.name if transport == "auto" else transport
         device = device_of(modules[0].device)
         recorder.travels_by(travels, device.where)
@@ -231,10 +221,10 @@ class Comm:
             )
             comm = cls(recorder, engine, engine)
             failed.push(comm._give_up)
-            comm._undo.push(take_over(engine))
+            comm._undo.push(install_hooks(engine))
             all_ranks.agree({})
             failed.pop_all()
-        return comm._with_counts(library, found, problems)
+        return comm._with_counts(agreed, problems)
 
     def lookahead(
         self, loader: Iterable[T], device: torch.device | None = None, *, rng: Rng = "shared", early: bool = True
@@ -282,11 +272,11 @@ class Comm:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
         return None if self._newest_ahead is None else self._newest_ahead.unconsumed
 
-    def _with_counts(self, library: Library, found: Mapping[str, Any], unserved: Mapping[str, str]) -> "Comm":
+    def _with_counts(self, agreed: Agreed, unserved: Mapping[str, str]) -> "Comm":
         """Count the forwards of modules of which nothing is served."""
-        for name in found.keys() & unserved.keys():
-            count = partial(_count_plain, self._recorder, library, name, unserved[name])
-            counted = found[name].register_forward_pre_hook(count)
+        for name in agreed.found.keys() & unserved.keys():
+            count = partial(_count_plain, self._recorder, agreed, name, unserved[name])
+            counted = agreed.found[name].register_forward_pre_hook(count)
             self._undo.callback(counted.remove)
         return self
 
@@ -409,26 +399,9 @@ def _served_parts(parts: Sequence[int], why: str | None, *, strict: bool) -> Num
     return NumberOfParts([1])
 
 
-def _sharded_modules(library: Library, model: nn.Module) -> dict[str, Any]:
-    found = dict(library.sharded_modules(model))
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
-        )
-    for name, module in found.items():
-        forward = vars(module).get("forward")
-        if isinstance(forward, ServedForward):
-            if not forward.engine.over:
-                raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
-            del module.forward  # a pipeline kept it, and put it back after the block
-    return found
-
-
-def _count_plain(
-    recorder: Recorder, library: Library, name: str, why: str, module: Any, inputs: tuple[Any, ...]
-) -> None:
+def _count_plain(recorder: Recorder, agreed: Agreed, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled() and inputs:
-        recorder.forward(name, *library.asked(module, inputs[0]), why)
+        recorder.forward(name, *agreed.forward_size(module, inputs[0]), why)
 
 
 __all__ = ["Comm", "enable"]

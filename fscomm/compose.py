@@ -4,25 +4,30 @@ in a step."""
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
-from fscomm.bags.bag_plan import BagPlan
 from fscomm.plan.arrays import segments
 from fscomm.plan.group_plan import AskedIds, GroupPlan, OwnerReply
 from fscomm.plan.hash_tables import checksum
 from fscomm.plan.masks import pack_masks, unpack_masks
 from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import GroupLayout, Pooling
-from fscomm.two_levels.plan import TwoLevelPlan
 
 
 def group_plan(layout: GroupLayout) -> GroupPlan:
     if layout.pooling is not None:
+        from fscomm.bags.bag_plan import BagPlan
+
         return BagPlan(layout)
-    return TwoLevelPlan(layout) if layout.two_levels else RowPlan(layout)
+    if layout.two_levels:
+        from fscomm.two_levels.plan import TwoLevelPlan
+
+        return TwoLevelPlan(layout)
+    return RowPlan(layout)
 
 
 def compile_kernels() -> None:
@@ -44,10 +49,16 @@ def _steps() -> Iterator[tuple[GroupPlan, list[AskedIds]]]:
     layout = GroupLayout(
         module="", sharding="", rank=0, world_size=1, dim=1, dtype=torch.float32, runs=((1,),), rows=(1,)
     )
-    for plan in (RowPlan(layout), TwoLevelPlan(layout)):
-        yield plan, [row]
+    yield RowPlan(layout), [row]
     yield RowPlan(layout), [row, row._replace(from_wire=None)]
-    yield BagPlan(replace(layout, pooling=Pooling(strips=((1,),), owners=1, mean=False))), [bag]
+    if find_spec("fscomm.two_levels") is not None:
+        from fscomm.two_levels.plan import TwoLevelPlan
+
+        yield TwoLevelPlan(layout), [row]
+    if find_spec("fscomm.bags") is not None:
+        from fscomm.bags.bag_plan import BagPlan
+
+        yield BagPlan(replace(layout, pooling=Pooling(strips=((1,),), owners=1, mean=False))), [bag]
 
 
 def _plan(plan: GroupPlan, request: Any, parts: int) -> None:

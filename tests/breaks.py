@@ -273,13 +273,13 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/torchrec/binding.py",
-        before="one = _one_sample_without_ids(features)\n            dist_input(",
+        before="one = one_sample_without_ids(features)\n            dist_input(",
         after="one = features\n            dist_input(",
         tests=("tests/comm/engine/test_binding.py",),
         why="on a GPU the first batch is read before its copy is complete: an error about memory, now and then",
     ),
     Break(
-        file="fscomm/tables/torchrec/own_forward.py",
+        file="fscomm/tables/torchrec/module_view.py",
         before='changed["_has_mean_pooling_callback"] = False',
         after="pass",
         tests=("tests/comm/engine/test_binding.py",),
@@ -514,7 +514,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/lookups.py",
-        before="            again = options | {name: came[i] for name, i in given.items()}",
+        before="            again = options | {name: unpacked[i] for name, i in given.items()}",
         after="            again = options",
         tests=MANAGED,
         why="under activation checkpointing rows are updated that the second forward has mapped to others",

@@ -128,7 +128,6 @@ IN_ORDER = {
     ),
     "fscomm": (
         ("errors", "device", "plan"),
-        ("bags", "two_levels"),
         ("compose",),
         ("report",),
         ("transports", "loop"),
@@ -147,53 +146,52 @@ IN_ORDER = {
 }
 
 
-# Folders of fsdata beside its core, and what each may import beside it.
-EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "balance": (),
-    "embedding": ("balance",),
-    "growing": ("tables",),
-    "histories": (),
-    "lake": (),
-    "pages": (),
-    "remote": (),
-    "setup": ("histories", "tables"),
-    "tables": (),
-    "tensors": ("balance",),
-    "views": (),
+# Folders beside the core of a package, and which others each may import.
+EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "fsdata": {
+        "balance": (),
+        "embedding": ("balance",),
+        "growing": ("tables",),
+        "histories": (),
+        "lake": (),
+        "pages": (),
+        "remote": (),
+        "setup": ("histories", "tables"),
+        "tables": (),
+        "tensors": ("balance",),
+        "views": (),
+    },
+    "fscomm": {
+        "bags": (),
+        "codecs": (),
+        "managed": ("verify",),
+        "two_levels": (),
+        "verify": (),
+    },
 }
-# Those of fscomm, and the files that put each to work, in functions only.
-OF_FSCOMM = {
-    "managed": ("__init__.py", "comm.py", "tables/torchrec/servable.py", "tables/torchrec/torchrec_library.py"),
+# Files that compose extensions, in functions only; and `__init__.py`, which has names of users.
+COMPOSES = {
+    "fsdata": {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"},
+    "fscomm": {"__init__.py", "comm.py", "compose.py", "engine/agreement.py"},
 }
-BESIDE = {"fsdata": EXTENSIONS, "fscomm": OF_FSCOMM}
-# Names of users, and what puts extensions to work, in functions only.
-NAMES_ALL = {"__init__.py", "compose/batching.py", "compose/reading.py", "compose/stepping.py"}
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
-def test_an_extension_is_imported_by_those_that_say_so(extension):
-    root = PACKAGES["fsdata"]
-    allowed = {extension, *(other for other, imported in EXTENSIONS.items() if extension in imported)}
-    name = f"fsdata.{extension}"
+@pytest.mark.parametrize(
+    ("package", "extension"), [(package, extension) for package, each in EXTENSIONS.items() for extension in each]
+)
+def test_an_extension_is_imported_by_those_that_say_so(package, extension):
+    root, extensions = PACKAGES[package], EXTENSIONS[package]
+    allowed = {extension, *(other for other, imported in extensions.items() if extension in imported)}
+    name = f"{package}.{extension}"
     found = {
         path.relative_to(root).as_posix()
-        for path in files("fsdata")
+        for path in files(package)
         if any(each == name or each.startswith(f"{name}.") for each in imports(path))
     }
-    found = {each for each in found if each.split("/")[0] not in allowed} - NAMES_ALL
+    found = {each for each in found if each.split("/")[0] not in allowed} - COMPOSES[package]
     assert found == set()
-    for path in files("fsdata", "compose"):
+    for path in (root / each for each in COMPOSES[package] - {"__init__.py"}):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
-
-
-@pytest.mark.parametrize("extension", OF_FSCOMM)
-def test_an_extension_of_fscomm_is_imported_where_modules_are_bound(extension):
-    root, name = PACKAGES["fscomm"], f"fscomm.{extension}"
-    core = [path for path in files("fscomm") if not path.is_relative_to(root / extension)]
-    users = {path: {each for each in imports(path) if f"{each}.".startswith(f"{name}.")} for path in core}
-    found = {path.relative_to(root).as_posix() for path, used in users.items() if used}
-    assert found == set(OF_FSCOMM[extension])
-    assert [path for path, used in users.items() if not used <= imports_on_call(path)] == []
 
 
 def names_of_extensions() -> set[str]:
@@ -202,19 +200,19 @@ def names_of_extensions() -> set[str]:
 
     given = {f"fsdata.{name}": where for name, where in _WHERE.items()}
     given |= {f"fsdata.nodes.{name}": where for name, where in nodes._OF_EXTENSIONS.items()}
-    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS}
+    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS["fsdata"]}
 
 
 def test_tests_of_the_core_use_no_extension():
     """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
-    assert set(without.EXTENSIONS) == set(EXTENSIONS)
-    assert set(without.OF_FSCOMM) == set(OF_FSCOMM)
+    assert set(without.EXTENSIONS) == set(EXTENSIONS["fsdata"])
+    assert set(without.OF_FSCOMM) <= set(EXTENSIONS["fscomm"])
     beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
     found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
     found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]
     for path in found:  # grows
         found += [beside[name] for name in sorted(imports(path) & beside.keys()) if beside[name] not in found]
-    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS), *sorted(names_of_extensions()))
+    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS["fsdata"]), *sorted(names_of_extensions()))
     assert violations(found, forbidden=forbidden) == []
 
 
@@ -229,14 +227,15 @@ def test_no_file_imports_itself_by_way_of_others(package):
 @pytest.mark.parametrize("package", IN_ORDER)
 def test_parts_import_in_one_direction(package):
     before: set[str] = set()
+    beside = set(EXTENSIONS.get(package, ()))
     for level in IN_ORDER[package]:
         for part in level:
-            allowed = tuple(f"{package}.{name}" for name in {*before, *BESIDE.get(package, ()), part})
+            allowed = tuple(f"{package}.{name}" for name in before | beside | {part})
             paths = files(package, part) or [PACKAGES[package] / f"{part}.py"]
             assert violations(paths, forbidden=(package,), allowed=allowed) == []
         before |= set(level)
     entries = {entry.stem for entry in PACKAGES[package].iterdir() if entry.name not in ON_EVERY_LISTING}
-    assert {entry for entry in entries if not entry.startswith(".")} == before | set(BESIDE.get(package, ()))
+    assert {entry for entry in entries if not entry.startswith(".")} == before | beside
 
 
 def test_cost_models_know_only_arrays():
@@ -244,15 +243,16 @@ def test_cost_models_know_only_arrays():
 
 
 @pytest.mark.parametrize(
-    ("package", "places"), [("fsdata", ("batch/torchrec_binding.py",)), ("fscomm", ("tables/torchrec", "managed"))]
+    ("package", "places"),
+    [("fsdata", ("batch/torchrec_binding.py",)), ("fscomm", ("tables/torchrec", *EXTENSIONS["fscomm"]))],
 )
 def test_torchrec_is_imported_in_one_place(package, places):
-    """And in the extension of fscomm for managed collision, which is TorchRec's."""
+    """And by extensions of fscomm."""
     theirs = {"torchrec", "fbgemm_gpu"}
     inside = [path for path in files(package) if any(name.split(".")[0] in theirs for name in imports(path))]
     assert inside
-    where = [PACKAGES[package] / place for place in places]
-    assert [path for path in inside if not any(path.is_relative_to(place) for place in where)] == []
+    allowed = [PACKAGES[package] / each for each in places]
+    assert [path for path in inside if not any(map(path.is_relative_to, allowed))] == []
 
 
 def test_fscomm_does_not_import_fsmeter():

@@ -1,7 +1,7 @@
 """One training step in program order: forwards, backwards and updates, as the user's loop calls them.
 
 `agreement` says which modules are served, after a `trial`. The `engine` runs the loop and its forwards, in the mode
-that `modes` and the control words decide, by way of its `stand_ins`; `step` is what it knows of each step, and `steps`
-says which step a forward belongs to. `backward` takes gradients, of a pass that comes late by `after_block`. `program`
+that `modes` and the control words decide, by way of its `hooks`; `step` is what it knows of each step, and `steps`
+says which step a forward belongs to. `backward` takes gradients. `program`
 makes operations of all this, in the order of `table_order`, the law. Of steps in parts, `turns` says whose turn it is.
 """

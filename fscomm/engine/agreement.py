@@ -1,24 +1,34 @@
-"""What `fscomm.enable` serves: the modules that all ranks can serve, and that they describe alike."""
+"""What `fscomm.enable` serves: the modules that all ranks can serve, and that they describe alike.
+
+Extensions are composed here: codecs, where communication is quantised, and the trial of the installed versions, where
+`fscomm.verify` is there.
+"""
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from torch import nn
+
 from fscomm.compose import compile_kernels
-from fscomm.engine import trial
+from fscomm.engine.hooks import ServedForward
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
-from fscomm.tables.sharding_library import Library, in_whole, of_all_ranks
+from fscomm.tables.torchrec.installed import torchrec_version
 from fscomm.transports.gloo import unknown_orders
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 
 log = logging.getLogger("fscomm")
 Features = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
+_WRAPPERS = ("_dmp_wrapped_module", "module", "_orig_mod")  # what TorchRec, DDP and torch.compile add to a path
+_VERSIONS = ("torch", "torchrec", "fbgemm_gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +36,21 @@ class Agreed:
     """The same on every rank.
 
     Attributes:
-        found: the sharded modules by name. problems: why some of them, or parts of them, run plainly.
+        found: the sharded modules by name. problems: why some of them, or groups of them, run plainly.
         modules: [M] what is served; a module that may be called several times stands there once for each call.
         finder: finds their features in a batch.
+        forward_size: (ids that a forward of a sharded module looks up, bytes of the embeddings that it returns).
     """
 
     found: dict[str, Any]
     problems: dict[str, str]
     modules: list[Binding]
     finder: FeatureFinder
+    forward_size: Callable[[Any, Any], tuple[int, int]] = lambda module, features: (0, 0)
 
 
 def agree_on_modules(
-    library: Library,
-    find: Callable[[], dict[str, Any]],
+    model: nn.Module,
     features: Mapping[str, Features],
     *,
     calls: int,
@@ -51,13 +62,27 @@ def agree_on_modules(
     meeting: Callable[[], Meeting],
     timeout_s: float,
 ) -> Agreed:
-    """Collective; blocks. find: gives the sharded modules by name.
+    """Collective; blocks.
 
     Raises:
-        ValueError: what `find` raises; hosts of unequal size.
+        ValueError: no sharded module, or one that another block serves; hosts of unequal size.
         NotServedError: with `strict`, something would run plainly.
         MismatchError, PeerError: the ranks do not agree or do not come.
     """
+    given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host}
+    same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
+    try:
+        from fscomm.tables.torchrec.bind import unquantised
+        from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
+        from fscomm.tables.torchrec.requirements import MakeCodecs
+        from fscomm.tables.torchrec.requirements import problems as problems_here
+        from fscomm.tables.torchrec.sharded import gloo_groups, group_names, is_managed, is_quantised, is_sharded
+    except (ImportError, AttributeError) as error:
+        lacks = f"torchrec {torchrec_version()} has not what this fscomm needs: {error}"
+        agreed = _agree_to_run_plainly(model, features, lacks, same, meeting)
+        note_fallbacks(recorder, agreed.problems, strict=strict)
+        return agreed
+
     with meeting() as all_ranks:
         if context.world_size % ranks_per_host:
             raise ValueError(
@@ -65,50 +90,150 @@ def agree_on_modules(
                 "equally many. Without ranks_per_host rows go straight to every rank"
             )
         compile_kernels()
-        found = find()
-        here = library.problems(found, context, calls)
-        asked = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host}
-        same = {"modules": ", ".join(found), **library.versions()}
-        same |= {name: str(value) for name, value in asked.items()}
-        told = all_ranks.agree(same, tell=json.dumps([here, trial.tried()]))
-    said, tried = zip(*(json.loads(of_rank) for of_rank in told), strict=True)
-    parts = {name: library.parts(name, module) for name, module in found.items()}
-    problems = in_whole(of_all_ranks(said), parts)
+        found = _sharded_modules(model, is_sharded)
+        make_codecs: MakeCodecs = unquantised
+        if any(map(is_quantised, found.values())):
+            from fscomm.codecs.quantised import quantised_codecs
+
+            make_codecs = quantised_codecs
+        problem_of_maps: Callable[[Any, int], str | None] = lambda module, calls: None  # noqa: E731
+        if any(map(is_managed, found.values())):
+            from fscomm.managed.requirements import problem_of_maps
+        here = problems_here(found, context, calls=calls, make_codecs=make_codecs, problem_of_maps=problem_of_maps)
+        same |= {"modules": ", ".join(found)} | {name: sys.modules[name].__version__ for name in _VERSIONS}
+        said = [json.loads(of_rank) for of_rank in all_ranks.agree(same, tell=json.dumps(here))]
+    groups = {name: group_names(name, module) for name, module in found.items()}
+    problems = _in_whole(_of_all_ranks(said), groups)
+
+    if _is_installed("verify"):
+        from fscomm.verify import trial
+
+        trials = {name: _trial_of(module) for name, module in found.items() if name not in problems}
+        problems |= trial.problems(trials, context, bind=_bind, meeting=meeting, timeout_s=timeout_s)
     with meeting() as all_ranks:
-        served = {name: module for name, module in found.items() if name not in problems}
-        tried_by_all = set.intersection(*map(set, tried))
-        here = trial.problems(library, served, context, tried_by_all=tried_by_all, timeout_s=timeout_s)
         adding: dict[str, Any] = {}
-        for name, module in served.items():
-            adding |= library.adds_parts(name, module, problems)
-        here |= unknown_orders(adding, timeout_s=timeout_s)
-        told = all_ranks.agree({}, tell=json.dumps(here))
-    problems = in_whole(problems | of_all_ranks(trial.causes([json.loads(of_rank) for of_rank in told])), parts)
+        for name, module in found.items():
+            adding |= {} if name in problems else gloo_groups(name, module, problems)
+        here = unknown_orders(adding, timeout_s=timeout_s)
+        said = [json.loads(of_rank) for of_rank in all_ranks.agree({}, tell=json.dumps(here))]
+    problems = _in_whole(problems | _of_all_ranks(said), groups)
+
     note_fallbacks(recorder, problems, strict=strict)
     with meeting() as all_ranks:
-        modules = [
-            library.bind(name, module, ranks_per_host, problems)
+        modules: list[Binding] = [
+            _bind(name, module, ranks_per_host=ranks_per_host, plainly=problems, make_codecs=make_codecs)
             for name, module in found.items()
             if name not in problems
             for _ in range(calls)
         ]
         finder = FeatureFinder(
             [module.name for module in modules],
-            {name: given for name, given in features.items() if name not in problems},
-            problem=library.features_problem,
-            make=library.make_features,
+            {name: function for name, function in features.items() if name not in problems},
+            problem=features_problem,
+            make=make_features,
         )
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-    return Agreed(found=found, problems=problems, modules=modules, finder=finder)
+    return Agreed(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
 
 
 def note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:
-    """Say which modules run plainly and why. Raises NotServedError if `strict` and there are any."""
+    """Report which modules run plainly and why. Raises NotServedError if `strict` and there are any."""
     for name, why in problems.items():
         recorder.fallback(name, why)
         log.warning("fscomm: %s runs plainly: %s", name, why)
     if strict and problems:
         raise NotServedError("; ".join(f"{name}: {why}" for name, why in problems.items()))
+
+
+def _agree_to_run_plainly(
+    model: nn.Module,
+    features: Mapping[str, Features],
+    lacks: str,
+    same: Mapping[str, str],
+    meeting: Callable[[], Meeting],
+) -> Agreed:
+    """With a torchrec that fscomm cannot use, whose sharded modules are found by the names of their classes. Ranks that
+    can use theirs give its version where this one gives the reason: all of them raise a MismatchError then."""
+    with meeting() as all_ranks:
+        found = _sharded_modules(model, lambda module: type(module).__name__.startswith("Sharded"))
+        all_ranks.agree({**same, "modules": ", ".join(found), "torchrec": lacks})
+    unknown = {name: function for name, function in features.items() if name not in found}
+    finder = FeatureFinder([], unknown, problem=lambda _: lacks, make=lambda *_: None)
+    return Agreed(found=found, problems=dict.fromkeys(found, lacks), modules=[], finder=finder)
+
+
+def _bind(name: str, module: Any, **options: Any) -> Binding:
+    """As `bind`, with what the extension of the module's kind adds."""
+    from fscomm.tables.torchrec.bind import bind
+    from fscomm.tables.torchrec.sharded import is_managed
+
+    if is_managed(module):
+        from fscomm.managed.binding import guarded
+
+        options |= guarded(module)
+    return bind(name, module, **options)
+
+
+def _trial_of(module: Any) -> Any:
+    """The trial that modules of the kind of `module` need."""
+    from fscomm.tables.torchrec.sharded import is_managed
+
+    if is_managed(module):
+        from fscomm.managed.trial_module import trial_of
+    else:
+        from fscomm.verify.trial_modules import trial_of
+    return trial_of(module)
+
+
+def _is_installed(extension: str) -> bool:
+    return find_spec(f"fscomm.{extension}") is not None
+
+
+def _sharded_modules(model: nn.Module, is_sharded: Callable[[nn.Module], bool]) -> dict[str, Any]:
+    """The outermost sharded modules of `model`, by name as the user sees it."""
+    found = dict(_outermost(model, is_sharded))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} holds no sharded TorchRec module: shard it first (DistributedModelParallel)"
+        )
+    for name, module in found.items():
+        forward = vars(module).get("forward")
+        if isinstance(forward, ServedForward):
+            if not forward.engine.over:
+                raise ValueError(f"{name} is already served by another fscomm.enable: leave that block first")
+            del module.forward  # a pipeline kept it, and put it back after the block
+    return found
+
+
+def _outermost(model: nn.Module, is_sharded: Callable[[nn.Module], bool]) -> Iterator[tuple[str, Any]]:
+    """(name without wrappers, module) of those sharded modules of `model` that are inside no other one."""
+    inside: list[str] = []
+    for path, module in model.named_modules():
+        if is_sharded(module) and not any(path.startswith(outer) for outer in inside):
+            inside.append(path + ".")
+            parts = (part for part in path.split(".") if part not in _WRAPPERS)
+            yield ".".join(parts) or "model", module
+
+
+def _of_all_ranks(problems: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """[W] problems that each rank found: a module runs plainly on all of them if one cannot serve it."""
+    merged: dict[str, str] = {}
+    for rank, of_rank in enumerate(problems):
+        for name, why in of_rank.items():
+            everywhere = all(other.get(name) == why for other in problems)
+            merged.setdefault(name, why if everywhere else f"on rank {rank} {why}")
+    return merged
+
+
+def _in_whole(problems: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The same problems, but a module none of whose sharding `groups` can be served is named in place of these."""
+    merged = dict(problems)
+    for name, of_module in groups.items():
+        reasons = {group: merged[group] for group in of_module if group in merged}
+        if reasons and (name in merged or len(reasons) == len(of_module)):
+            merged = {each: why for each, why in merged.items() if each not in reasons}
+            merged.setdefault(name, "; ".join(dict.fromkeys(reasons.values())))
+    return merged
 
 
 def _layout(module: Binding) -> str:

@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.engine import after_block
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
 from fscomm.engine.step import Returning, Step
@@ -26,7 +25,7 @@ from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
 from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.lookups import Update
+from fscomm.tables.lookups import ApplyUpdate
 from fscomm.tables.shadow_kernels import Hyper
 
 Forward = tuple[Step, int, int]  # the step, the module (a later call is one of its own), which part of the step
@@ -56,7 +55,7 @@ class Backward:
         self._came: dict[Forward, dict[int, torch.Tensor]] = {}  # gradients that are not sent yet, by group
         self._reached: list[Step] = []  # by the backward pass that runs
         self._pass = -1  # its number; -1 if no pass has reached anything
-        self._over: str | None = None  # why the block ended; empty if it was left without an error
+        self._over: str | None = None  # the error with which the block ended; empty if it was left without one
         self.training_thread = threading.get_ident()
 
     def take_gradient(self, step: Step, part: int, group: int, gradient: torch.Tensor) -> None:
@@ -72,8 +71,9 @@ class Backward:
         if len(came) == sum(self._served.module_of[g] == m for g in step.hypers):
             self._send(forward)
 
-    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
+    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: ApplyUpdate) -> None:
         """Backward has reached a kernel that ran plainly; `read`: what that forward read, where it is known."""
+        self._check_block()
         self.send_gathered()
         self._program.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
 
@@ -83,7 +83,12 @@ class Backward:
             self._send(forward)
 
     def reach(self, step: Step | None) -> None:
-        """A backward pass is at a forward of `step`."""
+        """A backward pass is at a forward of `step`.
+
+        Raises:
+            RuntimeError: the block of that forward has ended.
+        """
+        self._check_block()
         self._executor.peers.begin()
         number = torch._C._current_graph_task_id()
         if number != self._pass:
@@ -97,8 +102,6 @@ class Backward:
     def reach_plain(self, m: int, step: Step | None) -> None:
         """A backward pass is at what a plain forward of module m gave, before it reaches the kernels of any rank."""
         self.reach(step)
-        if self._over is not None:  # kernels update at once now, and nobody orders what was gathered before them
-            self.send_gathered()
 
     def end_failed_pass(self) -> None:
         """Send what a backward pass that raised had reached: in a plain loop that is updated, too."""
@@ -106,7 +109,7 @@ class Backward:
             self._end_pass()
 
     def close(self, reason: str) -> None:
-        """The block ends. Updates that come later are sent without workers, or refused for the first `reason` given."""
+        """The block ends; later backward passes through its forwards raise. reason: of the first error, or empty."""
         self._over = self._over or reason
 
     def _pass_failed(self, number: int) -> None:
@@ -126,8 +129,7 @@ class Backward:
         for step in reached:
             step.open = False
             step.go_back_whole()
-        if self._over is None:
-            self._loop.pass_is_over()
+        self._loop.pass_is_over()
 
     def _send_before(self, m: int, *, but: Forward) -> None:
         """Autograd has reached another forward of module m: send what it brought for the forwards before."""
@@ -155,9 +157,9 @@ class Backward:
             gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, m))
             step.returning[m] = Returning(gradients=gradients)
         returning = step.returning[m]
-        if returning.gradients is None or part in returning.came or returning.sent > part or self._over is not None:
+        if returning.gradients is None or part in returning.came or returning.sent > part:
             raise RuntimeError(
-                "a second backward through a part, or one after its step or block has ended: the tables of a step are "
+                "a second backward through a part, or one after its step has ended: the tables of a step are "
                 "updated once, when the last part has its gradients"
             )
         returning.gradients.by_part[part].update(by_group)
@@ -187,9 +189,6 @@ class Backward:
         modules = self._served.modules_of(gradients.groups)
         for m in modules:
             step.modules[m].backwards += 1
-        if self._over is not None:
-            self._update_after_the_block(step, gradients, modules)
-            return
         self._executor.check()
         successor = self._loop.step_to_come(step.next)
         to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
@@ -208,16 +207,15 @@ class Backward:
             return []
         return [call for call in calls if not successor.modules[call].used]
 
-    def _update_after_the_block(self, step: Step, gradients: Gradients, modules: list[int]) -> None:
-        if self._over:
-            raise RuntimeError(
-                f"this backward goes through a forward of an fscomm block that ended with an error ({self._over}): the "
-                "other ranks do not wait for its gradients any more; run the forward again"
-            )
-        assert step.planned is not None
-        back = step.planned.now().back
-        for m in modules:
-            after_block.update(gradients, back, self._served.modules[m], self._served.groups[m])
+    def _check_block(self) -> None:
+        """Workers and transports end with the block: nothing could order an update, or send its gradients, after it."""
+        if self._over is None:
+            return
+        how = f"ended with an error ({self._over})" if self._over else "has ended"
+        raise RuntimeError(
+            f"this backward goes through a forward of an fscomm block that {how}: its gradients reach no table. "
+            "Call backward inside the block, or run the forward again"
+        )
 
 
 class _EndOfPass:

@@ -46,8 +46,8 @@ from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
-from fscomm.tables.lookups import Update, tap
-from fscomm.tables.shadow_kernels import STATES, memory, own, take_hyper
+from fscomm.tables.lookups import ApplyUpdate, gradient_hook
+from fscomm.tables.shadow_kernels import STATES, memory, take_hyper, tensors_of
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
@@ -193,7 +193,7 @@ class Engine(Listener):
         given, modules = self._to_announce.choose(self._number, given, missing, elsewhere=self.elsewhere)
         for module, features in zip(self.modules, given, strict=True):
             if features is not None:
-                module.meet(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
+                module.create_input_dists(max((kjt for kjt, _ in features), key=lambda kjt: kjt.stride()))
         guards = {m: module.guard for m, module in enumerate(self.modules) if given[m] is not None}
         states = {m: state for m, guard in guards.items() if (state := guard.announce(self._number)) is not None}
         step = Step(
@@ -401,7 +401,7 @@ class Engine(Listener):
         tables = [tensor for kernel in kernels for tensor in memory(kernel, ("weights", *STATES)).values()]
         written = partial(self.written, [m])
         return Handles(
-            (each for kernel in kernels for each in own(kernel)), tables, partial(self._before_look, m), written
+            (each for kernel in kernels for each in tensors_of(kernel)), tables, partial(self._before_look, m), written
         )
 
     def _fetch(self) -> None:
@@ -508,7 +508,9 @@ class Engine(Listener):
         given = ids.parts[m][part]
         self.device.reads(*given, *tensors)
         rows = [
-            tap(codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g))
+            gradient_hook(
+                codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g)
+            )
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
         ]
         if not self.modules[m].in_part:
@@ -551,7 +553,7 @@ class Engine(Listener):
         self.flush([self.served.module_of[group]])
         return self.reading
 
-    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: Update) -> None:
+    def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: ApplyUpdate) -> None:
         """Backward has reached a kernel that ran plainly."""
         self.backward.take_plain_update(group, kernel, read, update)
 
@@ -576,8 +578,8 @@ class Engine(Listener):
     def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
         """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
         if call.training and not call.inside_backward:
-            for asked in self.modules[m].asked(features):
-                self._recorder.forward(asked.part, asked.ids, asked.nbytes, asked.plainly or why)
+            for size in self.modules[m].forward_sizes(features):
+                self._recorder.forward(size.name, size.ids, size.nbytes, size.plainly or why)
 
 
 def _is_alive(thread: int | None) -> bool:

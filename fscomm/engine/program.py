@@ -28,7 +28,7 @@ from fscomm.exchange.operations import (
 )
 from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
-from fscomm.tables.lookups import Update
+from fscomm.tables.lookups import ApplyUpdate
 
 
 class Program:
@@ -145,7 +145,7 @@ class Program:
             update = self._executor.submit(self._update(step, gradients, {m: own}, EXCLUSIVE, before))
             self._note_updated({m: own}, update)
 
-    def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: Update) -> None:
+    def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: ApplyUpdate) -> None:
         """One kernel, with gradients that TorchRec has brought to this rank."""
         operation = Operation(
             kind=Kind.UPDATE,

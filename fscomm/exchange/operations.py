@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from fscomm.exchange.handed_over import ExchangedIds, Gradients
 from fscomm.exchange.worker import Pending
-from fscomm.tables.lookups import Update
+from fscomm.tables.lookups import ApplyUpdate
 
 EXCLUSIVE = -1
 """The number of what is exclusive, among pieces and among classes of rows."""
@@ -143,7 +143,7 @@ class Operation:
     ids: Pending[ExchangedIds] | None = None
     gradients: Gradients | None = None
     piece: int = EXCLUSIVE
-    plainly: tuple[int, int, Update] | None = None
+    plainly: tuple[int, int, ApplyUpdate] | None = None
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.of_class.name}"

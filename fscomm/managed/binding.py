@@ -12,9 +12,11 @@ import torch
 from torchrec.distributed.types import LazyAwaitable, NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fscomm.managed.guard import MapGuard
+from fscomm.managed.maps import MapsAhead
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.own_forward import Keep, output_of_rows
-from fscomm.tables.torchrec.structure import HOST
+from fscomm.tables.torchrec.module_view import Keep, output_of_rows
+from fscomm.tables.torchrec.sharded import HOST
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,8 +35,9 @@ class ManagedBinding(TorchRecBinding):
     def tells_rows(self) -> bool:
         return bool(self.module._return_remapped_features)
 
-    def meet(self, features: KeyedJaggedTensor) -> None:
-        TorchRecBinding.meet(self, features)  # with slots a class is made twice: super() knows the first one
+    def create_input_dists(self, features: KeyedJaggedTensor) -> None:
+        # With slots a class is made twice, and super() knows the first one.
+        TorchRecBinding.create_input_dists(self, features)
         if not self.input_dists:
             self.input_dists = [_on_host(dist) for dist in self._asks._input_dists]
 
@@ -57,6 +60,11 @@ class ManagedBinding(TorchRecBinding):
         for each in output:
             if isinstance(each, LazyAwaitable):
                 TorchRecBinding.around_wait(self, each, guard)
+
+
+def guarded(module: Any) -> dict[str, Any]:
+    """What `bind` has to know of a module behind managed collision."""
+    return {"kind": ManagedBinding, "guard": MapGuard(MapsAhead(module))}
 
 
 def _on_host(dist: Any) -> Any:

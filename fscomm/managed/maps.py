@@ -21,7 +21,7 @@ from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.report.report import Managed
-from fscomm.tables.torchrec.own_forward import With
+from fscomm.tables.torchrec.module_view import ModuleView
 
 try:
     from torchrec.modules import hash_mc_evictions
@@ -131,7 +131,7 @@ class MapsAhead:
         kjt = KeyedJaggedTensor(keys=list(given), values=ids, lengths=lengths, stride=1)
         with torch.no_grad():
             slots_before, before = twin.slots(ids), twin.before()
-            remapping = With(self._collection, _managed_collision_modules={table: twin.module})
+            remapping = ModuleView(self._collection, _managed_collision_modules={table: twin.module})
             rows: torch.Tensor = type(self._collection).get_lookup_value(remapping, table, kjt)[table].values()
             of_all_ranks = twin.module.evict()
             slots = twin.slots(ids)

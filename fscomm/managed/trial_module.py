@@ -1,4 +1,4 @@
-"""A small module behind managed collision, for a trial of what fscomm does with such modules."""
+"""A small module behind managed collision, for a trial of such modules."""
 
 import itertools
 from collections.abc import Collection
@@ -15,21 +15,23 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from fscomm.managed import cpu_kernels
 from fscomm.managed.maps import own_maps
-from fscomm.tables.sharding_library import Trial
-from fscomm.tables.torchrec.structure import HOST
-from fscomm.tables.torchrec.throwaway import RANKS, RATE, ROWS, TABLES, batches, rows, sharded, tensors_of_rows
+from fscomm.managed.requirements import METHODS
+from fscomm.tables.torchrec import requirements
+from fscomm.tables.torchrec.sharded import HOST
+from fscomm.verify.trial_modules import RANKS, RATE, ROWS, TABLES, Trial, batches, rows, shard, tensors_of_rows
 
 IDS = 60  # of fewer rows
 
 
-def trial(module: Any) -> Trial:
-    """Of what is done with `module`."""
+def trial_of(module: Any) -> Trial:
+    """The trial that modules with maps of the same kinds need."""
     kinds = {type(each) for each in own_maps(module).values()}
     return Trial(
         kind=f"managed collision by {' and '.join(sorted(kind.__name__ for kind in kinds))}",
         make=partial(_make, kinds=kinds),
         batches=partial(batches, ids=IDS),
         tensors=lambda output: tensors_of_rows(output[0]),
+        methods=requirements.METHODS | METHODS,
     )
 
 
@@ -40,13 +42,13 @@ def _make(group: Any, *, kinds: Collection[type]) -> Any:
     apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), RATE)
     maps = {name: _map(kind_of[name]) for name in TABLES}
     module = ManagedCollisionEmbeddingCollection(tables, ManagedCollisionCollection(maps, tables.embedding_configs()))
-    made = sharded(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
+    made = shard(module, dict.fromkeys(TABLES, row_wise()), ManagedCollisionEmbeddingCollectionSharder(), group)
     cpu_kernels.install(made)
     return made
 
 
 def _map(kind: Any) -> Any:
-    """MCH evicts in every step. MPZCH would by the hour, and that is never over here."""
+    """MCH that evicts in every step. MPZCH evicts by the hour only, so a trial sees none of that."""
     if kind is MCHManagedCollisionModule:
         return kind(ROWS, HOST, LRU_EvictionPolicy(), eviction_interval=1, input_hash_size=IDS)
     return kind(ROWS, HOST, total_num_buckets=RANKS, max_probe=3)

@@ -17,6 +17,7 @@ import torch
 # under way; each chunk costs a few hundred microseconds on the host. The size for GPUs, which have faster connections,
 # is assumed, not measured.
 CHUNK_BYTES: Mapping[str, int] = {"cpu": 512 << 10, "cuda": 16 << 20}
+MOST_RANKS_PER_HOST = 64  # that a row may be passed on to: one bit each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

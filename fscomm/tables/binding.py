@@ -1,7 +1,7 @@
-"""What fscomm asks of a module that it serves, and which calls of modules are served.
+"""What the engine needs of a module that it serves, and the list of all calls of modules that are served.
 
-Nothing is wrapped: a binding keeps its own copies of what a prefetch needs (input bucketizing), so the module itself,
-its parameter names and its process group stay as they are.
+A binding wraps nothing. It has copies of what a prefetch needs (input bucketizing), so the module itself, its parameter
+names and its process group stay as they are.
 """
 
 from abc import ABC, abstractmethod
@@ -17,33 +17,38 @@ from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
 
+MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
+
 
 class MakePart(NamedTuple):
-    """rows: which rows of each tensor are of the part. make: the output of the part, of as many rows of each."""
+    """Makes the output of one part of a step. rows: its rows of each tensor. make: the output from these rows."""
 
     rows: list[slice]
     make: Callable[[list[torch.Tensor]], Any]
 
 
-class Asked(NamedTuple):
-    """By a forward of a module: of all its tables, or of a part of them."""
+class ForwardSize(NamedTuple):
+    """What one forward looks up in all tables of a module, or in those of one sharding group.
 
-    part: str
+    name: of the module or the group. nbytes: of the embeddings that it returns. plainly: why the group runs plainly.
+    """
+
+    name: str
     ids: int
-    nbytes: int  # of the embeddings that are given for them
-    plainly: str | None  # why the part is not served
+    nbytes: int
+    plainly: str | None
 
 
 @dataclass(slots=True, kw_only=True)
 class Binding(ABC):
-    """A served module: its groups that are served, and what stands in for its forward.
+    """A served module: those of its sharding groups that are served, and what replaces its forward.
 
     Attributes:
         name: as the user sees it.
-        layouts: [G] of its sharding groups.
-        codecs: [G] how their rows and gradients travel.
-        kernels: [G][...] fused kernels on this rank, with the interface of fbgemm's.
-        plain: its own forward.
+        layouts: [G] how the tables of each group lie on the ranks.
+        codecs: [G] how its rows and gradients are encoded.
+        kernels: [G][...] its fused kernels on this rank, with the interface of fbgemm's.
+        plain: the module's own forward.
         guard: what is asked where its own forward may give rows to other ids.
     """
 
@@ -58,21 +63,21 @@ class Binding(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the tables of this rank lie."""
+        """The device of the tables of this rank."""
 
     @property
     @abstractmethod
     def process_group(self) -> Any:
-        """Of the ranks that share the tables."""
+        """The ranks that share the tables."""
 
     @property
     def in_part(self) -> bool:
-        """Whether some of its groups run plainly, inside the forward of those that are served."""
+        """Whether some groups run plainly, inside a forward whose other groups are served."""
         return False
 
     @property
     def whole_batches_only(self) -> str | None:
-        """Why parts of a batch give other bits than the whole, or None."""
+        """Why a forward of each part of a batch is not bitwise that of the whole batch, or None."""
         return None
 
     @property
@@ -90,18 +95,20 @@ class Binding(ABC):
 
     @abstractmethod
     def proxy_targets(self, group: int) -> list[Any]:
-        """Whose forward reads the tables: the fused kernels, or what looks up nothing where this rank has none."""
+        """The modules whose forward reads the tables: the fused kernels or, on a rank without any, the look-up itself.
+        So every rank has a proxy for every group, and all submit the same updates (see `lookups`)."""
 
-    def meet(self, features: Any) -> None:
-        """The training thread is about to announce features. Before `prepare` changes the module beside its forward."""
+    def create_input_dists(self, features: Any) -> None:
+        """Called by the training thread before features are announced. Input dists that TorchRec creates at the first
+        forward are created here: otherwise the ids worker would do it in `prepare`, beside that forward."""
         del features
 
     @abstractmethod
     def prepare(self, parts: Sequence[tuple[Any, Any]]) -> tuple[list[list[Any]], list[Any]]:
-        """For each part of a step what `output` needs, and [G] what is asked of the owners. No collective. In the ids
-        worker.
+        """(for each part of a step what `output` needs, [G] what is requested of the owners). No collective. Called by
+        the ids worker.
 
-        parts: the features of each, and the same in host memory, or None: if they are there no device is waited for.
+        parts: the features of each, and the same in host memory or None. With these it does not wait for a device.
         """
 
     @abstractmethod
@@ -111,20 +118,20 @@ class Binding(ABC):
 
     @abstractmethod
     def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list["MakePart"]]:
-        """The tensors of what a forward of a whole step gave; and for each of its parts, `ends` the samples at which
-        they end, what makes the output of the part from these tensors, cut or other ones in their place."""
+        """(the tensors of `output`, that of a whole step, [k] what makes the output of each of its parts from such
+        tensors). ends: the sample at which each part ends."""
 
     @abstractmethod
-    def asked(self, features: Any) -> list[Asked]:
-        """What a forward looks up."""
+    def forward_sizes(self, features: Any) -> list[ForwardSize]:
+        """What a forward looks up; by sharding group where some of them run plainly."""
 
     @abstractmethod
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
-        """Call `then` whenever backward comes to one of the tensors of `output`, which the module's forward gave."""
+        """Call `then` whenever backward reaches a tensor of `output`, which the module's forward returned."""
 
     @abstractmethod
     def around_wait(self, output: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
-        """Let a `guard()` be around the wait for what the module's forward gave, if it is to be waited for."""
+        """Enter a `guard()` around the wait for `output`, where that is an awaitable."""
 
     def tables(self, group: int) -> GroupTables:
         layout = self.layouts[group]
@@ -139,18 +146,17 @@ class Binding(ABC):
 
 
 class ServedModules:
-    """All of them, and their sharding groups. Lists are by module [M] or by group [G]: groups are numbered over all.
+    """All served modules and their sharding groups. Lists are by module [M] or by group [G]; groups are numbered over
+    all modules.
 
-    A module that may be called several times in a step stands in the list once for each call, in the order of the
-    calls: entries with the same tables. Of each call it is known ahead what it looks up.
+    A module that may be called several times in a step has one entry for each call, in the order of the calls: entries
+    with the same tables, but features of their own, each known ahead.
 
     Attributes:
-        modules: [M] how TorchRec is reached.
         calls: [M] the entries of the same module.
-        groups: [M] numbers of the groups of a module.
-        module_of: [G] number of the module of a group.
-        layouts: [G] how the tables of a group lie on the ranks.
-        kernels: [G] its fused kernels on this rank.
+        groups: [M] the numbers of a module's groups.
+        module_of: [G] the number of a group's module.
+        kernels: [G] the fused kernels on this rank.
     """
 
     def __init__(self, modules: Sequence[Binding]) -> None:
@@ -165,7 +171,7 @@ class ServedModules:
         self.kernels = [kernels for module in modules for kernels in module.kernels]
 
     def tables(self) -> list[GroupTables]:
-        """[G] the tables of every group, with shadows for one worker."""
+        """[G] the tables of every group, with shadow kernels for one worker."""
         return [module.tables(number) for module in self.modules for number in range(len(module.layouts))]
 
     def pooled(self, m: int) -> bool:
@@ -173,7 +179,7 @@ class ServedModules:
         return self.layouts[self.groups[m].start].pooling is not None
 
     def same_tables(self, group: int) -> list[int]:
-        """This group, in all calls of its module."""
+        """The numbers of this group in all calls of its module."""
         m = self.module_of[group]
         return [group - self.groups[m].start + self.groups[call].start for call in self.calls[m]]
 

@@ -1,4 +1,4 @@
-"""The fused kernels of one sharding group on this rank: what is read and updated for it, and how that travels."""
+"""The fused kernels of one sharding group on this rank: reads and updates of their tables, and codecs for the link."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,10 @@ from fscomm.tables.shadow_kernels import Hyper, Shadow
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How rows, or strips of pooled vectors, of D columns travel.
+    """How rows, or strips of pooled vectors, of D columns are encoded to be sent.
 
-    dtype, width: of what travels, and how many numbers of it stand for a row. encode: [n, k D] -> [n, k width].
-    decode: back.
+    dtype: of the encoded numbers. width: how many of them encode a row. encode: [n, k D] -> [n, k width]; decode: the
+    inverse. Each row is encoded independently of the others: it makes no difference in which messages rows travel.
     """
 
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """given: dtype of rows as the tables give them, before they are encoded."""
+    """given: dtype of rows as the tables return them, before they are encoded."""
 
     given: torch.dtype
     rows: Codec
@@ -36,7 +36,7 @@ class Codecs:
 
 
 def as_they_are(given: torch.dtype, dim: int) -> Codecs:
-    """Of what is not quantised."""
+    """Codecs that change nothing: without quantised communication."""
     unchanged = Codec(given, dim, _same, _same)
     return Codecs(given, unchanged, unchanged)
 
@@ -46,14 +46,14 @@ def _same(values: torch.Tensor) -> torch.Tensor:
 
 
 class TableUpdate(NamedTuple):
-    """What the backward of one fused kernel would do."""
+    """What the backward of one fused kernel does. adding: by the sum of weighted rows instead of a mean."""
 
     kernel: int  # its number
     ids: torch.Tensor
     offsets: torch.Tensor
     gradient: torch.Tensor
     weights: torch.Tensor | None = None
-    adding: bool = False  # by the sum of weighted rows, in place of a mean
+    adding: bool = False
 
     def run(self, shadow: Shadow, hyper: Hyper) -> None:
         kernel = shadow.adding if self.adding else shadow
@@ -61,12 +61,11 @@ class TableUpdate(NamedTuple):
 
 
 class GroupTables(ABC):
-    """All kernels of a group, for one thread. D columns of a row, or of a strip of one.
+    """All kernels of a group, for one thread. D: columns of a row, or of a strip of a vector.
 
     Attributes:
         where: the device of the tables, and so of the rows.
-        codecs: how rows and gradients travel.
-        shadows: of the kernels.
+        shadows: one of each kernel.
     """
 
     def __init__(
@@ -76,14 +75,15 @@ class GroupTables(ABC):
         self.codecs = codecs
         self.shadows = [Shadow(kernel) for kernel in kernels]
         self._dim = dim
-        self._divide_by = [ranks for ranks in divide_by if ranks != 1]  # one after the other
+        # Applied one after the other: two divisions round twice, as TorchRec's do, and one by the product would not.
+        self._divide_by = [ranks for ranks in divide_by if ranks != 1]
 
     def lookup(self, call: KernelCall, index: torch.Tensor) -> torch.Tensor:
-        """[n, width] as they travel: those strips, by `index`, of what the kernels give for `call`."""
+        """[n, width] those rows or strips, by `index`, that the kernels return for `call`, encoded to be sent."""
         return self.codecs.rows.encode(self._read(call).index_select(0, index))
 
     def updates(self, apply: Apply, received: torch.Tensor) -> Iterator[TableUpdate]:
-        """For each kernel. received: [n, width] all gradients that came from the wire."""
+        """One for each kernel. received: [n, width] all gradients that were received, encoded."""
         gradients = self.codecs.gradients.decode(received.index_select(0, apply.index))
         for ranks in self._divide_by:
             gradients.div_(ranks)
@@ -97,20 +97,20 @@ class GroupTables(ABC):
 
     @abstractmethod
     def _read(self, call: KernelCall) -> torch.Tensor:
-        """[*, D] what all kernels give."""
+        """[*, D] the rows or strips of all kernels."""
 
     @abstractmethod
     def _updates(self, apply: Apply, gradients: torch.Tensor) -> Iterator[TableUpdate]: ...
 
 
 def _by_kernel(bags: Sequence[KernelBags]) -> Iterator[tuple[int, slice, torch.Tensor]]:
-    """(number, which ids, their offsets) for each kernel."""
+    """(number, slice of its ids, their offsets) of each kernel."""
     for number, of_kernel in enumerate(bags):
         yield number, slice(of_kernel.first, of_kernel.last), of_kernel.offsets
 
 
 class Tables(GroupTables):
-    """Of tables that give every id its row."""
+    """Tables that return a row for every id."""
 
     def _read(self, call: KernelCall) -> torch.Tensor:
         parts = [torch.empty(0, self._dim, dtype=self.codecs.given, device=self.where)]
@@ -125,7 +125,7 @@ class Tables(GroupTables):
 
 
 class PooledTables(GroupTables):
-    """Of tables that give every bag a vector: bags are read whole, and updated row by row.
+    """Tables that return a vector for every bag: bags are read whole, and updated row by row.
 
     A kernel that averages is updated by one that adds, so that rows of a bag can be left out. On the CPU it multiplies
     by 1 / the length of the whole bag for each id, as a weight; on CUDA once for each bag, before it adds up. The bits
@@ -160,7 +160,8 @@ class PooledTables(GroupTables):
             yield TableUpdate(number, apply.call.ids[ids], offsets, gradient.contiguous(), weights, averages)
 
     def _scaled(self, number: int, gradient: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """gradient: [B, columns] times the share that all ids of a bag have, float32[n] in the order of the bags."""
+        """gradient [B, columns] times the share of each bag. shares: float32[n] by id, in the order of the bags; all
+        ids of a bag have the same."""
         widths = self._widths[number]
         first = offsets[:-1].clamp(max=len(shares) - 1)  # bags without an id may have any share
         of_bags = shares[first].view(len(widths), -1).T

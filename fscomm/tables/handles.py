@@ -1,8 +1,8 @@
-"""The tensors by which a program looks at tables and optimizer state: earlier updates are completed before each look.
+"""The tensors through which a program reads and writes tables and optimizer state: earlier updates are completed first.
 
-Such a *handle* is any tensor over a table's memory that Python holds: a parameter, what a `state_dict()` once gave, a
-shard, the state of a fused optimizer, `.data` and other views of all these. While the block lasts, each has a class
-that sees every operation (`__torch_function__`). What an operation gives is a handle, too, if it is in that memory.
+Such a *handle* is any tensor over a table's memory that Python refers to: a parameter, what a `state_dict()` returned,
+a shard, the state of a fused optimizer, `.data` and other views of all these. While the block lasts, each has a class
+that sees every operation (`__torch_function__`). The result of an operation is a handle, too, if it is in that memory.
 Functions that torch calls without asking that class are intercepted (`unseen_calls.py`).
 
 Memory that leaves torch (a numpy array, a DLPack capsule, a storage) cannot be watched. `handed_out` says whether the
@@ -33,7 +33,7 @@ _SAYS_NO_VALUE = frozenset(
     + [getattr(torch.Tensor, name) for name in _METHODS.split()]
 )
 _GIVES_AN_ARRAY = frozenset(getattr(torch.Tensor, name) for name in ("numpy", "__array__"))
-# What is read and written through an address, or a storage, is not seen: it is taken to be written at once.
+# Accesses through an address, or a storage, are not seen: the table counts as written when the address is returned.
 _GIVES_AN_ADDRESS = frozenset(
     getattr(torch.Tensor, name) for name in ("untyped_storage", "storage", "_typed_storage", "data_ptr", "__dlpack__")
 )
@@ -42,10 +42,11 @@ _CODE = (type, ModuleType, FunctionType, CodeType, FrameType)
 
 
 class Handles:
-    """Of the tables that the memory `own` of their kernels holds. `find` finds them.
+    """The handles of the tables of one module. `find` finds them.
 
-    tables: those of `own` that hold rows and their optimizer state, to which references are counted.
-    before: completes updates; called before an operation reads or writes. written: called after one that wrote.
+    own: the tensors of its kernels, which are not watched. tables: those of them that have rows and their optimizer
+    state, to which references are counted. before: completes updates; called before an operation reads or writes.
+    written: called after one that wrote.
     """
 
     def __init__(
@@ -69,16 +70,16 @@ class Handles:
         self.accept()
 
     def handed_out(self) -> bool:
-        """Whether the program holds memory of the tables by something other than a tensor that is watched."""
+        """Whether the program refers to memory of the tables by something else than a watched tensor."""
         held = [each for each in self._outside if each() is not None]
         if len(held) < len(self._outside):
-            self.written()  # perhaps, while it was held
+            self.written()  # perhaps, before the reference was dropped
         self._outside = held
         self._count_references()
         return bool(held) or any(self._unknown.values())
 
     def accept(self) -> None:
-        """What the program holds now is looked at by it only where it is safe."""
+        """Accept the present references from outside: the program uses them only when no update is pending."""
         self._outside.clear()
         self._unknown.clear()
         known = self._known()
@@ -86,7 +87,7 @@ class Handles:
             self._references.accept(place, known[place])
 
     def close(self) -> None:
-        """Give every handle its own class back."""
+        """Give every handle its class back."""
         self.over = True
         for reference, _ in list(self._watched.values()):
             handle: Any = reference()
@@ -107,16 +108,16 @@ class Handles:
             self._classes[kind] = type(kind.__name__, (_Handle, kind), {"__slots__": (), "of": self, "plain": kind})
         tensor.__class__ = self._classes[kind]
         forget: Callable[[Any], Any] = lambda _: self._watched.pop(number, None)  # noqa: E731
-        # The address is None of a DTensor: the tensor inside it refers to the memory.
+        # Of a DTensor the address is None: the tensor inside it refers to the memory, and is watched, too.
         self._watched[number] = weakref.ref(tensor, forget), memory(tensor)
 
     def look(self, function: Callable[..., Any] | None = None) -> None:
-        """Complete updates, as the program is about to call `function` with a handle."""
+        """Complete updates: the program is about to call `function` with a handle."""
         if not self.over and function not in _SAYS_NO_VALUE:
             self._before()
 
     def note(self, function: Callable[..., Any], result: Any) -> None:
-        """What an operation gave."""
+        """Watch those tensors of an operation's result that are handles."""
         for tensor in tensors_in(result):
             self.watch(tensor, places(tensor))
         if function in _GIVES_AN_ARRAY and not is_traced():
@@ -125,13 +126,13 @@ class Handles:
             self.written()
 
     def hand_out(self, by: Any, tensor: Any) -> None:
-        """The program has the memory as long as `by` lives, which refers to `tensor`."""
+        """The program has the memory, outside of torch, as long as `by` lives, which refers to `tensor`."""
         self._outside.append(weakref.ref(by))
         if isinstance(tensor, torch.Tensor):  # known: it need not be searched for
             self.watch(tensor, places(tensor))
 
     def _known(self) -> Counter[int | None]:
-        """How many tensors are watched, by the address of their storage. Other threads may drop some meanwhile."""
+        """Number of watched tensors, by the address of their storage. Other threads may drop some meanwhile."""
         return Counter(place for _, place in list(self._watched.values()))
 
     def _count_references(self) -> None:
@@ -182,7 +183,7 @@ def _held(roots: Iterable[object]) -> list[object]:
 
 
 class _Handle:
-    """In front of the class of a tensor. of: whose handle it is. plain: the class of the tensor."""
+    """The first base of the class of a handle; `plain` is the other one, the tensor's own class."""
 
     __slots__ = ()
     of: Handles
@@ -195,7 +196,7 @@ class _Handle:
     ) -> Any:
         return run(function, args, options or {})
 
-    # Of these torch does not ask `__torch_function__`.
+    # torch calls these without `__torch_function__`.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return run(self.plain.__deepcopy__, (self, memo), {})
@@ -208,7 +209,7 @@ class _Handle:
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """`function` with handles as the tensors that they are; so results are to the bit, and of the types, as without."""
+    """Call `function` with handles as tensors of their own classes: it returns what it would without fscomm."""
     given: list[tuple[Any, Any]] = [(tensor, type(tensor)) for tensor in tensors_in((args, options))]
     handles = [(tensor, kind) for tensor, kind in given if issubclass(kind, _Handle)]
     owners = list({kind.of: None for _, kind in handles})
@@ -246,14 +247,14 @@ def _writes(function: Any, options: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What a node of autograd keeps of a table. version: when it was saved."""
+    """A table that a node of autograd has saved. version: of the tensor at that time."""
 
     tensor: torch.Tensor
     version: int
     owners: Sequence[Handles]
 
     def unpack(self) -> torch.Tensor:
-        """For the node's backward, which reads it: after the updates that the plain loop has done by then."""
+        """For the node's backward, which reads it after the updates that the plain loop has done by then."""
         for owner in self.owners:
             owner.look()
         if (now := _version(self.tensor)) != self.version:  # where hooks are in use, torch does not compare them
@@ -266,9 +267,9 @@ class _Saved:
 
 
 def _saved_by_autograd(owners: Sequence[Handles]) -> contextlib.AbstractContextManager[Any]:
-    """Around an operation on handles: what autograd saves of tables is read by its nodes, which no class sees.
+    """Around an operation on handles: autograd's nodes read saved tables without `__torch_function__`.
 
-    Where the program has hooks of its own on saved tensors, those decide what is kept: copies, or nothing.
+    Where the program has hooks of its own on saved tensors, those decide what is saved: copies, or nothing.
     """
     hooks: Any = torch._C._autograd
     if (
@@ -293,7 +294,7 @@ def _unpack(saved: torch.Tensor | _Saved) -> torch.Tensor:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in what an operation gets or gives."""
+    """All tensors in the arguments or the result of an operation."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,14 +1,14 @@
-"""Look-ups as autograd sees them; of modules that run plainly, reads and updates of tables in program order.
+"""Look-ups as autograd sees them, and reads and updates of tables by modules that run plainly, in program order.
 
-`tap` is the node of autograd between rows that fscomm looked up, or let TorchRec look up, and the user's graph.
+`gradient_hook` makes the node of autograd between looked-up rows, of fscomm or of TorchRec, and the graph of the user.
 
 TorchRec's forward calls a fused kernel to look rows up, and autograd calls that kernel again to update them. A proxy
-stands in for the kernel's forward. Its look-up first waits for the updates before it. Its update is handed over, and is
-done after those before it. So a module that runs plainly, a pipeline that replaced its forward, and a second use in one
-step keep the law of `fscomm/engine/table_order.py`, too.
+replaces the kernel's forward. Its look-up first waits for the updates before it. Its update is submitted to a worker,
+which does it after those before it. So a module that runs plainly, a pipeline that replaced its forward, and a second
+use in one step keep the law of `fscomm/engine/table_order.py`, too.
 
-A sharding group that has no kernel on a rank has a proxy there all the same. So all ranks submit the same updates in
-the same order, and no rank waits for an update that another rank does not know of.
+A sharding group without a kernel on a rank has a proxy there, too. So all ranks submit the same updates in the same
+order, and no rank waits for an update that another rank never submits.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,24 +20,26 @@ from typing import Any
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.tables.shadow_kernels import STATES, Shadow, memory, own_forward, read_hyper
+from fscomm.tables.shadow_kernels import STATES, Shadow, class_forward, memory, read_hyper
 
-Update = Callable[[Callable[[], Shadow]], None]  # gets what gives the shadow of the thread that does it
+ApplyUpdate = Callable[[Callable[[], Shadow]], None]
+"""Applies an update of a table. Its argument returns the shadow kernel of the thread in which it is called."""
 
 
-def tap(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
-    """`rows` as part of the graph; `deliver` gets their gradient and the tensors `saved`."""
-    anchor = rows.new_zeros(0).requires_grad_()  # not shared: compiled autograd adds up what a leaf gets, even nothing
-    result: torch.Tensor = GradientTap.apply(anchor, rows, deliver, *saved)
+def gradient_hook(rows: torch.Tensor, deliver: Callable[..., None], *saved: torch.Tensor) -> torch.Tensor:
+    """`rows` as part of the graph; `deliver` is called with their gradient and the tensors `saved`."""
+    # A new leaf each time: compiled autograd adds up the gradients of a leaf, even where all of them are None.
+    anchor = rows.new_zeros(0).requires_grad_()
+    result: torch.Tensor = GradientHook.apply(anchor, rows, deliver, *saved)
     return result
 
 
-class GradientTap(torch.autograd.Function):
-    """The node of `tap`.
+class GradientHook(torch.autograd.Function):
+    """The node of `gradient_hook`.
 
-    A graph that a loss still holds after its backward keeps nothing of the step, unless it is retained for another one.
-    `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the graph. `saved` passes
-    through hooks on saved tensors: under activation checkpointing the forward runs again to give it.
+    After its backward the node refers to nothing of the step, even if a loss keeps the graph, unless that is retained
+    for a second backward. `anchor` is a leaf that requires a gradient and never gets one: it makes this a node of the
+    graph. `saved` passes through hooks on saved tensors: under activation checkpointing the forward runs again for it.
     """
 
     @staticmethod
@@ -46,7 +48,7 @@ class GradientTap(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.deliver = deliver
         ctx.save_for_backward(*saved)
-        return rows.data  # not a view of `rows`: the user may write into what a forward gives
+        return rows.data  # not a view of `rows`: the user may write into what a forward returns
 
     @staticmethod
     @not_compiled
@@ -63,15 +65,15 @@ class GradientTap(torch.autograd.Function):
 
 
 class LookupProxy:
-    """In the place of the `forward` of `target`, from `install` until `remove`.
+    """Replaces the `forward` of `target`, from `install` until `remove`.
 
-    target: a fused kernel; where this rank has none, what looks up nothing (`empty`).
-    read: a look-up is about to read; blocks until it may, gives what `update` wants to know of this read.
-    update: the tables shall be updated; does not block. Both are called by the thread that runs forward or backward.
+    target: a fused kernel; on a rank without one, the look-up, which then looks up nothing (`empty`).
+    read: called before a look-up reads; blocks until it may, and returns what it reads, for `update`.
+    update: called with that and the update; does not block. Both are called in the thread of forward or backward.
     """
 
     def __init__(
-        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, Update], None]
+        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, ApplyUpdate], None]
     ) -> None:
         self._target = target
         self._empty = empty
@@ -88,22 +90,22 @@ class LookupProxy:
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
         read = self._read()
         with _saved_tensors() as saved:
-            rows = own_forward(self._target)(*args, **options)
+            rows = class_forward(self._target)(*args, **options)
         if not rows.requires_grad:
             return rows
         make_update = self._update_of(args, options, saved)
-        return tap(rows.detach(), partial(self._deliver, read, make_update), *saved)
+        return gradient_hook(rows.detach(), partial(self._deliver, read, make_update), *saved)
 
     def _update_of(
         self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
-    ) -> Callable[..., Update]:
-        """What makes an update of the gradient and of `saved`, which may have been computed again."""
+    ) -> Callable[..., ApplyUpdate]:
+        """Makes an update from the gradient and from `saved`, which may have been computed again."""
         if self._empty:
             return lambda *_: nothing
         hyper = read_hyper(self._target)
-        # The kernel saves its learning rate as a tensor, the only one without a dimension, and all other rates as
-        # numbers: what is computed again in backward changes the one and not the others. Nor are rows those of before,
-        # where they are what ids are mapped to.
+        # Where activation checkpointing computes `saved` again in backward, it is not what forward saved: the kernel
+        # saves its learning rate as a tensor, the only one without a dimension, and so the rate of now is used (other
+        # rates are numbers, and those of then). Behind managed collision the ids are mapped to other rows, too.
         rates = [i for i, tensor in enumerate(saved) if tensor.dim() == 0 and tensor.is_floating_point()]
         given = {
             name: i for name, option in options.items() for i, tensor in enumerate(saved) if _is_same(tensor, option)
@@ -111,20 +113,18 @@ class LookupProxy:
         own = memory(self._target, ("weights", *STATES)) if saved else {}
         tables = {name: i for name, part in own.items() for i, tensor in enumerate(saved) if _is_same(tensor, part)}
 
-        def make_update(gradient: torch.Tensor, *came: torch.Tensor) -> Update:
-            taken = replace(hyper, learning_rate=float(came[rates[0]])) if rates else hyper
-            again = options | {name: came[i] for name, i in given.items()}
+        def make_update(gradient: torch.Tensor, *unpacked: torch.Tensor) -> ApplyUpdate:
+            taken = replace(hyper, learning_rate=float(unpacked[rates[0]])) if rates else hyper
+            again = options | {name: unpacked[i] for name, i in given.items()}
             # Hooks may return copies, as `save_on_cpu` does for GPU tensors. The kernel's own backward would update the
             # copies and not the tables, so the same is done here.
-            copies = {name: came[i] for name, i in tables.items() if not _is_same(came[i], own[name])}
+            copies = {name: unpacked[i] for name, i in tables.items() if not _is_same(unpacked[i], own[name])}
             return lambda shadow: shadow().over(copies).update(taken, gradient, *args, **again)
 
         return make_update
 
-    def _deliver(self, read: Any, make_update: Callable[..., Update], *came: torch.Tensor) -> None:
-        """Maybe after the block of the forward was left."""
-        here = vars(self._target).get("forward") is self
-        update_in_turn(self._target, read if here else None, make_update(*came))
+    def _deliver(self, read: Any, make_update: Callable[..., ApplyUpdate], *saved: torch.Tensor) -> None:
+        self.update(read, make_update(*saved))
 
 
 def _is_same(tensor: torch.Tensor, option: Any) -> bool:
@@ -137,7 +137,8 @@ def _is_same(tensor: torch.Tensor, option: Any) -> bool:
 
 @contextmanager
 def _saved_tensors() -> Iterator[list[torch.Tensor]]:
-    """What a forward saves inside, if hooks on saved tensors are active: they are to see no more and no less of it."""
+    """The tensors that a forward inside saves, if hooks on saved tensors are active. `gradient_hook` saves them again:
+    so those hooks see what they would without fscomm, no more and no less."""
     saved: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,15 +154,3 @@ def _saved_tensors() -> Iterator[list[torch.Tensor]]:
 
 def nothing(_: Callable[[], Shadow]) -> None:
     """The update of no table."""
-
-
-def update_in_turn(target: Any, read: Any, update: Update) -> None:
-    """Update the tables behind `target` when it is its turn, or at once where nobody orders them.
-
-    read: what the proxy read for the forward; None for a forward that the proxy does not know.
-    """
-    proxy = vars(target).get("forward")
-    if isinstance(proxy, LookupProxy):
-        proxy.update(read, update)
-    else:
-        update(lambda: Shadow(target))

@@ -1,8 +1,8 @@
-"""What refers to the memory of tables beside the tensors that are known: aliases, exports, storages.
+"""References to the memory of tables other than by known tensors: aliases, exports, storages.
 
-torch counts the references to a storage, and each tensor over it is one of them, however it was made: by
-`q.data = p.detach()`, in a DLPack capsule, in a C++ extension. The Python object of a storage is different: torch keeps
-it as long as the memory lives, whether or not the program still uses it. Its own reference count tells them apart.
+torch counts the references to a storage. Each tensor over it is one, however it was made: by `q.data = p.detach()`, in
+a DLPack capsule, in a C++ extension. The Python object of a storage is different: torch keeps it as long as the memory
+lives, whether or not the program still refers to it. The reference count of that object shows which.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PAUSE_S = 1e-4
 
 
 class References:
-    """To the storages of `tensors`, each named by its address."""
+    """References to the storages of `tensors`, each named by its address."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         found = {memory(tensor): tensor.untyped_storage() for tensor in tensors}
@@ -27,11 +27,11 @@ class References:
         self.places = list(self._storages)
 
     def unknown(self, place: int, known: int) -> int:
-        """How many there are now beside `known` tensors and those that were accepted; negative if fewer."""
+        """How many there are now beside those of `known` tensors and the accepted ones; negative if fewer."""
         return self._count(place) - known - self._accepted[place]
 
     def lasting(self, place: int, known: Callable[[], Mapping[Any, int]], expected: int) -> int:
-        """The same; counted until there are no more than `expected`, or for a few moments."""
+        """As `unknown`, counted again while there are more than `expected`, for a few moments."""
         for _ in range(_COUNTS):
             if (unknown := self.unknown(place, known()[place])) <= expected:
                 break
@@ -39,11 +39,12 @@ class References:
         return unknown
 
     def accept(self, place: int, known: int) -> None:
-        """The present ones are not counted from now on."""
+        """Do not count the present references from now on."""
         self._accepted[place] = self._count(place) - known
 
     def _count(self, place: int) -> int:
         storage, address = self._storages[place]
+        # The former counts tensors, the latter Python's own references to the storage object.
         return torch._C._storage_Use_Count(address) + sys.getrefcount(storage)
 
 
@@ -55,7 +56,7 @@ def memory(tensor: torch.Tensor) -> int | None:
 
 
 def places(tensor: torch.Tensor) -> set[int | None]:
-    """The addresses of the storages of a tensor; of a DTensor, those of this rank's part. None: it has none."""
+    """The addresses of the storages of a tensor; of a DTensor, those of its shards on this rank. None: it has none."""
     inner = getattr(tensor, "_local_tensor", None)
     if inner is None:
         return {memory(tensor)}

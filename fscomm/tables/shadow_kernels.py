@@ -1,9 +1,9 @@
 """Look-ups and updates of this rank's tables from worker threads, beside the model's own fused kernels.
 
 A worker calls a *shadow* of the fused kernel (FBGEMM's TBE): the same tables and optimizer state, but a learning rate
-and an iteration counter of its own, so that an update that runs late uses those of the step it belongs to, and nothing
-races with the optimizer, which writes the kernel's while workers run. Looking rows up again and running backward is
-bitwise the fused update, and so are calls on disjoint rows instead of one.
+and an iteration counter of its own. So a late update uses those of its step, and does not race with the optimizer,
+which writes the kernel's while workers run. To look rows up again and run backward is bitwise the fused update, and so
+are several calls on disjoint rows instead of one.
 """
 
 import copy
@@ -22,24 +22,24 @@ STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
 
 def memory(kernel: Any, of: Iterable[str] = STATES) -> dict[str, torch.Tensor]:
-    """The memory in use of all its tables, by name: the optimizer's states; `of`: other parts, such as "weights"."""
+    """The memory in use of a kernel's tables, by name. of: which kinds, such as "weights"; the optimizer's states."""
     named = (f"{part}_{place}" for part in of for place in ("dev", "host", "uvm"))
     found = ((name, getattr(kernel, name, None)) for name in named)
     return {name: tensor for name, tensor in found if tensor is not None and tensor.numel()}
 
 
-def own(kernel: Any) -> list[torch.Tensor]:
-    """All tensors that a kernel itself uses."""
+def tensors_of(kernel: Any) -> list[torch.Tensor]:
+    """All tensors that a kernel refers to, parameters and buffers among them."""
     named = (*vars(kernel).values(), *kernel.parameters(), *kernel.buffers())
     return [each for each in named if isinstance(each, torch.Tensor)]
 
 
-_counted: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()  # by kernel, what a forward of it adds
+_counted: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()  # by kernel: what a forward adds to its counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyper:
-    """What one fused kernel would use for the gradients of one step, taken at its forward as the kernel does."""
+    """What a fused kernel would use for the gradients of one step. As the kernel does, it is taken at the forward."""
 
     learning_rate: float
     iteration: int
@@ -47,13 +47,13 @@ class Hyper:
 
 
 def take_hyper(kernel: Any) -> Hyper:
-    """Count one forward of `kernel`, as the plain loop would, and read what belongs to it.
+    """Count one forward of `kernel`, as the plain loop would, and read its hyperparameters.
 
-    A forward without ids counts, too, but issues a handful of device kernels. So one shows what it counts, and from
-    then on that is counted here.
+    A forward without ids counts, too, but launches a handful of kernels on a GPU. So there is only one, which shows
+    what a forward counts; later ones are counted here.
     """
     counted = _counted.get(kernel)
-    # At 0 a forward takes over what was loaded from a checkpoint.
+    # At 0 a forward takes `iter_cpu` from `iter`, which a checkpoint may have loaded: it adds another number then.
     if counted is None or ("iter_cpu" in counted and not int(kernel.iter_cpu)):
         before = _counters(kernel)
         _forward_without_ids(kernel)
@@ -71,7 +71,7 @@ def take_hyper(kernel: Any) -> Hyper:
 
 
 def _counters(kernel: Any) -> dict[str, int]:
-    """All numbers that a forward may count."""
+    """All integers of a kernel, which a forward may count up."""
     numbers = {name: value for name, value in vars(kernel).items() if type(value) is int}
     return numbers | {name: int(getattr(kernel, name)) for name in ("iter", "iter_cpu")}
 
@@ -79,13 +79,13 @@ def _counters(kernel: Any) -> dict[str, int]:
 def _forward_without_ids(kernel: Any) -> None:
     features, where = len(kernel.feature_table_map), kernel.current_device
     with torch.no_grad():
-        own_forward(kernel)(
+        class_forward(kernel)(
             torch.empty(0, dtype=torch.int64, device=where), torch.zeros(features + 1, dtype=torch.int64, device=where)
         )
 
 
 def read_hyper(kernel: Any) -> Hyper:
-    """What belongs to the last forward of `kernel`."""
+    """The hyperparameters of the last forward of `kernel`."""
     return Hyper(
         learning_rate=float(kernel.learning_rate_tensor),
         iteration=int(kernel.iter_cpu),
@@ -93,15 +93,15 @@ def read_hyper(kernel: Any) -> Hyper:
     )
 
 
-def own_forward(module: Any) -> Any:
-    """The forward of `module` itself, whatever stands in for it."""
+def class_forward(module: Any) -> Any:
+    """The forward of the module's class, whatever replaces it on the instance."""
     return type(module).forward.__get__(module)
 
 
 class Shadow:
-    """A copy of a fused kernel for one thread. Follows the kernel where its memory is replaced.
+    """A copy of a fused kernel for one thread, over the same memory; made again where that is replaced.
 
-    pooling: of the copy; None: that of the kernel.
+    pooling: the pooling mode of the copy; None: that of the kernel.
     """
 
     def __init__(self, kernel: Any, pooling: Any = None) -> None:
@@ -112,7 +112,7 @@ class Shadow:
 
     @cached_property
     def adding(self) -> "Shadow":
-        """The same tables; ids of a bag are added up, in place of their mean."""
+        """A shadow of the same kernel that adds up the rows of a bag, instead of a mean."""
         return Shadow(self._kernel, type(self._kernel.pooling_mode).SUM)
 
     def over(self, copies: Mapping[str, torch.Tensor]) -> "Shadow":
@@ -131,7 +131,7 @@ class Shadow:
             return self._current()(ids, offsets, weights)
 
     def update(self, hyper: Hyper, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
-        """What backward of the kernel's forward with these arguments would do, given the gradient of its output."""
+        """Do what backward of the kernel's forward with these arguments would, given the gradient of its output."""
         copied = self._current()
         copied.learning_rate_tensor.fill_(hyper.learning_rate)
         copied.optimizer_args = hyper.arguments
@@ -139,7 +139,9 @@ class Shadow:
         copied.iter_cpu.fill_(hyper.iteration - 1)
         with torch.enable_grad():
             out = copied(*args, **options)
-        with torch.no_grad():  # in this thread: on CUDA autograd's own may be in a forward that waits for this update
+        # The node is called in this thread: on CUDA autograd runs backward in a thread of its own, which may be in a
+        # forward that waits for this very update (activation checkpointing).
+        with torch.no_grad():
             out.grad_fn(gradient.view_as(out))
 
     def _current(self) -> Any:
@@ -150,12 +152,12 @@ class Shadow:
 
 def _copy(kernel: Any, pooling: Any) -> Any:
     copied = copy.copy(kernel)
-    for name in ("forward", *KERNEL_READS, *KERNEL_WRITES):  # what replaces those of the kernel is not for the copy
+    for name in ("forward", *KERNEL_READS, *KERNEL_WRITES):  # hooks on the kernel: proxies, and calls that are watched
         copied.__dict__.pop(name, None)
     for name, value in vars(kernel).items():
-        if isinstance(value, list | dict | set):  # registries, and queues that every call writes to
+        if isinstance(value, list | dict | set):  # registries, and queues that every call appends to
             copied.__dict__[name] = copy.copy(value)
-    for name in ("learning_rate_tensor", "iter", "iter_cpu"):
+    for name in ("learning_rate_tensor", "iter", "iter_cpu"):  # set for each update, and the kernel's are in use
         setattr(copied, name, getattr(kernel, name).clone())
     if pooling is not None:
         copied.pooling_mode = pooling

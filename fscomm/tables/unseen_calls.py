@@ -1,10 +1,9 @@
-"""Functions to which torch gives tensors without asking `__torch_function__`: they look at handles, too.
+"""Functions that torch calls without `__torch_function__`, though their tensors may be handles of tables.
 
-Collectives, TorchScript functions, DLPack exports, and the transforms of `torch.func`. While a block is open they are
-intercepted; which tables they look at is known by the memory of the tensors that they get. Calls on other tensors go on
-as they are.
+These are collectives, TorchScript functions, DLPack exports, and the transforms of `torch.func`. While a block is open
+they are intercepted; the memory of their tensors says which tables they access. Calls on other tensors are passed on.
 
-Collectives are intercepted in torch's dispatcher: there all of them pass, those of `torch.distributed`, of a process
+Collectives are intercepted in torch's dispatcher, which all of them pass: those of `torch.distributed`, of a process
 group's own methods, and of C++ (`_broadcast_coalesced`, DistributedDataParallel). fscomm's own exchanges do not: they
 call a backend directly.
 """
@@ -33,12 +32,12 @@ _undo = contextlib.ExitStack()
 
 
 def intercept(handles: Iterable[Handles], before_collective: Callable[[], None]) -> Callable[[], None]:
-    """From now on, until the function that it gives is called. before_collective: called before each one, whatever
-    tensors it has."""
+    """Intercept calls on `handles`, until the returned function is called. before_collective: called before every
+    collective, whatever its tensors are."""
     given = list(handles)
     with _lock:
         if not _open:
-            with contextlib.ExitStack() as undo:
+            with contextlib.ExitStack() as undo:  # if it fails in between, what was installed is removed
                 _install(undo)
                 _undo.push(undo.pop_all())
         _open.extend(given)
@@ -65,14 +64,14 @@ def _install(undo: contextlib.ExitStack) -> None:
                 library.impl(operator, partial(_collective, operator), _KEY, with_keyset=True)
     for kind in _SCRIPT:
         _put(kind, "__call__", _scripted(kind.__call__), undo)
-    instead: dict[int, tuple[Any, Any]] = {}  # by the number of a function, the function and what replaces it
+    instead: dict[int, tuple[Any, Any]] = {}  # by the id of a function: the function, and its replacement
     for where, names, call in (torch._C, _EXPORTS, _export), (torch._C._functorch, _TRANSFORMS, _transform):
         for name in names:
             if (function := getattr(where, name, None)) is not None:
                 instead[id(function)] = function, wraps(function)(partial(call, function))
     for module in list(sys.modules.values()):  # others may have imported them by name
         values = dict(getattr(module, "__dict__", {}))
-        if instead.keys().isdisjoint(map(id, values.values())):  # by C: there are half a million names
+        if instead.keys().isdisjoint(map(id, values.values())):  # a loop in C, as there are half a million names
             continue
         for name, value in values.items():
             if id(value) in instead:
@@ -85,14 +84,14 @@ def _put(owner: Any, name: str, instead: Any, undo: contextlib.ExitStack) -> Non
 
 
 def _looked_at(*values: Any) -> list[Handles]:
-    """Whose tables the tensors in `values` are of."""
+    """The handles of those tables to which tensors in `values` belong."""
     where = set().union(*(places(tensor) for tensor in tensors_in(values))) if _open else set()
     return [handles for handles in list(_open) if handles.hold(where)]
 
 
 @contextlib.contextmanager
 def _look(*values: Any) -> Iterator[list[Handles]]:
-    """Around a call that may read and write the tensors in `values`; whose tables these are."""
+    """Around a call that may read and write the tensors in `values`; gives the handles of their tables."""
     looked_at = _looked_at(*values)
     for handles in looked_at:
         handles.look()
@@ -121,7 +120,7 @@ def _scripted(own: Any) -> Any:
 
 def _export(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
     with _look(tensor) as of_tables:
-        if of_tables:  # an alias of its own for each export: it lives as long as the consumer refers to the memory
+        if of_tables:  # a new alias for each export: it lives exactly as long as the consumer refers to the memory
             with torch._C.DisableTorchFunctionSubclass():
                 tensor = tensor.detach()
         for handles in of_tables:
@@ -130,7 +129,7 @@ def _export(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
 
 
 def _transform(own: Any, tensor: Any, *args: Any, **options: Any) -> Any:
-    if torch.compiler.is_dynamo_compiling():  # the tensor is traced, and has no memory to look at
+    if torch.compiler.is_dynamo_compiling():  # the tensor is traced, and has no memory
         return own(tensor, *args, **options)
     with _look(tensor):
         return own(tensor, *args, **options)

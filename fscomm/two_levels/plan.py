@@ -22,7 +22,6 @@ from fscomm.plan.peer_ids import Strips
 from fscomm.plan.row_plan import Mapped, RowIds, RowPlan, ServedRows
 from fscomm.two_levels import kernels
 
-MOST_RANKS_PER_HOST = 64  # one bit each
 _BITS_OF_IDS = 40  # of a key of (owner, table, id); a table has fewer rows
 
 

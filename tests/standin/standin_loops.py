@@ -132,7 +132,7 @@ def base(run: Run) -> None:
 
 
 def everything(run: Run) -> None:
-    """What a loop may do, a step each; left early, and again; the last backward comes after the block."""
+    """What a loop may do, a step each; left early, and again; the last backward comes after the loop."""
     with run.enable() as comm:
         held: list[torch.Tensor] = []
         for step, given in enumerate(comm.lookahead(run.loader(0, 20))):
@@ -169,8 +169,8 @@ def everything(run: Run) -> None:
             loss = run.loss(step, given)
             if step < 20:
                 loss.backward()
-    run.note_state()
-    loss.backward()
+        run.note_state()
+        loss.backward()
 
 
 LOOPS: dict[str, Callable[[Run], None]] = {"base": base, "everything": everything}

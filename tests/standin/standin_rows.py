@@ -5,7 +5,7 @@ with two processes on one GPU.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,13 @@ from standin_kernel import Kernel
 from torch import nn
 
 from fscomm.comm import Comm
+from fscomm.compose import compile_kernels
+from fscomm.engine.agreement import Agreed
+from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.plan.group_plan import AskedIds, Request
 from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
-from fscomm.tables.binding import Asked, Binding
+from fscomm.tables.binding import Binding, ForwardSize
 from fscomm.tables.group_tables import as_they_are
 
 HOST = torch.device("cpu")
@@ -165,8 +168,8 @@ class RowsBinding(Binding):
     def cut(self, output: Any, ends: Sequence[int]) -> Any:
         raise AssertionError("no block in parts is entered")
 
-    def asked(self, features: Ids) -> list[Asked]:
-        return [Asked(self.name, *StandIn().asked(self.module, features), None)]
+    def forward_sizes(self, features: Ids) -> list[ForwardSize]:
+        return [ForwardSize(self.name, *forward_size(self.module, features), None)]
 
     def on_gradient(self, output: torch.Tensor, then: Callable[[], None]) -> None:
         if output.requires_grad:
@@ -176,66 +179,53 @@ class RowsBinding(Binding):
         del output, guard  # its forward waits itself
 
 
-class StandIn:
-    """A `fscomm.tables.sharding_library.Library` of `ShardedRows`."""
+def bind(name: str, module: ShardedRows) -> RowsBinding:
+    layout = GroupLayout(
+        module=name,
+        sharding="row_wise",
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        dim=module.dim,
+        dtype=torch.float32,
+        runs=(module.runs,) * dist.get_world_size(),
+        rows=tuple(module.rows),
+        chunk_bytes=CHUNK_BYTES[module.where.type],
+    )
+    return RowsBinding(
+        name=name,
+        module=module,
+        layouts=[layout],
+        codecs=[as_they_are(torch.float32, module.dim)],
+        kernels=[[module.kernel]],
+        plain=module.forward,
+    )
 
-    def sharded_modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, each) for name, each in model.named_modules() if isinstance(each, ShardedRows))
 
-    def problems(self, found: Mapping[str, Any], context: Any, calls: int) -> dict[str, str]:
-        return {}
+def make_ids(
+    keys: list[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, stride: int
+) -> Ids:
+    return Ids(keys, values, lengths, stride)
 
-    def parts(self, name: str, module: Any) -> list[str]:
-        return [f"{name} (row_wise)"]
 
-    def versions(self) -> dict[str, str]:
-        return {}
+def forward_size(module: ShardedRows, features: Ids) -> tuple[int, int]:
+    number = len(features.values())
+    return number, 4 * number * module.dim
 
-    def trial(self, module: Any) -> None:
-        return None
 
-    def adds_parts(self, name: str, module: Any, unserved: Collection[str]) -> dict[str, Any]:
-        return {}
-
-    def bind(self, name: str, module: Any, ranks_per_host: int, plainly: Mapping[str, str]) -> RowsBinding:
-        layout = GroupLayout(
-            module=name,
-            sharding="row_wise",
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-            dim=module.dim,
-            dtype=torch.float32,
-            runs=(module.runs,) * dist.get_world_size(),
-            rows=tuple(module.rows),
-            chunk_bytes=CHUNK_BYTES[module.where.type],
-            ranks_per_host=ranks_per_host,
-        )
-        return RowsBinding(
-            name=name,
-            module=module,
-            layouts=[layout],
-            codecs=[as_they_are(torch.float32, module.dim)],
-            kernels=[[module.kernel]],
-            plain=module.forward,
-        )
-
-    def features_problem(self, features: Any) -> str | None:
-        return None
-
-    def make_features(
-        self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, stride: int
-    ) -> Ids:
-        return Ids(keys, values, lengths, stride)
-
-    def asked(self, module: Any, features: Any) -> tuple[int, int]:
-        number = len(features.values())
-        return number, 4 * number * module.dim
+def all_served(model: nn.Module, calls: int) -> Agreed:
+    """What ranks agree on for a model of `ShardedRows`, without asking each other."""
+    compile_kernels()
+    found = {name: each for name, each in model.named_modules() if isinstance(each, ShardedRows)}
+    modules: list[Binding] = [bind(name, module) for name, module in found.items() for _ in range(calls)]
+    finder = FeatureFinder([module.name for module in modules], {}, problem=lambda _: None, make=make_ids)
+    return Agreed(found=found, problems={}, modules=modules, finder=finder, forward_size=forward_size)
 
 
 @contextlib.contextmanager
 def enabled(model: nn.Module, *, transport: str, strict: bool = False, calls: int = 1) -> Iterator[Comm]:
     """As `fscomm.enable`, for a model of `ShardedRows`."""
-    comm = Comm.enter(StandIn(), model, {}, calls, transport=transport, strict=strict, timeout_s=PATIENCE_S)
+    agree: Callable[..., Agreed] = lambda **_: all_served(model, calls)  # noqa: E731
+    comm = Comm.enter(model, agree, transport=transport, strict=strict, timeout_s=PATIENCE_S)
     try:
         yield comm
     except BaseException as error:

@@ -1,7 +1,6 @@
-"""The only place that knows TorchRec and fbgemm.
+"""TorchRec and fbgemm, as fscomm uses them. Beside the extensions, no other folder imports them.
 
-`torchrec_library` is all of it that the rest of fscomm uses; it gets it from `installed`. `structure` reaches the parts
-of a sharded module, and lists what is relied on; `servable` says what can be served; `throwaway` makes the modules of a
-trial. The `binding` of a module stands in for its forward by way of `own_forward`; `codecs` are those of quantised
-communication.
+`installed` says whether they are there. `sharded` reaches the parts of a sharded module; `requirements` says what these
+must have to be served. `bind` describes what is served by a `binding`, which replaces the forward of the module through
+`module_view`; `features` are what the module gets.
 """

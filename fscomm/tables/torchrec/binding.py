@@ -1,4 +1,4 @@
-"""A sharded module of TorchRec that is served, or some of its sharding groups."""
+"""The binding of a sharded module of TorchRec, of which all sharding groups are served, or some of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,9 +15,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from fscomm.compose import group_plan
 from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.tables.binding import Asked, Binding, MakePart
-from fscomm.tables.torchrec import structure
-from fscomm.tables.torchrec.own_forward import InputDist, dist_input, output, pass_by
+from fscomm.tables.binding import Binding, ForwardSize, MakePart
+from fscomm.tables.torchrec import sharded
+from fscomm.tables.torchrec.features import forward_size, forward_size_of_group, has_strays, one_sample_without_ids
+from fscomm.tables.torchrec.module_view import InputDist, dist_input, output, pass_by
 from fsranks.libraries import keep_fx_notice_away
 
 keep_fx_notice_away()
@@ -25,26 +26,32 @@ keep_fx_notice_away()
 
 @dataclass(slots=True, kw_only=True)
 class TorchRecBinding(Binding):
-    """numbers: [G] of the served groups among those of the module. input_dists: [G] in host memory: they bucketize, and
-    keep what they would send. plainly: why the other groups run plainly, by what they are called."""
+    """See `Binding`.
+
+    Attributes:
+        numbers: [G] of the served groups among those of the module.
+        input_dists: [G] in host memory; they bucketize ids by owner, and send nothing.
+        plainly: why the other groups run plainly, by name.
+        input_dists_created: whether the module has its own input dists.
+    """
 
     numbers: list[int]
     input_dists: list[Callable[[Any], Any]]
     plainly: Mapping[str, str]
-    met: bool = False
+    input_dists_created: bool = False
 
     @property
     def device(self) -> torch.device:
-        return structure.where(self.module)
+        return sharded.where(self.module)
 
     @property
     def _rows(self) -> Any:
-        """TorchRec's collection that has the tables."""
-        return structure.rows_of(self.module)
+        """The collection that has the tables."""
+        return sharded.rows_of(self.module)
 
     @property
     def _asks(self) -> Any:
-        """Whose input dists send the ids."""
+        """The module whose input dists send the ids."""
         return self.module
 
     @property
@@ -57,7 +64,7 @@ class TorchRecBinding(Binding):
 
     @property
     def whole_batches_only(self) -> str | None:
-        if structure.dedups(self.module):
+        if sharded.dedups(self.module):
             return "index dedup adds up the gradients of an id over the whole batch"
         return None
 
@@ -66,20 +73,21 @@ class TorchRecBinding(Binding):
         if not get_gradient_division():
             return ()
         owners = 1 if layout.pooling is None else layout.pooling.owners
-        # What is added up on hosts is divided twice, the last time on the host: the bits are not those of one division.
+        # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks.
+        # Each division rounds: one by the product would not be bitwise the same.
         return layout.world_size // owners, owners
 
     def proxy_targets(self, group: int) -> list[Any]:
         return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
-    def meet(self, features: KeyedJaggedTensor) -> None:
-        if not self.met:  # TorchRec makes the input dists when it sees the first features
+    def create_input_dists(self, features: KeyedJaggedTensor) -> None:
+        if not self.input_dists_created:  # TorchRec creates the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
             # Only the keys matter, and the copy of the batch to the device may be incomplete, so its values and lengths
             # must not be read. Kernels such as that of index dedup need at least one sample.
-            one = _one_sample_without_ids(features)
+            one = one_sample_without_ids(features)
             dist_input(self._asks, nothing_sent, self.module.create_context(), one)
-            self.met = True
+            self.input_dists_created = True
 
     def prepare(
         self, parts: Sequence[tuple[KeyedJaggedTensor, KeyedJaggedTensor | None]]
@@ -92,9 +100,11 @@ class TorchRecBinding(Binding):
     def _prepare(
         self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None
     ) -> tuple[list[Any], list[AskedIds]]:
-        """Of one part the context of the module's forward, in which index dedup notes which unique id each id was, and
-        the KJT of each group of the module, as its forward splits them; and what each served group asks for. Unique ids
-        are those of the device: fbgemm has no such kernel for the host."""
+        """([context of the module's forward, KJT of each group], what each served group requests) of one part.
+
+        Index dedup notes in the context which unique id each id was. Unique ids are found on the device, as fbgemm has
+        no such kernel for the host.
+        """
         if features.stride() == 0:
             return [], [_asks_nothing(layout) for layout in self.layouts]
         context = self.module.create_context()
@@ -102,11 +112,11 @@ class TorchRecBinding(Binding):
         of_groups: list[Any] = [pass_by] * len(self._rows._lookups)
         for number, dist in zip(self.numbers, dists, strict=True):
             of_groups[number] = dist
-        if structure.dedups(self.module):
-            # Index dedup cannot bear ids outside of their tables. The owners note them, and the step runs plainly.
-            # Where rows are reassigned any id may come: the owner gives it a row of the table.
-            strays = self.guard.reassigns is None and self._has_strays(features)
-            split = dist_input(self._asks, of_groups, context, features, as_they_are=strays)
+        if sharded.dedups(self.module):
+            # Index dedup fails on ids outside of their tables. So they are sent without it: the owners find them, and
+            # the step runs plainly. Where forwards reassign rows any id may come: its owner gives it a row.
+            strays = self.guard.reassigns is None and has_strays(self.module, features)
+            split = dist_input(self._asks, of_groups, context, features, without_dedup=strays)
         elif on_host is None:
             split = dist_input(self._asks, of_groups, context, features)
         else:
@@ -114,17 +124,6 @@ class TorchRecBinding(Binding):
             split = dist_input(self._asks, [pass_by] * len(of_groups), context, features)
         asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], asked
-
-    def _has_strays(self, features: KeyedJaggedTensor) -> bool:
-        """Whether an id is outside of its table: such as of features that were looked for in the wrong place."""
-        shardings = (sharding for _, _, sharding in structure.groups(self.name, self.module))
-        tables = (table for sharding in shardings for of_rank in structure.tables(sharding) for table in of_rank)
-        rows = {feature: table.num_embeddings for table in tables for feature in table.feature_names}
-        of_keys = features.values().split(features.length_per_key())
-        return any(
-            len(ids) > 0 and key in rows and (int(ids.min()) < 0 or int(ids.max()) >= rows[key])
-            for key, ids in zip(features.keys(), of_keys, strict=True)
-        )
 
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
         if features.stride() == 0:
@@ -140,9 +139,9 @@ class TorchRecBinding(Binding):
         return output(self._rows, context, split, of_groups)
 
     def _output_of_nothing(self, features: KeyedJaggedTensor, rows: list[torch.Tensor]) -> Any:
-        """Of features without a sample, which TorchRec's forward does not take: what it makes of one without ids, cut
-        off."""
-        one = _one_sample_without_ids(features)
+        """The output for features without a sample, which TorchRec's forward does not accept: that for one sample
+        without ids, cut to no samples."""
+        one = one_sample_without_ids(features)
         context = self.module.create_context()
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
@@ -168,12 +167,12 @@ class TorchRecBinding(Binding):
             parts.append(MakePart(rows, partial(_by_key, of_part)))
         return [jagged.values() for jagged in given.values()], parts
 
-    def asked(self, features: Any) -> list[Asked]:
+    def forward_sizes(self, features: Any) -> list[ForwardSize]:
         if not self.in_part:
-            return [Asked(self.name, *asked(self._rows, features), None)]
+            return [ForwardSize(self.name, *forward_size(self._rows, features), None)]
         return [
-            Asked(part, *asked_of_group(self.module, sharding, features), self.plainly.get(part))
-            for part, _, sharding in structure.groups(self.name, self.module)
+            ForwardSize(group, *forward_size_of_group(self.module, sharding, features), self.plainly.get(group))
+            for group, _, sharding in sharded.groups(self.name, self.module)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
@@ -197,20 +196,8 @@ class TorchRecBinding(Binding):
         output._wait_impl = guarded
 
 
-def _one_sample_without_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """In the place of features without a sample."""
-    keys, weights = features.keys(), features.weights_or_none()
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=features.values().new_empty(0),
-        lengths=torch.zeros(len(keys), dtype=torch.int32, device=features.device()),
-        weights=None if weights is None else weights.new_empty(0),
-        stride=1,
-    )
-
-
 def _asked(dist: InputDist, pooled: bool) -> AskedIds:
-    """What a part asks of the owners of a group; before the input dist is used again."""
+    """What a part requests of the owners of a group; to be read before the input dist is called again."""
     sent = dist.sent
     ids = sent.values().long()
     if not pooled:
@@ -225,7 +212,7 @@ def _asked(dist: InputDist, pooled: bool) -> AskedIds:
 
 
 def _asks_nothing(layout: GroupLayout) -> AskedIds:
-    """Of a part without a sample, which TorchRec does not take."""
+    """The request of a part without a sample, which TorchRec does not accept."""
     features = int(layout.features.sum())
     lengths = None if layout.pooling is None else torch.empty(features, 0)
     return AskedIds(torch.empty(0, dtype=torch.int64), [0] * features, None, lengths)
@@ -250,24 +237,3 @@ def _lengths_and_weights(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     weights = jagged.weights_or_none()
     return jagged.lengths()[start:end], None if weights is None else weights[rows]
-
-
-def asked(module: Any, features: Any) -> tuple[int, int]:
-    """How many ids a forward of a module looks up, and the bytes of the embeddings that it gives for them."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    ids = features.values().numel()
-    if isinstance(module, ShardedEmbeddingCollection):
-        return ids, 4 * ids * module._embedding_dim
-    return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
-
-
-def asked_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
-    """The same of one of its groups."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
-    ids = sum(lengths[name] for name in set(sharding.feature_names()))
-    if structure.is_pooled(module):  # one vector a sample
-        return ids, 4 * features.stride() * sum(sharding.embedding_dims())
-    return ids, 4 * ids * module._embedding_dim

@@ -116,6 +116,19 @@ def backward_after_an_error(rank: int, size: int) -> None:
         losses[-1].backward()
 
 
+def backward_after_the_block(rank: int, size: int) -> None:
+    """Through a forward that was served, and through one that ran plainly: no table changes."""
+    run = new_run(rank, size, CONFIG.but(data_parallel=False), "fscomm")
+    with run.enable() as comm:
+        losses = [run.loss(step, batch) for step, batch in enumerate(comm.lookahead(run.loader()))]
+        losses.append(run.loss(len(losses), run.loader(0, 1)[0]))
+    before = flat(raw_state(run.model, run.optimizer))
+    for loss in losses[-2:]:
+        with refused(RuntimeError, "block that has ended: .* Call backward inside the block, or run the forward again"):
+            loss.backward()
+    assert differences(before, flat(raw_state(run.model, run.optimizer))) == []
+
+
 def announced_wrongly(rank: int, size: int) -> None:
     """features= gives other ids than the module gets: an error on all ranks, before any table is touched."""
     run = new_run(rank, size, CONFIG, "fscomm")
@@ -140,6 +153,7 @@ def other_ids(batch: Batch, factor: int, more: int) -> Any:
         one_batch_refilled,
         strict_without_lookahead,
         backward_after_an_error,
+        backward_after_the_block,
         announced_wrongly,
     ],
 )

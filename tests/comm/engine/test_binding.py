@@ -8,8 +8,8 @@ from exact_model import batches, build, ids_of
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.tables.torchrec import torchrec_library
-from fscomm.tables.torchrec.own_forward import InputDist, dist_input
+from fscomm.tables.torchrec.bind import bind
+from fscomm.tables.torchrec.module_view import InputDist, dist_input
 
 ON_DEVICE = "_features_order_tensor", "_dim_per_key", "_kt_key_ordering", "_kjt_inverse_order"
 
@@ -19,14 +19,14 @@ def bound(size: int, name: str = "a") -> tuple[Any, Any]:
     config = CONFIGS["pooled mixed"]
     model, _ = build(config, size)
     ids = ids_of(batches(config, 0, size, 0, 1)[0], name)
-    return torchrec_library.bind(name, model.module.embeddings[name], size, {}), ids
+    return bind(name, model.module.embeddings[name], ranks_per_host=size), ids
 
 
 def asks_in_host_memory(rank: int, size: int) -> bool:
     """The input dist runs on the host copy of the features. The tensors of the module are replaced by floats: using one
     as an index raises."""
     binding, features = bound(size)
-    binding.meet(features)
+    binding.create_input_dists(features)
     module = binding.module
     own = {each: tensor for each in ON_DEVICE if isinstance(tensor := getattr(module, each, None), torch.Tensor)}
     dists = [InputDist(dist) for dist in binding.input_dists]
@@ -41,12 +41,14 @@ def test_plans_of_means_use_no_tensor_of_the_device() -> None:
     assert shared_world(1).run(asks_in_host_memory) == [True]
 
 
-def meets_what_is_on_its_way(rank: int, size: int) -> bool:
+def creates_input_dists_of_an_incomplete_copy(rank: int, size: int) -> bool:
     binding, features = bound(size)
     garbage = torch.full_like(features.lengths(), -80)
-    binding.meet(KeyedJaggedTensor(features.keys(), features.values(), lengths=garbage, stride=features.stride()))
-    return bool(binding.met)
+    binding.create_input_dists(
+        KeyedJaggedTensor(features.keys(), features.values(), lengths=garbage, stride=features.stride())
+    )
+    return bool(binding.input_dists_created)
 
 
 def test_the_first_features_are_not_read_before_their_copy_is_complete() -> None:
-    assert shared_world(1).run(meets_what_is_on_its_way) == [True]
+    assert shared_world(1).run(creates_input_dists_of_an_incomplete_copy) == [True]

@@ -20,17 +20,17 @@ from torch.distributed.distributed_c10d import _world
 from worlds import exit_codes, shared_world
 
 import fscomm
-from fscomm.engine import stand_ins
+from fscomm.engine import hooks
 from fscomm.exchange import executor
-from fscomm.tables.torchrec import torchrec_library
+from fscomm.tables.torchrec import bind
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 ODD = 1
 
 PLACES = {  # where it fails, and in which call
-    "tables": (torchrec_library, "bind", 1),
+    "tables": (bind, "bind", 1),
     "workers": (executor, "Worker", 2),
-    "flush points": (stand_ins, "find", 1),
+    "flush points": (hooks, "find", 1),
 }
 
 

@@ -33,7 +33,8 @@ from worlds import shared_world
 
 import fscomm
 from fscomm.errors import NotServedError
-from fscomm.tables.torchrec import servable, structure, torchrec_library
+from fscomm.tables.torchrec import requirements, sharded
+from fscomm.tables.torchrec.bind import unquantised
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 
@@ -214,8 +215,8 @@ def test_maps_that_are_asked_twice_or_followed_are_not_served() -> None:
 
 def of_tables_on(device: str, module: Any) -> str | None:
     """What would be said of the module if its tables were on that device."""
-    with mock.patch.object(structure, "where", return_value=torch.device(device)):
-        return next(iter(servable.group_problems("it", module).values()), None)
+    with mock.patch.object(sharded, "where", return_value=torch.device(device)):
+        return next(iter(requirements.group_problems("it", module, unquantised).values()), None)
 
 
 def on_cuda(rank: int, size: int) -> None:
@@ -253,9 +254,9 @@ def in_parts_on_cuda(rank: int, size: int) -> tuple[str | None, list[str]]:
     """What is said of row-wise bags; and of which of them gloo would have to add up the parts."""
     model, _ = build(CONFIGS["pooled weighted"], size)
     module = model.module.embeddings["a"]
-    assert list(torchrec_library.adds_parts("it", module, ())) != []
-    with mock.patch.object(structure, "where", return_value=torch.device("cuda")):
-        return of_tables_on("cuda", module), list(torchrec_library.adds_parts("it", module, ()))
+    assert list(sharded.gloo_groups("it", module, ())) != []
+    with mock.patch.object(sharded, "where", return_value=torch.device("cuda")):
+        return of_tables_on("cuda", module), list(sharded.gloo_groups("it", module, ()))
 
 
 @pytest.mark.parametrize(("ranks", "served"), [(2, True), (3, False)])

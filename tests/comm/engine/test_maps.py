@@ -15,7 +15,7 @@ from worlds import shared_world
 
 from fscomm.managed.maps import MapsAhead, Record
 from fscomm.managed.zero_collision import FREE
-from fscomm.tables.torchrec.own_forward import With
+from fscomm.tables.torchrec.module_view import ModuleView
 
 pytestmark = needs_mpzch
 TABLES = (
@@ -82,7 +82,7 @@ def by_torchrec(collection: Any, maps: Any, ids: np.ndarray, counts: np.ndarray)
         keys=["h0", "h1", "m0"], values=torch.from_numpy(ids), lengths=torch.from_numpy(counts).int(), stride=1
     )
     rows: list[int] = []
-    changed = With(collection, _managed_collision_modules=maps)
+    changed = ModuleView(collection, _managed_collision_modules=maps)
     for table, part in zip("hm", kjt.split([2, 1]), strict=True):
         rows += type(collection).get_lookup_value(changed, table, part)[table].values().tolist()
     return rows, type(collection).evict(changed)

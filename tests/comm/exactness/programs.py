@@ -175,7 +175,8 @@ class Player:
     # Blocks and batches
 
     def enter(self, n: int = 0) -> None:
-        """Graphs from outside a block are not carried into it: their updates are TorchRec's own (see README)."""
+        """Graphs do not cross the ends of a block: updates of those before it are TorchRec's own (see README), and a
+        backward pass through those of a block raises after it."""
         if self.comm is None:
             self.held.clear()
             self._block = contextlib.ExitStack()
@@ -189,6 +190,7 @@ class Player:
                 if n % 3 == 1:
                     raise _Refused
             self.comm, self.batch = None, None
+            self.held.clear()
             self.run.record_raw(f"{self._count} left")
 
     def new_loop(self, n: int = 0) -> None:

@@ -18,13 +18,14 @@ from clocks import Clocks, Moment
 from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 
 from fscomm import comm
-from fscomm.engine import engine, trial
+from fscomm.engine import engine
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
 from fscomm.exchange.operations import EXCLUSIVE, REASSIGNED
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
+from fscomm.verify import trial
 
 Row = tuple[int, int]  # table, id
 
@@ -102,7 +103,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     patch.setattr(trial, "problems", lambda *_, **options: {})  # what it does has no place in the program's order
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
-    fetch, run, own_forward = RowExchange.fetch, Worker._run, lookups.own_forward
+    fetch, run, class_forward = RowExchange.fetch, Worker._run, lookups.class_forward
     updated, flush = Program._note_updated, engine.Engine.flush
     run_served, run_plainly = engine.Engine._run_served, engine.Engine.run_plainly
     result = Pending.result
@@ -122,9 +123,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         begin = device.now()
         update(self, hyper, gradient, *args, **options)
         ids, offsets = args[:2] if args else (options["indices"], options["offsets"])
-        work = getattr(own, "work", None)
-        place = seen.place() if work is None else None  # done at once: after the block
-        seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, place, update=True, work=work)
+        seen.note(self._kernel, "update", _rows(self._kernel, ids, offsets), begin, None, update=True, work=own.work)
 
     def fetched(self: Any, of_step: Any, groups: Any, piece: int) -> None:
         own.fetching = of_step, piece, {id(shadow): g for g in groups for shadow in self._tables[g].shadows}
@@ -142,7 +141,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
     def forward_of(kernel: Any) -> Any:
         def forward(*args: Any, **options: Any) -> Any:
             begin = device.now()
-            found = own_forward(kernel)(*args, **options)
+            found = class_forward(kernel)(*args, **options)
             if args:
                 return found  # a look-up without a kernel
             rows = _rows(kernel, options["indices"], options["offsets"])
@@ -207,7 +206,7 @@ def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] =
         (RowExchange, "fetch", fetched),
         (Worker, "_run", ran),
         (Program, "_note_updated", submitted),
-        (lookups, "own_forward", forward_of),
+        (lookups, "class_forward", forward_of),
         (engine.Engine, "flush", flushed),
         (engine.Engine, "_run_served", ran_served),
         (engine.Engine, "run_plainly", plainly),

@@ -37,7 +37,7 @@ from fscomm.loop.moving import Moving
 from fscomm.loop.parts import InOnePart, cut_batch, cut_points
 from fscomm.plan.number_of_parts import SPAN, NumberOfParts
 from fscomm.report.recorder import Recorder
-from fscomm.tables.torchrec import torchrec_library
+from fscomm.tables.torchrec.features import make_features
 from fsranks.errors import MismatchError
 
 
@@ -384,7 +384,7 @@ class Given:
 @given(samples=st.integers(0, 9), number=st.integers(2, 5), seed=st.integers(0, 999))
 def test_any_batch_with_a_kjt_is_cut(samples: int, number: int, seed: int) -> None:
     batch = Given(samples, torch.Generator().manual_seed(seed))
-    parts = cut_batch(batch, number, torchrec_library.make_features)
+    parts = cut_batch(batch, number, make_features)
     assert sum(part.kjt.stride() for part in parts) == samples
     assert all(part.kjt.lengths().is_contiguous() for part in parts)
     for key, jagged in batch.kjt.to_dict().items() if samples else ():
@@ -408,10 +408,10 @@ def test_a_batch_with_slots_is_cut() -> None:
         dense: torch.Tensor
 
     given = Given(4, torch.Generator().manual_seed(0))
-    parts = cut_batch(Slots(given.kjt, torch.arange(4)), 2, torchrec_library.make_features)
+    parts = cut_batch(Slots(given.kjt, torch.arange(4)), 2, make_features)
     assert torch.equal(torch.cat([part.dense for part in parts]), torch.arange(4))
 
 
 def test_a_batch_without_a_kjt_has_to_cut_itself() -> None:
     with pytest.raises(ValueError, match=r"give it a method parts\(number\)"):
-        cut_batch({"ids": torch.arange(4)}, 2, torchrec_library.make_features)
+        cut_batch({"ids": torch.arange(4)}, 2, make_features)

@@ -134,8 +134,6 @@ def test_random_programs_are_exact(size: int, fixed: int | None, most: int | Non
 
 
 ONCE_WRONG = {
-    "what backward brought for one forward waits while another one updates at once":
-        "forward next_forward:5 leave backward_of_sum",
     "one rank reads the state after a backward pass that raised, the other one asks for a batch":
         "next:7 new_loop backward_fails:9 state:8 backward_fails",
     "one rank reads the state after a backward pass that raised, the other one runs backward":
@@ -173,11 +171,6 @@ def test_usual_programs(program: str, chance: int) -> None:
 def test_parameters_that_ddp_finds_unused() -> None:
     program = "train_next:3 train_next train_next:4 train_next train_next:3 train_next"
     check_program(2, CONFIGS["several"].but(finds_unused=True), program)
-
-
-def test_the_last_backward_of_pooled_tables_after_the_block() -> None:
-    """Rows of bags whose gradients came with the collision class are updated with the other class, there, too."""
-    check_program(2, CONFIGS["pooled mixed"], "train_next train_next next_forward leave backward optimizer_step")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ USUAL = {
     "states, loops and blocks": """
         train_next state train_next state:1 next_forward state:2 backward state:5 optimizer_step
         train_next evaluate evaluate:1 train_next flush:1 train_next flush train_next load train_next load:1 train_next
-        new_loop train_on:1 next_forward leave train_next backward_of_sum train_next:2 train_next""",
+        new_loop train_on:1 next_forward backward next_forward leave train_next train_next:2 train_next""",
     "evaluation": """
         train_next inspect inspect:1 train_next inspect:2 train_next evaluate inspect:3 train_on:1""",
     "tables are read": """

@@ -20,7 +20,7 @@ from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.plan.group_plan import AskedIds
 from fscomm.tables.binding import Binding, MakePart
-from fscomm.tables.lookups import tap
+from fscomm.tables.lookups import gradient_hook
 from fscomm.transports import staged
 from fscomm.transports.transport import Done
 
@@ -123,13 +123,13 @@ class Module(Binding):
             update = partial(_update, ids=ids, gradient=self.engine.device.named("gradients", gradient))
             self.engine.take_plain_update(self.number, 0, read, update)
 
-        return tap(rows, deliver).view(-1) + 0.0
+        return gradient_hook(rows, deliver).view(-1) + 0.0
 
     def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list[MakePart]]:
         parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         return [output], [MakePart([part], lambda tensors: tensors[0]) for part in parts]
 
-    def asked(self, features: Any) -> list[Any]:
+    def forward_sizes(self, features: Any) -> list[Any]:
         return []
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from fscomm.loop import kjt_search
 from fscomm.loop.feature_finder import LOOKS, TRIES, FeatureFinder
 from fscomm.loop.kjt_paths import Snapshot, find, read, same, walk
-from fscomm.tables.torchrec.torchrec_library import make_features
+from fscomm.tables.torchrec.features import make_features
 
 Pair = namedtuple("Pair", ["label", "sparse"])
 

@@ -15,7 +15,7 @@ from fscomm.loop.kjt_search import recipe
 from fscomm.loop.moving import Moving, to_device
 from fscomm.loop.parts import cut_batch
 from fscomm.loop.tensors import contents, equal
-from fscomm.tables.torchrec.torchrec_library import make_features
+from fscomm.tables.torchrec.features import make_features
 
 HOST = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings(

@@ -1,4 +1,4 @@
-"""What stands in for the forwards of served modules, and of their kernels, while the block lasts."""
+"""What replaces the forwards of served modules, and of their kernels, while the block lasts."""
 
 import contextlib
 from functools import partial
@@ -13,7 +13,7 @@ from fscomm.tables.unseen_calls import intercept
 
 
 class ServedForward:
-    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that kept it."""
+    """Replaces a sharded module's `forward`. After the block it calls the module's own, for code that refers to it."""
 
     def __init__(self, engine: Engine, m: int) -> None:
         self.engine = engine
@@ -24,25 +24,26 @@ class ServedForward:
         return self.engine.call(self._m, features)
 
 
-def take_over(engine: Engine) -> contextlib.ExitStack:
-    """From now on the engine runs forwards, and completes updates before anybody looks; closing puts all back."""
+def install_hooks(engine: Engine) -> contextlib.ExitStack:
+    """From now on the engine runs the forwards, and completes updates before the program reads tables; closing removes
+    all hooks."""
     with contextlib.ExitStack() as undo:
         for calls in dict.fromkeys(engine.served.calls):
-            take_over_module(engine, calls.start, undo)
+            install_module_hooks(engine, calls.start, undo)
         for handles in engine.handles.values():
             undo.callback(handles.close)
         find(list(engine.handles.values()), [module.module for module in engine.modules])
         for handles in engine.handles.values():
-            handles.accept()  # references of the libraries themselves
+            handles.accept()  # the present references are those of TorchRec and fbgemm themselves
         undo.callback(intercept(engine.handles.values(), engine.before_collective))
         return undo.pop_all()
 
 
-def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
-    """One module, m by its first call. `undo` puts it back."""
+def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
+    """Those of one module, m by its first call; `undo` removes them."""
     module = engine.modules[m]
     module.module.forward = ours = ServedForward(engine, m)
-    undo.callback(_give_back, module.module, ours)
+    undo.callback(_restore_forward, module.module, ours)
     groups = engine.served.groups[m]
     for group in groups:
         empty = not engine.served.kernels[group]
@@ -57,7 +58,7 @@ def take_over_module(engine: Engine, m: int, undo: contextlib.ExitStack) -> None
 
 
 def _watch_calls(kernel: Any, handles: Handles, undo: contextlib.ExitStack) -> None:
-    """Methods of a kernel by which programs get at its tables; other than handles, its own tensors are not watched."""
+    """Watch the methods of a kernel through which programs access its tables: its own tensors are no handles."""
 
     def watched(name: str, own: Any, *args: Any, **options: Any) -> Any:
         handles.look()
@@ -74,7 +75,8 @@ def _watch_calls(kernel: Any, handles: Handles, undo: contextlib.ExitStack) -> N
             setattr(kernel, name, partial(watched, name, own))
 
 
-def _give_back(target: Any, ours: ServedForward) -> None:
+def _restore_forward(target: Any, ours: ServedForward) -> None:
+    """Unless other code, such as a train pipeline, has replaced it since."""
     if vars(target).get("forward") is ours:
         del target.forward
 
@@ -84,5 +86,5 @@ def _flush(engine: Engine, m: int, *_: Any) -> None:
 
 
 def _watch(handles: Handles, _: Any, state: Any, *__: Any) -> None:
-    """A DTensor in a state sees operations before the tensor inside it does."""
+    """Watch what a `state_dict()` returns: new DTensors, which see operations before the tensors inside them do."""
     handles.note(_watch, state)

@@ -12,26 +12,24 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import CommOp
 
 from fscomm.tables.group_tables import Codec, Codecs, as_they_are
-from fscomm.tables.torchrec.structure import is_pooled
+from fscomm.tables.torchrec.sharded import is_pooled
 
 _NUMBER_BY_NUMBER = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 _IN_GROUPS = (SparseType.INT8,)
 
 
-def codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
-    """Of the tables of `module` with this sharding type, whose rows have `dim` columns."""
+def quantised_codecs(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs | str:
+    """Of the tables of `module` with this sharding type, whose rows have `dim` columns: see `MakeCodecs`."""
     quantised = _quantised(module, sharding)
     if quantised is None:
         return as_they_are(given, dim)
+    if why := _problem(quantised, _operations(module, sharding), sharding, given, dim):
+        return why
     return Codecs(given, *(_codec(each, dim) for each in (quantised.forward, quantised.backward)))
 
 
-def problem(module: Any, sharding: str, dim: int, given: torch.dtype) -> str | None:
-    """Why what a group of `module` sends quantised cannot be sent in other parts, or None. dim: columns of its rows."""
-    quantised = _quantised(module, sharding)
-    if quantised is None:
-        return None
-    operations = _operations(module, sharding)
+def _problem(quantised: Any, operations: list[CommOp], sharding: str, given: torch.dtype, dim: int) -> str | None:
+    """Why rows and gradients that are sent quantised cannot be sent in other parts, or None."""
     if len(operations) > 1:
         return f"its vectors are quantised twice, inside a host and between hosts ({sharding})"
     if given != torch.float32:
@@ -78,8 +76,8 @@ def _codec(theirs: Any, dim: int) -> Codec:
     def encode(values: torch.Tensor) -> torch.Tensor:
         return theirs.encode(values.contiguous(), context).view(len(values), values.shape[1] // dim * width)
 
-    def decode(came: torch.Tensor) -> torch.Tensor:
-        return theirs.decode(came.contiguous(), context).view(len(came), came.shape[1] // width * dim)
+    def decode(received: torch.Tensor) -> torch.Tensor:
+        return theirs.decode(received.contiguous(), context).view(len(received), received.shape[1] // width * dim)
 
     return Codec(theirs.quantized_dtype, width, encode, decode)
 

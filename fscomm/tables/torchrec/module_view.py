@@ -1,9 +1,10 @@
-"""TorchRec's own forward of a sharded module, with other parts in it.
+"""TorchRec's own forward of a sharded module, with some of its parts replaced.
 
 A forward sends ids to the owners of rows, looks the rows up there, and sends them back: one input dist, one look-up and
-one output dist for each sharding group. What is served has stand-ins for these three. All that lies between them (the
-order of features, index dedup, means, what is put together at the end) is done by TorchRec's methods as they are, in
-whatever version is installed.
+one output dist for each sharding group. For what is served these three are replaced. All that is between them (the
+order of features, index dedup, means, how the output is put together) is done by TorchRec's methods, in whatever
+version is installed. They are called with a view of the module, so nothing is ever replaced on the module itself, which
+other threads may use at that time.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import NoWait
 
-from fscomm.tables.torchrec.structure import HOST
+from fscomm.tables.torchrec.sharded import HOST
 
 
 def dist_input(
@@ -24,45 +25,46 @@ def dist_input(
     features: Any,
     *,
     on_host: bool = False,
-    as_they_are: bool = False,
+    without_dedup: bool = False,
 ) -> Any:
-    """[groups of the module] what the look-ups get, after these input dists. Blocks if one of them does.
+    """[groups of the module] what the look-ups get from these input dists. Blocks if one of them does.
 
-    on_host: the features are in host memory, wherever the module is. as_they_are: without index dedup.
+    on_host: the features are in host memory, wherever the module is.
     """
     changed: dict[str, Any] = {"_input_dists": input_dists}
-    if as_they_are:
+    if without_dedup:
         changed["_use_index_dedup"] = False
     if on_host:
         changed["_has_mean_pooling_callback"] = False  # the divisor is a device tensor that only the forward needs
         if getattr(module, "_features_order", None):
             changed["_features_order_tensor"] = torch.tensor(module._features_order, dtype=torch.int32)
-    return type(module).input_dist(With(module, **changed), context, features).wait().wait()
+    return type(module).input_dist(ModuleView(module, **changed), context, features).wait().wait()
 
 
 def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | None]) -> Any:
-    """What the module's forward returns, if the output dists gave these rows, by group. None: what they give."""
+    """What the module's forward returns if its output dists return `rows`. rows: by group; None: its own look-up and
+    output dist run."""
     lookups, output_dists = list(module._lookups), list(module._output_dists)
     for group, of_group in enumerate(rows):
         if of_group is not None:
             lookups[group] = partial(_give, of_group)
-            output_dists[group] = partial(_as_they_came, output_dists[group])
-    changed = With(module, _lookups=lookups, _output_dists=output_dists)
+            output_dists[group] = partial(_through_callbacks, output_dists[group])
+    changed = ModuleView(module, _lookups=lookups, _output_dists=output_dists)
     return type(module).compute_and_output_dist(changed, context, given)
 
 
 def output_of_rows(collection: Any, context: Any, rows: Sequence[torch.Tensor]) -> Any:
-    """What a managed collision collection gives of the rows that ids were mapped to, int64[N] of each group."""
-    dists = [partial(_as_they_came, dist) for dist in collection._output_dists]
+    """What a managed collision collection returns for ids that were mapped to `rows`, int64[N] of each group."""
+    dists = [partial(_through_callbacks, dist) for dist in collection._output_dists]
     of_groups = [of_group.unsqueeze(-1) for of_group in rows]
-    changed = With(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
+    changed = ModuleView(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
     return type(collection).output_dist(changed, context, None)
 
 
 class InputDist:
-    """In the place of an input dist: what that would send stays here, in host memory, where plans are made.
+    """Replaces an input dist. What that would send stays on this rank, in host memory, where plans are made.
 
-    sent: the KJT, its keys in the order of the ranks that get them. dist: the input dist, which sends nothing itself.
+    sent: the KJT, its keys in the order of the ranks that get them. dist: an input dist that sends nothing (`Keep`).
     """
 
     def __init__(self, dist: Callable[[Any], Any]) -> None:
@@ -75,19 +77,19 @@ class InputDist:
 
 
 class Keep(nn.Module):
-    """In the place of the all-to-all of an input dist: hands back the KJT that would have been sent."""
+    """Replaces the all-to-all of an input dist: returns the KJT that would have been sent."""
 
     def forward(self, features: Any) -> Any:
         return features
 
 
 def pass_by(features: Any) -> Any:
-    """In the place of an input dist that is not needed."""
+    """Replaces an input dist that is not needed. Twice awaitable, as sizes are awaited before ids."""
     return NoWait(NoWait(features))
 
 
-class With:
-    """A module for its own methods, with some of its attributes replaced. What is set is set on the module."""
+class ModuleView:
+    """A module as its own methods see it, with some attributes replaced. Attributes are set on the module itself."""
 
     def __init__(self, module: Any, **parts: Any) -> None:
         vars(self).update(parts, _module=module)
@@ -103,7 +105,7 @@ def _give(rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rows
 
 
-def _as_they_came(dist: Any, rows: torch.Tensor, _: Any) -> Any:
+def _through_callbacks(dist: Any, rows: torch.Tensor, _: Any) -> Any:
     for callback in getattr(dist, "_callbacks", None) or ():  # column-wise: puts columns of a table together
         rows = callback(rows)
     return NoWait(rows)

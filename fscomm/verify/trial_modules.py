@@ -1,5 +1,7 @@
-"""Small sharded modules that are made and thrown away: on them fscomm tries what it is about to do."""
+"""Small sharded modules for trials, one for each kind of module that fscomm serves."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,20 +16,40 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fscomm.tables.sharding_library import Trial
-from fscomm.tables.torchrec import structure
+from fscomm.tables.torchrec import sharded
+from fscomm.tables.torchrec.requirements import METHODS
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
-RANKS = 2  # at most
+RANKS = 2  # at most; they make the trials for all ranks, which have the same versions
 STEPS = 4
 FEATURES = ("r0", "r1", "t0", "c0")
 TABLES = {"r": ("r0", "r1"), "t": ("t0",), "c": ("c0",)}  # row-, table- and column-wise
 RATE = {"lr": 0.1}
 
 
-def trial(module: Any) -> Trial:
-    """Of what is done with `module`."""
-    pooled = structure.is_pooled(module)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Of all modules of a kind.
+
+    Attributes:
+        kind: what the kind is called.
+        make: a small module on the CPU, sharded over the ranks of a process group. The same at every call; it sets the
+            seed of random numbers for what is done with it. Collective.
+        batches: the features of each step, on this rank of the group.
+        tensors: what the module's forward returned, as tensors.
+        methods: of TorchRec's classes, through which a served forward goes.
+    """
+
+    kind: str
+    make: Callable[[Any], Any]
+    batches: Callable[[int], Sequence[Any]]
+    tensors: Callable[[Any], list[torch.Tensor]]
+    methods: Mapping[type, Sequence[str]] = field(default_factory=lambda: METHODS)
+
+
+def trial_of(module: Any) -> Trial:
+    """The trial that modules of the kind of `module` need."""
+    pooled = sharded.is_pooled(module)
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, pooled=pooled),
@@ -37,28 +59,28 @@ def trial(module: Any) -> Trial:
 
 
 def _make(group: Any, *, pooled: bool) -> Any:
-    """The same at every call."""
+    """Tables of every kind of sharding, on the last rank where they are not on all."""
     torch.manual_seed(0)
     last = group.size() - 1
-    ways = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
+    shardings = {"r": row_wise(), "t": table_wise(rank=last), "c": column_wise(ranks=[0, last])}
     module = _bags() if pooled else rows()
     sharder: Any = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
     apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), RATE)
-    return sharded(module, ways, sharder, group)
+    return shard(module, shardings, sharder, group)
 
 
-def sharded(module: Any, ways: dict[str, Any], sharder: Any, group: Any) -> Any:
+def shard(module: Any, shardings: dict[str, Any], sharder: Any, group: Any) -> Any:
     size = group.size()
     plan = construct_module_sharding_plan(
-        module, ways, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
+        module, shardings, sharder=sharder, local_size=size, world_size=size, device_type="cpu"
     )
     env = ShardingEnv.from_local(size, group.rank())
     env.process_group = group  # from_process_group makes more groups, and that on some ranks of the job only
-    return sharder.shard(module, plan, env, structure.HOST)
+    return sharder.shard(module, plan, env, sharded.HOST)
 
 
 def rows() -> EmbeddingCollection:
-    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=structure.HOST)
+    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=sharded.HOST)
 
 
 def _bags() -> EmbeddingBagCollection:
@@ -66,7 +88,7 @@ def _bags() -> EmbeddingBagCollection:
         EmbeddingBagConfig(pooling=PoolingType.MEAN if table["name"] == "r" else PoolingType.SUM, **table)
         for table in _tables()
     ]
-    return EmbeddingBagCollection(tables=tables, device=structure.HOST)
+    return EmbeddingBagCollection(tables=tables, device=sharded.HOST)
 
 
 def _tables() -> list[dict[str, Any]]:
@@ -77,7 +99,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
-    """Of which each has rows of the one before, and others."""
+    """Each has some rows of the one before: without shared rows a trial would not try the collision class."""
     numbers = torch.Generator().manual_seed(rank)
     made = []
     for _ in range(STEPS):

@@ -1,0 +1,1 @@
+"""An extension: quantised communication, by the codecs of TorchRec."""
