@@ -231,8 +231,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/wire_gate.py",
-        before="0 < self._number <= self._let_go",
-        after="0 < self._number < self._let_go",
+        before="0 < self._number <= self._released",
+        after="0 < self._number < self._released",
         tests=("tests/comm/exchange",),
         why="a rank that reads its tables between two backward passes waits until the deadline for the last update",
     ),

@@ -130,6 +130,7 @@ IN_ORDER = {
         ("errors", "device", "plan"),
         ("report",),
         ("transports", "loop"),
+        ("recipes",),
         ("tables",),
         ("exchange",),
         ("engine",),
@@ -177,6 +178,27 @@ def test_an_extension_is_imported_by_those_that_say_so(extension):
     assert found == set()
     for path in files("fsdata", "compose"):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
+
+
+# Folders and files of fscomm beside its core, and where it composes them, in functions only.
+EXTENSIONS_OF_FSCOMM = {
+    "pipeline": "",
+    "recipes": "engine/agreement.py",
+    "transports.ring": "transports/opening.py",
+    "transports.staged": "transports/opening.py",
+}
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS_OF_FSCOMM)
+def test_the_core_of_fscomm_imports_an_extension_where_it_is_composed(extension):
+    root, name = PACKAGES["fscomm"], f"fscomm.{extension}"
+    inside = tuple(f"fscomm.{each}." for each in EXTENSIONS_OF_FSCOMM)
+    for module, path in MODULES.items():
+        if module.split(".")[0] != "fscomm" or f"{module}.".startswith(inside):
+            continue
+        found = {each for each in imports(path) if f"{each}.".startswith(f"{name}.")}
+        assert not found or path == root / EXTENSIONS_OF_FSCOMM[extension], f"{module} imports {found}"
+        assert found <= imports_on_call(path)
 
 
 def names_of_extensions() -> set[str]:

@@ -4,6 +4,8 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from fscomm.engine import trial
@@ -97,9 +99,19 @@ def agree_on_modules(
             {name: given for name, given in features.items() if name not in problems},
             problem=library.features_problem,
             make=library.make_features,
+            **_search(library),
         )
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
     return Agreed(found=found, problems=problems, modules=modules, finder=finder)
+
+
+def _search(library: Library) -> dict[str, Any]:
+    """For features that a model builds from its batch, unless that extension is deleted."""
+    if find_spec("fscomm.recipes") is None:
+        return {}
+    from fscomm.recipes.search import recipe
+
+    return {"search": partial(recipe, make=library.make_features)}
 
 
 def note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:

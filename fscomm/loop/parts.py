@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, walk
-from fscomm.loop.kjt_recipes import Make
+from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, Make, is_kjt, walk
 from fscomm.loop.lookahead import Listener
 from fscomm.loop.tensors import stored
 
@@ -101,7 +100,7 @@ def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]
         if kjt.stride() == samples:
             costs += kjt.lengths().view(len(kjt.keys()), samples).sum(0).numpy()
     ends = cut_points(costs, number)
-    return [_Part(samples, start, end, make).of(batch) for start, end in zip([0, *ends], ends, strict=False)]
+    return [_Samples(samples, start, end, make).of(batch) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def cut_points(costs: np.ndarray, number: int) -> list[int]:
@@ -116,7 +115,7 @@ def cut_points(costs: np.ndarray, number: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Samples:
     """Samples `start` to `end` of B. make: gives a KJT."""
 
     samples: int

@@ -53,7 +53,7 @@ class GlooTransport:
         out.copy_(inp)
         return Done()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self._group.all_gather(np.zeros(1, np.int8))
 
     def abort(self, reason: str) -> None:

@@ -8,9 +8,10 @@ out of them again: a rank that sends much to one peer pads all others.
 import datetime
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ import torch.distributed as dist
 from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
 from fscomm.transports.together import StepFailed, may_share_gpu, need_own_gpu, said_by, tell, together
-from fscomm.transports.transport import Done, Handle, as_bytes, check_splits, row_bytes
-from fscomm.transports.watch import Watch
+from fscomm.transports.transport import Chunk, Done, Handle
+from fscomm.transports.watch import WatchedTransport
 from fsranks.control_group import ControlGroup
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
@@ -32,46 +33,23 @@ _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class _OverBackend(ABC):
-    """What both transports have in common: `backend` and `group` belong to the transport, which ends them.
+class _OverBackend(WatchedTransport):
+    """What both transports have in common: `backend` belongs to the transport, which ends it.
 
     Sizes that disagree with another rank's hang NCCL, until the time limit.
     """
 
-    name: str
-
-    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        self.rank = group.rank
-        self.world_size = group.world_size
+    def __init__(self, name: str, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        super().__init__(name, group, lambda reason: backend.abort())
         self._backend = backend
         self._where = where
         self._group = group
-        self._watch = Watch(self.name, group, lambda reason: backend.abort())
 
-    def all_to_all_v(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int,
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        if out.device != self._where:
-            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {out.device}")
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
+        if chunk.out.device != self._where:
+            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {chunk.out.device}")
         with self._watch.guard():
-            if not largest_bytes:
-                return Done()
-            size = row_bytes(out)
-            received, sent = [n * size for n in out_splits], [n * size for n in in_splits]
-            return self._issue(largest_bytes, as_bytes(out), as_bytes(inp), received, sent)
-
-    def meet(self) -> None:
-        self._watch.meet()
-
-    def abort(self, reason: str) -> None:
-        self._watch.abort(reason)
+            return self._issue(chunk) if chunk.largest_bytes else Done()
 
     def close(self, reason: str) -> None:
         self._watch.give_up(reason)
@@ -79,10 +57,8 @@ class _OverBackend(ABC):
         self._backend = None
 
     @abstractmethod
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
-        """Bytes, and how many of them come from and go to each rank."""
+    def _issue(self, chunk: Chunk) -> Handle:
+        """chunk: in bytes."""
 
     def _finish(self, work: dist.Work, since: float) -> None:
         """Order the current stream behind `work`; on the host, block until it is done. Raises PeerError."""
@@ -96,11 +72,11 @@ class _OverBackend(ABC):
 class NcclTransport(_OverBackend):
     """Rows as bytes through `backend`, a c10d backend of these ranks."""
 
-    name = "nccl"
+    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        super().__init__("nccl", backend, group, where)
 
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
+    def _issue(self, chunk: Chunk) -> Handle:
+        out, inp, received, sent, _ = chunk
         work = self._backend.alltoall_base(out, inp, received, sent)
 
         def wait() -> None:
@@ -125,8 +101,6 @@ class PaddedTransport(_OverBackend):
     issued.
     """
 
-    name = "nccl-ce"
-
     def __init__(
         self,
         backend: Any,
@@ -135,7 +109,7 @@ class PaddedTransport(_OverBackend):
         *,
         copy: Copy = torch.Tensor.copy_,
     ) -> None:
-        super().__init__(backend, group, device.where)
+        super().__init__("nccl-ce", backend, group, device.where)
         self._device = device
         self._copy = copy
         self._registered = Registered(backend, device.where, self.world_size)
@@ -145,11 +119,10 @@ class PaddedTransport(_OverBackend):
         super().close(reason)
         self._registered.drop()
 
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
+    def _issue(self, chunk: Chunk) -> Handle:
+        out, inp, received, sent, largest = chunk
         if self._registered.slot_bytes < largest:
-            self.meet()  # the backend waits without a limit for a rank that does not register, too
+            self.barrier()  # registering waits for all ranks in the backend, which has no time limit
             self._registered.grow(largest)
         start, before = time.monotonic(), self._device.mark()
         sending, receiving = self._registered.next()
@@ -165,15 +138,11 @@ class PaddedTransport(_OverBackend):
                     self._copy(out[first:stop], slot[: stop - first])
             mark = self._device.mark()
 
-        def is_done() -> bool:
-            return self._device.is_done(mark)
+        is_done, follow = partial(self._device.is_done, mark), partial(self._device.after, mark)
 
         def wait() -> None:
             self._watch.until_done(is_done)
-            self._device.after(mark)
-
-        def follow() -> None:
-            self._device.after(mark)
+            follow()
 
         return self._watch.begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
 

@@ -10,9 +10,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from fscomm.transports.transport import Transport
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
 from fsranks.machine.local_processes import machine
+from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 
@@ -58,6 +60,18 @@ def together(group: ControlGroup, step: Callable[[], T]) -> T:
     if text := said_by(tell(group, "" if failure is None else describe(failure))):
         raise StepFailed(text) from failure
     return done[0]
+
+
+def over_group(
+    name: str, context: RankContext, timeout_s: float, open_over: Callable[[ControlGroup], Transport]
+) -> Transport:
+    """A transport over a group of its own, which is closed here if the transport cannot be opened."""
+    group = ControlGroup(context, timeout_s=timeout_s)
+    try:
+        return open_over(group)
+    except BaseException as error:
+        group.close(f"could not open {name}: {describe(error)}")
+        raise
 
 
 def need_one_host(group: ControlGroup, instead: str) -> None:

@@ -63,8 +63,8 @@ class Transport(Protocol):
             PeerError: a rank is dead, has left, or is later than the time limit; the message names it.
         """
 
-    def meet(self) -> None:
-        """Block until all ranks have come here."""
+    def barrier(self) -> None:
+        """Block until all ranks have called it."""
 
     def abort(self, reason: str) -> None:
         """From any thread: end what blocks here; the other ranks' next operation raises and gives `reason`."""
@@ -73,7 +73,7 @@ class Transport(Protocol):
         """Leave no thread, no connection and no memory; no operation may be under way."""
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """One call of `all_to_all_v`."""
 
     out: torch.Tensor

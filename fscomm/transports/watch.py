@@ -6,18 +6,20 @@ the ranks find out over their control group.
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from fscomm.device import poll
+from fscomm.transports.transport import Chunk, Handle, as_bytes, check_splits, row_bytes
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
-from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 _SLICE_S = 0.5  # between two checks which ranks are still alive
-_PAUSES_S = (2e-5, 1e-3)  # between two questions whether something is done: the first, and the longest
 
 
 class Watch:
@@ -70,8 +72,8 @@ class Watch:
             self.abort(f"failed: {describe(error)}")
             raise
 
-    def meet(self) -> None:
-        """As `Transport.meet`."""
+    def barrier(self) -> None:
+        """As `Transport.barrier`."""
         with self.guard():
             self._group.all_gather(np.zeros(1, np.int8))
             self.check()  # begin nothing if another thread gave the transport up
@@ -166,15 +168,47 @@ class Flight:
         self.tensors = ()
 
 
-def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLOCK) -> bool:
-    """Block the calling thread until `is_done()`, at most so long; whether it is."""
-    end, (pause, longest) = clock.now() + limit_s, _PAUSES_S
-    while not is_done():
-        if clock.now() >= end:
-            return False
-        clock.wait(pause)
-        pause = min(2 * pause, longest)
-    return True
+class WatchedTransport(ABC):
+    """What transports with a `Watch` have in common. `group` belongs to the transport, which closes it.
+
+    name, end, lost: as of `Watch`.
+    """
+
+    def __init__(
+        self, name: str, group: ControlGroup, end: Callable[[str], None], *, lost: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.name = name
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._watch = Watch(name, group, end, lost=lost)
+
+    def all_to_all_v(
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int,
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        size = row_bytes(out)
+        received, sent = ([n * size for n in splits] for splits in (out_splits, in_splits))
+        return self._begin(Chunk(as_bytes(out), as_bytes(inp), received, sent, largest_bytes), size)
+
+    @abstractmethod
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
+        """chunk: in bytes, of rows of `row_bytes`."""
+
+    def barrier(self) -> None:
+        self._watch.barrier()
+
+    def abort(self, reason: str) -> None:
+        self._watch.abort(reason)
+
+    @abstractmethod
+    def close(self, reason: str) -> None:
+        """As `Transport.close`."""
 
 
 def _still(waited_s: float, late: Sequence[int] | None) -> str:

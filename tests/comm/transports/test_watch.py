@@ -30,7 +30,7 @@ def test_a_process_that_ended_ends_a_wait_at_once_and_the_time_limit_any(gone: l
     assert ended == ["lost an operation"]
     assert board.clock.now() < 1 if gone else PLAYED_S <= board.clock.now() < PLAYED_S + 1
     assert watching.is_over
-    for call in (watching.check, lambda: watching.until_done(lambda: True), watching.meet):
+    for call in (watching.check, lambda: watching.until_done(lambda: True), watching.barrier):
         with pytest.raises(PeerError, match=why):
             call()
 
@@ -44,10 +44,13 @@ def test_what_the_backend_said_is_told() -> None:
 
 def test_an_abort_ends_a_wait_and_its_reason_stands() -> None:
     """Another thread gives it up while this one asks whether the operation is done, or while ranks meet."""
-    for waits in (Watch.meet, lambda watching: watching.until_done(lambda: watching.abort("had enough") is not None)):
+    for waits in (
+        Watch.barrier,
+        lambda watching: watching.until_done(lambda: watching.abort("had enough") is not None),
+    ):
         board = Board()
         watching, _ = watched(board)
-        board.meanwhile = (lambda watching=watching: watching.abort("had enough")) if waits is Watch.meet else None
+        board.meanwhile = (lambda watching=watching: watching.abort("had enough")) if waits is Watch.barrier else None
         with pytest.raises(PeerError, match="had enough"):
             waits(watching)
         assert ("abort", 0, "had enough") in board.events

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fscomm.transports.slots import in_circle
+from fscomm.transports.ring.slots import in_circle
 from fscomm.transports.together import need_one_host, together
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
