@@ -15,7 +15,7 @@ from fscomm.plan.group_plan import compile_kernels
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
 from fscomm.tables.sharding_library import Library, in_whole, of_all_ranks
-from fscomm.transports.gloo import unknown_orders
+from fscomm.transports.gloo_sums import unknown_orders
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 

@@ -319,7 +319,7 @@ class Threads(Executor):
 
 
 class Streams(Executor):
-    """A stream of the GPU for each class; those that a forward waits for have priority. Nothing waits at the wire gate."""
+    """A stream of the GPU for each class; those that a forward waits for have priority. The wire gate stays open."""
 
     WORKERS: ClassVar = {"ids": BACKGROUND, "issue": NORMAL, "watch": BACKGROUND}
 
