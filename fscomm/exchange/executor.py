@@ -201,8 +201,10 @@ class Executor(ABC):
         """The number of the last exclusive operation that another rank began to wait for just now; 0 if none did."""
         return 0
 
-    def _run(self, operation: Operation) -> None:
-        """In a worker."""
+    def _run(self, operation: Operation, number: int = 0) -> None:
+        """In a worker. number: of an exclusive operation, for the gate."""
+        if number:
+            self.wire_gate.begin(number)
         # `after` holds only what was submitted earlier, on all ranks in the same order: so these waits cannot form a
         # circle, though each may block its worker.
         for each in operation.after:
@@ -252,7 +254,7 @@ class Threads(Executor):
         if operation.of_class is not Class.EXCLUSIVE:
             return worker.submit(partial(self._run, operation))
         self._exclusive += 1
-        done = worker.submit(partial(self._run_exclusive, self._exclusive, operation))
+        done = worker.submit(partial(self._run, operation, self._exclusive))
         done.number = self._exclusive
         return done
 
@@ -296,10 +298,6 @@ class Threads(Executor):
         """Releases all that were submitted: a rank that left out a backward pass has other numbers than this one."""
         others = self._signals.received()
         return max(*others, self._exclusive) if others else 0
-
-    def _run_exclusive(self, number: int, operation: Operation) -> None:
-        self.wire_gate.begin(number)
-        self._run(operation)
 
     def _enter_after(self, after: Sequence[Pending[Any]], *, less_urgent: bool = False) -> None:
         for each in after:

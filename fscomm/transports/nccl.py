@@ -19,14 +19,14 @@ import torch.distributed as dist
 
 from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
-from fscomm.transports.together import StepFailed, may_share_gpu, need_own_gpu, said_by, tell, together
+from fscomm.transports.together import StepFailed, gather_text, in_words, may_share_gpu, need_own_gpu, together
 from fscomm.transports.transport import Chunk, Done, Handle
 from fscomm.transports.watch import WatchedTransport
 from fsranks.control_group import ControlGroup
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
 
-# NCCL's own watchdog ends the process when it loses patience, so it gets more than anybody has.
+# NCCL's own watchdog ends the process at its time limit, so it gets a limit that is never reached.
 _WATCHDOG = datetime.timedelta(days=365)
 _SMALLEST = 4096  # bytes of a slot; registering memory costs the same for a page as for a few rows
 _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
@@ -65,8 +65,8 @@ class _OverBackend(WatchedTransport):
         try:
             work.wait()
         except RuntimeError as error:
-            said = f". The backend said: {str(error).splitlines()[0]}"
-            raise self._watch.failed(time.monotonic() - since, gone=self._group.gone(), said=said) from error
+            detail = f". The backend said: {str(error).splitlines()[0]}"
+            raise self._watch.failed(time.monotonic() - since, gone=self._group.gone(), detail=detail) from error
 
 
 class NcclTransport(_OverBackend):
@@ -198,7 +198,7 @@ def nccl_backend(
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
-    takes kernels without a word. `urgent`: its kernels are scheduled before those of streams without priority. The time
+    uses kernels silently. `urgent`: its kernels are scheduled before those of streams without priority. The time
     limit of `group` is for finding the other ranks.
 
     Raises:
@@ -210,9 +210,9 @@ def nccl_backend(
     why = "NCCL wants a GPU for each rank; take host-staged"
     if zero_cta or not may_share_gpu(group):
         need_own_gpu(group, where, why)
-    versions = tell(group, f"NCCL {version}")
+    versions = gather_text(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
-        raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")
+        raise StepFailed(f"all ranks must load one version of NCCL: {in_words(versions)}")
     assert context.group is not None
     store = job_store(context.group, "nccl", group.timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)

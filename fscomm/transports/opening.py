@@ -1,6 +1,6 @@
-"""A transport by its name, made alike on all ranks, tried once, and in one line why there is none.
+"""Opens a transport by its name, alike on all ranks, and tries it once; or says in one line why there is none.
 
-The trial: rows that all ranks know are exchanged once before the transport serves. Do they arrive as they were sent?
+The trial: before the transport serves, rows that all ranks know are exchanged once, and compared with what was sent.
 
 Every name is composed here. `gloo` and `nccl` are the core. The others are extensions, each in a folder that is
 imported when its name is asked for: `staged/` (`host-staged`) and `ring/` (`copy-engine`, and the copies of `nccl-ce`).
@@ -18,7 +18,7 @@ import torch
 from fscomm.device import Device, device_of
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.nccl import NcclTransport, PaddedTransport, nccl_backend
-from fscomm.transports.together import StepFailed, over_group, ranks_by, said_by, together
+from fscomm.transports.together import StepFailed, in_words, over_group, ranks_by, together
 from fscomm.transports.transport import Chunk, Transport
 from fsranks.control_group import ControlGroup
 from fsranks.errors import describe, name_ranks
@@ -29,7 +29,7 @@ log = logging.getLogger("fscomm")
 
 NAMES = ("gloo", "nccl", "nccl-ce", "copy-engine", "host-staged")
 ORDERED_BY_THE_DEVICE = ("nccl", "nccl-ce", "copy-engine")
-"""Issuing an exchange over them to a GPU never blocks; the others pass the host, which has to wait for the wire."""
+"""Issuing an exchange over them to a GPU never blocks; the others pass through the host, which waits for the link."""
 _FOLDERS = {"host-staged": "staged", "copy-engine": "ring", "nccl-ce": "ring"}
 """Of the transports that are extensions."""
 LARGE_BYTES = (9 << 20) + 40  # of one piece of the trial: several slots of every transport, and a rest
@@ -37,8 +37,8 @@ _WIDTH = 3  # bytes of a row of the trial: no power of two
 _BELOW, _POISON = 251, 255
 _STARTS = 7919  # so many bytes are between the beginnings of two pieces
 
-# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels,
-# also of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
+# Streams that share a hardware queue run in the order of issue. Work that waits for another rank (NCCL's kernels, also
+# of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
 # queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
 # recorded before, which no number of queues can turn into a cycle. But its copy to the host behind a collective of DDP
 # ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host
@@ -90,27 +90,29 @@ def agree_on(asked: str, context: RankContext, where: torch.device, *, timeout_s
     Raises:
         PeerError: a rank did not come, or was lost during the trial.
     """
-    tell = partial(gather, context, what="the choice of a transport", timeout_s=timeout_s)
-    places = ranks_by(tell(f"tables on {where.type}"))
+    gather_all = partial(gather, context, what="the choice of a transport", timeout_s=timeout_s)
+    places = ranks_by(gather_all(f"tables on {where.type}"))
     name = "gloo" if asked == "auto" else split_name(asked)[0]
     why_not = ""
     if len(places) > 1:
-        why_not = f"all ranks must have their tables on the same kind of device: {said_by(places)}"
+        why_not = f"all ranks must have their tables on the same kind of device: {in_words(places)}"
     elif asked == "auto" and where.type == "cuda":
         why_not = NOT_YET
     elif context.world_size > 1:
-        why_not = _misfit(name, where) or ("" if name == "gloo" else _tried(asked, context, where, tell, timeout_s))
+        why_not = _misfit(name, where) or (
+            "" if name == "gloo" else _tried(asked, context, where, gather_all, timeout_s)
+        )
     choice = Choice(asked=asked, name=None if why_not else name, why_not=why_not)
     log.info("fscomm: %s", choice.line())
     return choice
 
 
 def _tried(
-    name: str, context: RankContext, where: torch.device, tell: Callable[[str], list[str]], timeout_s: float
+    name: str, context: RankContext, where: torch.device, gather_all: Callable[[str], list[str]], timeout_s: float
 ) -> str:
     """Why the transport may not be used here, in the same words on all ranks; empty if it may. Collective, and blocks.
 
-    The verdicts of the ranks are told by something else than the transport.
+    The verdicts of the ranks do not travel by the transport that is tried.
     """
     device = device_of(where)
     try:
@@ -119,10 +121,10 @@ def _tried(
         return str(failed)
     try:
         problem = wrong_rows(transport, where)
-    except Exception as error:  # whatever it is, it is a verdict: all ranks go on and decide alike
+    except Exception as error:  # whatever it is, it is a verdict: all ranks continue and decide alike
         problem = describe(error)
     try:
-        said = said_by(ranks_by(tell(problem)))
+        said = in_words(ranks_by(gather_all(problem)))
         return said and f"its trial failed: {said}"
     finally:
         transport.close("the trial is over")
@@ -131,11 +133,12 @@ def _tried(
 
 
 def wrong_rows(transport: Transport, where: torch.device) -> str:
-    """In words, whose rows did not come to this rank; empty if all did. Collective; waits for the device.
+    """In words, whose rows did not arrive here as sent; empty if all did. Collective; waits for the device.
 
     Two operations are under way at once: one of few rows, and one of which a piece is larger than slots and buffers.
     """
-    trials = [_known_rows(number, most, transport, where) for number, most in enumerate((5, LARGE_BYTES // _WIDTH))]
+    sizes = 5, LARGE_BYTES // _WIDTH
+    trials = [_known_rows(number, largest, transport, where) for number, largest in enumerate(sizes)]
     handles = [chunk.over(transport) for chunk, _ in trials]
     for handle in handles:
         handle.wait()
@@ -146,12 +149,13 @@ def wrong_rows(transport: Transport, where: torch.device) -> str:
     return ""
 
 
-def _known_rows(number: int, most: int, transport: Transport, where: torch.device) -> tuple[Chunk, list[torch.Tensor]]:
-    """An exchange as this rank takes part in it, and by rank the rows that must come: uneven, of some ranks none, one
-    piece of `most` rows.
+def _known_rows(
+    number: int, largest: int, transport: Transport, where: torch.device
+) -> tuple[Chunk, list[torch.Tensor]]:
+    """This rank's share of an exchange, and by rank the rows that must arrive: uneven, of some ranks none, one piece of
+    `largest` rows.
 
-    Rows tell from where, to where and in which place they were sent. All ranks know all splits, and so what the others
-    send.
+    Rows encode sender, receiver and position. All ranks know all splits, and so what the others send.
     """
     rank, size = transport.rank, transport.world_size
     ranks = torch.arange(size)
@@ -159,7 +163,7 @@ def _known_rows(number: int, most: int, transport: Transport, where: torch.devic
     splits = (7 * sources + 11 * peers) % 60  # rows from each rank to each
     splits[(sources + peers) % 3 == 0] = 0
     for source in range(size):
-        splits[source, (source + 1) % size] = most
+        splits[source, (source + 1) % size] = largest
 
     def piece(source: int, to: int) -> torch.Tensor:
         start, nbytes = ((number * size + source) * size + to) * _STARTS, int(splits[source, to]) * _WIDTH

@@ -1,7 +1,7 @@
-"""What is under way on one transport: its time limit, its end, and which rank is the reason if it does not end.
+"""Operations under way on one transport: their time limit, their end, and which rank is the reason if one hangs.
 
-Libraries and devices cannot say so: a kernel or a copy that waits for a rank which never comes blocks its stream. So
-the ranks find out over their control group.
+Libraries and devices cannot report that: a kernel or a copy that waits for a lost rank blocks its stream. So the ranks
+find out over their control group.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class Watch:
         """Block until an operation is done, at most the time limit. Raises PeerError.
 
         wait: blocks for at most so many seconds; whether the operation is done.
-        late: the ranks that have not done their share yet, if that can be told.
+        late: the ranks that have not done their share yet, where that is known.
         """
         self.check()
         clock, limit_s = self._group.clock, self._group.timeout_s
@@ -98,25 +98,25 @@ class Watch:
             if missing is not None:
                 gone = [rank for rank in gone if rank in missing]
             if lost or ((gone or waited_s >= limit_s) and not wait(0.0)):
-                raise self.failed(waited_s, gone=gone, said=_still(waited_s, missing))
+                raise self.failed(waited_s, gone=gone, detail=_still(waited_s, missing))
 
     def until_done(self, is_done: Callable[[], bool]) -> None:
         """As `until`, by asking again and again."""
         clock = self._group.clock
         self.until(lambda limit_s: poll(lambda: self._reason is not None or is_done(), limit_s, clock))
 
-    def failed(self, waited_s: float, *, gone: Sequence[int] = (), said: str = "") -> PeerError:
-        """The error of a failed operation, which names the rank that is the reason. Every survivor asks for it.
+    def failed(self, waited_s: float, *, gone: Sequence[int] = (), detail: str = "") -> PeerError:
+        """The error of a failed operation, which names the rank that is the reason. Every survivor calls it.
 
-        gone: the ranks whose end is the reason; none: the ranks find out who is. said: in words, for that case.
+        gone: the ranks whose end is the reason; none: the ranks find out which it is. detail: in words, for that case.
         """
-        self._end("lost an operation")  # first, so that others which wait for this rank find out at the same time
+        self._end("lost an operation")  # first: so ranks that wait for this one look for the reason at the same time
         reason = self._reason
         if reason is None and gone:
             reason = f"the process of {name_ranks(list(gone))} has ended"
             self._group.abort(f"found that {reason}")
         elif reason is None:
-            reason = self._group.blame(waited_s) + said
+            reason = self._group.blame(waited_s) + detail
         self.refuse(reason)
         return self.error()
 

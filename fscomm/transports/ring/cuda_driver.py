@@ -1,9 +1,9 @@
 """Streams and memory of one GPU for a ring: copies, words written and waited for, and no kernel.
 
 By the CUDA driver's own interface, which torch does not offer, through NVIDIA's bindings: imported here only. GPU
-memory that the processes of one host share is not torch's symmetric memory: there ranks meet by a number that all
-allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads would wait
-for each other's peers. Here they meet over the group of their ring.
+memory that the processes of one host share is not torch's symmetric memory: there ranks find each other by a number
+that all allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads
+would wait for each other's peers. Here they synchronize over the group of their ring.
 
 The order that peers rely on: `cuStreamWriteValue32` makes all that its stream did before visible to the whole system
 before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come. Copies into
@@ -352,20 +352,20 @@ class CudaDriver(CudaStreams):
             self._words.append(of_rank)
 
     def _end(self, queue: "CudaQueue") -> bool:
-        """Whether the queue runs empty, now that all it may wait for is said to have come.
+        """Whether the queue runs empty, once all words that it may wait for are written here.
 
-        This is said again and again: a count that a peer's queue was about to write may replace it.
+        They are written again and again: a count that a peer's queue was about to write may replace them.
         """
 
-        def let_go() -> None:
+        def end_waits() -> None:
             for word, value in queue.awaited.values():
                 store(word, value)
 
         def has_ended() -> bool:
-            let_go()
+            end_waits()
             return mark.done()
 
-        let_go()  # before the mark, which a queue that is full and waits would not accept
+        end_waits()  # before the mark, which a queue that is full and waits would not accept
         mark = queue.mark()
         return poll(has_ended, _END_S)
 

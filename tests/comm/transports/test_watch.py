@@ -38,7 +38,7 @@ def test_a_process_that_ended_ends_a_wait_at_once_and_the_time_limit_any(gone: l
 def test_what_the_backend_said_is_told() -> None:
     board = Board()
     board.dead = 7
-    error = watched(board)[0].failed(0.0, said=". The backend said: no")
+    error = watched(board)[0].failed(0.0, detail=". The backend said: no")
     assert str(error).endswith("rank 7 did not answer. The backend said: no")
 
 
@@ -56,4 +56,4 @@ def test_an_abort_ends_a_wait_and_its_reason_stands() -> None:
         assert ("abort", 0, "had enough") in board.events
         watching.give_up("something else")
         assert "had enough" in str(watching.error())
-        assert "had enough" in str(watching.failed(0.0, said=". The backend said: no"))
+        assert "had enough" in str(watching.failed(0.0, detail=". The backend said: no"))
