@@ -21,7 +21,7 @@ from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
 from fscomm.transports.together import StepFailed, gather_text, in_words, may_share_gpu, need_own_gpu, together
 from fscomm.transports.transport import Chunk, Done, Handle
-from fscomm.transports.watch import WatchedTransport
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
@@ -33,27 +33,30 @@ _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class _OverBackend(WatchedTransport):
+class _OverBackend(Watched):
     """What both transports have in common: `backend` belongs to the transport, which ends it.
 
     Sizes that disagree with another rank's hang NCCL, until the time limit.
     """
 
     def __init__(self, name: str, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        super().__init__(name, group, lambda reason: backend.abort())
+        super().__init__(name, group)
         self._backend = backend
         self._where = where
-        self._group = group
 
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
         if chunk.out.device != self._where:
             raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {chunk.out.device}")
-        with self._watch.guard():
+        with self._guard():
             return self._issue(chunk) if chunk.largest_bytes else Done()
 
+    def _end(self, reason: str) -> None:
+        if (backend := self._backend) is not None:
+            backend.abort()
+
     def close(self, reason: str) -> None:
-        self._watch.give_up(reason)
-        self._watch.close(reason)
+        self._give_up(reason)
+        super().close(reason)
         self._backend = None
 
     @abstractmethod
@@ -66,7 +69,7 @@ class _OverBackend(WatchedTransport):
             work.wait()
         except RuntimeError as error:
             detail = f". The backend said: {str(error).splitlines()[0]}"
-            raise self._watch.failed(time.monotonic() - since, gone=self._group.gone(), detail=detail) from error
+            raise self._failed(time.monotonic() - since, gone=self._group.gone(), detail=detail) from error
 
 
 class NcclTransport(_OverBackend):
@@ -81,13 +84,13 @@ class NcclTransport(_OverBackend):
 
         def wait() -> None:
             start = time.monotonic()
-            self._watch.until_done(work.is_completed)
+            self._until_done(work.is_completed)
             self._finish(work, start)
 
         def follow() -> None:
             self._finish(work, time.monotonic())
 
-        return self._watch.begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
+        return self._begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
 
 
 class PaddedTransport(_OverBackend):
@@ -122,7 +125,7 @@ class PaddedTransport(_OverBackend):
     def _issue(self, chunk: Chunk) -> Handle:
         out, inp, received, sent, largest = chunk
         if self._registered.slot_bytes < largest:
-            self.barrier()  # registering waits for all ranks in the backend, which has no time limit
+            self._synchronize()  # registering waits for all ranks in the backend, which has no time limit
             self._registered.grow(largest)
         start, before = time.monotonic(), self._device.mark()
         sending, receiving = self._registered.next()
@@ -141,10 +144,10 @@ class PaddedTransport(_OverBackend):
         is_done, follow = partial(self._device.is_done, mark), partial(self._device.after, mark)
 
         def wait() -> None:
-            self._watch.until_done(is_done)
+            self._until_done(is_done)
             follow()
 
-        return self._watch.begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
+        return self._begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
 
 
 class Registered:

@@ -19,7 +19,7 @@ from fscomm.transports.ring.shared_memory import SharedMemory
 from fscomm.transports.ring.slots import Counts, Driver, Slots, in_circle
 from fscomm.transports.together import over_group
 from fscomm.transports.transport import Chunk, Handle, Transport
-from fscomm.transports.watch import WatchedTransport
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
@@ -29,7 +29,7 @@ _MOST_WAITING = 64  # chunks, of about three operations in one queue each; see `
 _PACES = 4  # marks among them
 
 
-class Ring(WatchedTransport):
+class Ring(Watched):
     """One class of rows. `driver` belongs to the ring, which closes it. Making it is collective.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
@@ -56,7 +56,7 @@ class Ring(WatchedTransport):
         except BaseException:
             driver.close()
             raise
-        super().__init__(name, group, lambda reason: self._poison(), lost=self._slots.poisoned)
+        super().__init__(name, group)
         self._driver = driver
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
         self._most_slot_bytes = most_slot_bytes
@@ -71,22 +71,18 @@ class Ring(WatchedTransport):
             self._grow(chunk.largest_bytes)
             return self._issue(chunk.out.split(chunk.out_splits), chunk.inp.split(chunk.in_splits))
 
-    def barrier(self) -> None:
-        with self._guard():
-            self._watch.barrier()
-
     def close(self, reason: str) -> None:
-        self._watch.refuse(reason)
+        self._refuse(reason)
         self._slots.drop()
         self._driver.close()
-        self._watch.close(reason)
+        super().close(reason)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
         """After an error nothing is written any more into tensors that the caller gets back with it."""
-        self._watch.check()
+        self._check()
         try:
-            with self._watch.guard():
+            with super()._guard():
                 yield
         except PeerError:
             self._drain()
@@ -97,9 +93,9 @@ class Ring(WatchedTransport):
         slot_bytes = grown(self._slots.slot_bytes, largest, most=self._most_slot_bytes)
         if slot_bytes == self._slots.slot_bytes:
             return
-        for flight in list(self._watch.flights):
+        for flight in list(self._flights):
             flight.wait()
-        self._watch.barrier()  # another rank may still fill or empty slots of a rank that is done
+        self._synchronize()  # another rank may still fill or empty slots of a rank that is done
         self._slots.resize(slot_bytes)
 
     def _issue(self, outs: Sequence[torch.Tensor], inps: Sequence[torch.Tensor]) -> Handle:
@@ -126,9 +122,7 @@ class Ring(WatchedTransport):
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
-        return self._watch.begun(
-            outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow
-        )
+        return self._begun(outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow)
 
     def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
         """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""
@@ -176,23 +170,26 @@ class Ring(WatchedTransport):
 
     def _complete(self, mark: tuple[Any, Any], counts: Counts) -> None:
         """Block until `mark` is done. Raises PeerError."""
-        self._watch.until(lambda limit_s: self._wait(mark, limit_s), late=lambda: self._slots.behind(counts))
+        self._until(lambda limit_s: self._wait(mark, limit_s), late=lambda: self._slots.behind(counts))
 
-    def _poison(self) -> None:
+    def _end(self, reason: str) -> None:
         self._slots.poison(max(self._put + self._taken))
+
+    def _lost(self) -> bool:
+        return self._slots.poisoned()
 
     def _drain(self) -> None:
         """End what is in flight. It repeats: a count that a peer's queue was about to write may replace the count that
         ends a wait.
         """
         end = time.monotonic() + _DRAIN_S
-        self._poison()
+        self._end("drains")
         mark = self._mark()
         while not self._wait(mark, 0.02):
             if time.monotonic() > end:
                 return  # the flights keep their tensors
-            self._poison()
-        self._watch.flights.clear()
+            self._end("drains")
+        self._flights.clear()
 
 
 def open_ring(group: ControlGroup, where: torch.device) -> Transport:

@@ -18,7 +18,7 @@ import torch
 from fscomm.device import Device, Mark, poll
 from fscomm.transports.cutting import Span, even_slot, grown, joined, piece_of
 from fscomm.transports.transport import Chunk, Handle, Transport
-from fscomm.transports.watch import WatchedTransport
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe
 
@@ -26,7 +26,7 @@ _GRACE_S = 3.0  # in which the thread ends once it is told to
 _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and the one after it
 
 
-class HostStaged(WatchedTransport):
+class HostStaged(Watched):
     """A transport for tensors on `device`, over `host` for what is in host memory.
 
     `host` belongs to the transport, which closes it. Sizes that disagree with another rank's end as they
@@ -38,8 +38,9 @@ class HostStaged(WatchedTransport):
     def __init__(self, host: Transport, group: ControlGroup, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
-        super().__init__("host-staged", group, host.abort)
+        super().__init__("host-staged", group)
         self._host = host
+        self._closed = False
         self._device = device
         self._limit_s = group.timeout_s
         self._chunk_bytes = chunk_bytes
@@ -54,22 +55,27 @@ class HostStaged(WatchedTransport):
         self._thread.start()
 
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
-        self._watch.check()
+        self._check()
         largest, most_bytes = chunk.largest_bytes, self._chunk_bytes // self.world_size
         slot_bytes = even_slot(largest, row_bytes, most_bytes=most_bytes) if largest else 0
         transfer = Transfer(chunk, slot_bytes=slot_bytes, device=self._device, limit_s=self._limit_s)
         self._submitted.put(transfer)
-        self._watch.check()  # the thread may have ended before it could see the transfer
+        self._check()  # the thread may have ended before it could see the transfer
         return transfer
 
+    def _end(self, reason: str) -> None:
+        if not self._closed:  # `close` ends the host collective, which need not bear a call after that
+            self._host.abort(reason)
+
     def close(self, reason: str) -> None:
-        self._watch.refuse(reason)
+        self._refuse(reason)
         self._submitted.put(None)
         self._thread.join(_GRACE_S)
         if self._thread.is_alive():
             self.abort(reason)
             self._thread.join(_GRACE_S)
-        self._watch.close(reason)
+        super().close(reason)
+        self._closed = True
         self._host.close(reason)
 
     def _serve(self) -> None:
@@ -78,14 +84,14 @@ class HostStaged(WatchedTransport):
             self._device.enter()
             self._run()
         except BaseException as error:
-            if not self._watch.is_over:
+            if not self._is_over:
                 why = f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}"
                 self.abort(why)
         # A transfer that comes after this is refused where it was submitted.
         while not self._submitted.empty():
             self._under_way += filter(None, [self._submitted.get()])
         for transfer in self._under_way:
-            transfer.end(None, self._watch.error())
+            transfer.end(None, self._error())
         self._under_way, self._departing, self._arriving = [], [], []
         self._coming = self._on_the_wire = None
 
@@ -161,12 +167,12 @@ class HostStaged(WatchedTransport):
         return buffers[piece.buffer]
 
     def _await(self, mark: Mark) -> None:
-        if not poll(lambda: self._watch.is_over or self._device.is_done(mark), self._limit_s):
+        if not poll(lambda: self._is_over or self._device.is_done(mark), self._limit_s):
             raise PeerError(
                 f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
                 "before takes longer, or hangs. If it is only busy, raise timeout_s"
             )
-        self._watch.check()
+        self._check()
 
 
 class Transfer:
