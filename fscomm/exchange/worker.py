@@ -110,13 +110,13 @@ class Worker:
                 self._error = error
                 self._on_error(error)
             while (item := self._queue.get()) is not None:
-                self._do(*item)
+                self._run(*item)
                 del item  # and with it its tensors, which an idle worker must not keep
             self._await_device()
         finally:
             self._ended.set()
 
-    def _do(
+    def _run(
         self, future: Pending[Any], before: Mark, work: Callable[[], Any], stream: AbstractContextManager[Any]
     ) -> None:
         if self._error is not None:
