@@ -24,10 +24,10 @@ from common.ranks import run_ranks
 from common.table import argument_parser, emit
 from parts.contention_compute import ATTENTION, BLOCK, HEAD_CHANNELS, HEADS, HIDDEN, INNER, PRODUCT, SIZES, compute
 
-from fscomm.device import Cuda
-from fscomm.transports.cuda_driver import CudaError, engine_copy
+from fscomm.device import CudaDevice
 from fscomm.transports.opening import open_transport
-from fscomm.transports.transport import Part, Transport
+from fscomm.transports.ring.cuda_driver import CudaError, engine_copy
+from fscomm.transports.transport import Chunk, Transport
 from fsranks.rank_context import resolve
 
 RANKS = 2
@@ -90,7 +90,7 @@ class Timed:
 class Transfers:
     """Exchanges of even pieces over one transport, for a thread of its own; all ranks run as many."""
 
-    def __init__(self, transport: Transport, device: Cuda, settings: Settings) -> None:
+    def __init__(self, transport: Transport, device: CudaDevice, settings: Settings) -> None:
         self._transport, self._device = transport, device
         rows = settings.nbytes // 4 // transport.world_size
         splits = [rows] * transport.world_size
@@ -99,12 +99,12 @@ class Transfers:
         here = torch.arange(rows, device=device.where, dtype=torch.int32) + rows * transport.rank
         self._wanted = torch.cat([here + total * source for source in range(transport.world_size)])
         self._out = torch.full_like(self._inp, -1)
-        self._part = Part(self._out, self._inp, splits, splits, 4 * rows)
+        self._chunk = Chunk(self._out, self._inp, splits, splits, 4 * rows)
         torch.cuda.synchronize(device.where)
 
     def __call__(self) -> None:
         for _ in range(TRANSFERS):
-            self._part.over(self._transport).wait()
+            self._chunk.over(self._transport).wait()
         self._device.wait(self._device.mark(), TIMEOUT_S)
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ class Transfers:
 class KernelCopies:
     """As many bytes copied within the device by a kernel of a few blocks."""
 
-    def __init__(self, device: Cuda, settings: Settings) -> None:
+    def __init__(self, device: CudaDevice, settings: Settings) -> None:
         from parts.contention_kernel import copy
 
         self._copy, self._device = copy, device
@@ -156,7 +156,7 @@ def beside(mover: ThreadPoolExecutor, transfers: Callable[[], None], timed: Time
 def work(rank: int, world_size: int, settings: Settings) -> list[Turn]:
     own = torch.cuda.device_count() >= world_size
     where = torch.device("cuda", rank if own else 0)
-    device = Cuda(where)
+    device = CudaDevice(where)
     device.enter()
     opened = {
         way: open_transport(way, resolve(), device, timeout_s=TIMEOUT_S) for way in settings.ways if way != KERNEL

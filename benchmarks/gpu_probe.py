@@ -27,7 +27,8 @@ from common.checks import Checks
 from common.environment import need_gpu
 from common.table import RESULTS, argument_parser
 
-from fscomm.transports.cuda_driver import (
+from fscomm.device import poll
+from fscomm.transports.ring.cuda_driver import (
     BATCH_COPIES,
     CudaMark,
     CudaQueue,
@@ -39,8 +40,7 @@ from fscomm.transports.cuda_driver import (
     register,
     unregister,
 )
-from fscomm.transports.slots import store
-from fscomm.transports.watch import poll
+from fscomm.transports.ring.slots import store
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "transports"))
 

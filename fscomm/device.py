@@ -1,4 +1,4 @@
-"""Where the tables live, and in which order the work of several threads is done there.
+"""Where the tables are, and in which order the work of several threads is done there.
 
 On the CPU work is done when the call that does it returns. On CUDA a call only issues work to the stream of its thread.
 Each worker has a stream of its own. A *mark* stands for everything that a thread has issued so far. A thread that uses
@@ -13,10 +13,12 @@ import contextlib
 import ctypes
 import itertools
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 Mark = Any  # None where nothing is left to wait for
 
@@ -32,7 +34,7 @@ LATE = (
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _PUT = range(12, 25)  # powers of two: bytes of a plan; together 64 MiB
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
-_PAUSES_S = 2e-5, 1e-3  # between two questions whether a mark is done: the first, and the longest
+_PAUSES_S = 2e-5, 1e-3  # between two questions whether something is done: the first, and the longest
 
 # By GPU and priority, streams that were released, for the next block. torch hands out 32 in turn, to NCCL's process
 # groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
@@ -50,11 +52,14 @@ def is_traced() -> bool:
     return torch._guards.TracingContext.try_get() is not None
 
 
-class Device(Protocol):
-    """Methods act on the calling thread."""
+class Device:
+    """Where the tables are. Methods act on the calling thread.
+
+    As they are here, they fit the CPU: what a call issues is done when it returns, so a mark is never waited for.
+    """
 
     where: torch.device
-    runs_ahead: bool
+    runs_ahead = False
     """Whether the host issues work that the device does later."""
 
     def enter(self, *, priority: int = 0) -> None:
@@ -64,23 +69,28 @@ class Device(Protocol):
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
         """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
         number of `priority` goes first."""
+        return contextlib.nullcontext()
 
     def release(self) -> None:
         """No thread issues to these streams any more, and what was issued ends: others may use them."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
+        return None
 
     def after(self, mark: Mark) -> None:
         """What this thread issues from now on runs after `mark`. Does not block."""
 
-    def is_done(self, mark: Mark) -> bool: ...
+    def is_done(self, mark: Mark) -> bool:
+        return True
 
     def instant(self) -> Mark:
         """A mark whose time can be asked for; None while a CUDA graph is captured."""
+        return time.perf_counter()
 
     def seconds(self, begin: Mark, end: Mark) -> float | None:
-        """From one instant to another, earlier or later one, as the device came to them; None if it has not."""
+        """From one instant to another, earlier or later one, as the device reached them; None if it has not."""
+        return float(end - begin)
 
     def wait(self, mark: Mark, limit_s: float) -> None:
         """Block until `mark` is done. Raises TimeoutError after `limit_s`: work before it takes longer, or hangs."""
@@ -93,66 +103,23 @@ class Device(Protocol):
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors of the host on the device, by one copy that is not waited for."""
+        return list(tensors)
 
     def reserve(self) -> None:
         """Have page-locked memory for `put` ready: to lock it in a step would hold up the device. Blocks."""
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         """Uninitialised host memory, of the kind from which and to which the device transfers fast."""
-
-
-class Host:
-    """The CPU."""
-
-    where = torch.device("cpu")
-    runs_ahead = False
-
-    def enter(self, *, priority: int = 0) -> None:
-        del priority
-
-    def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
-        del priority
-        return contextlib.nullcontext()
-
-    def release(self) -> None:
-        pass
-
-    def mark(self) -> Mark:
-        return None
-
-    def after(self, mark: Mark) -> None:
-        del mark
-
-    def is_done(self, mark: Mark) -> bool:
-        del mark
-        return True
-
-    def instant(self) -> Mark:
-        return time.perf_counter()
-
-    def seconds(self, begin: Mark, end: Mark) -> float | None:
-        return float(end - begin)
-
-    def wait(self, mark: Mark, limit_s: float) -> None:
-        del mark, limit_s
-
-    def refuse_capture(self) -> None:
-        pass
-
-    def reads(self, *tensors: Any) -> None:
-        del tensors
-
-    def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return list(tensors)
-
-    def reserve(self) -> None:
-        pass
-
-    def staging(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like)
 
 
-class Cuda:
+class Host(Device):
+    """The CPU."""
+
+    where = torch.device("cpu")
+
+
+class CudaDevice(Device):
     """One GPU."""
 
     runs_ahead = True
@@ -210,12 +177,8 @@ class Cuda:
         return begin.elapsed_time(end) / 1e3 if self.is_done(begin) and self.is_done(end) else None
 
     def wait(self, mark: Mark, limit_s: float) -> None:
-        end, (pause, longest) = time.monotonic() + limit_s, _PAUSES_S
-        while not self.is_done(mark):
-            if time.monotonic() >= end:
-                raise TimeoutError(LATE.format(where=self.where, limit_s=limit_s))
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+        if not poll(lambda: self.is_done(mark), limit_s):
+            raise TimeoutError(LATE.format(where=self.where, limit_s=limit_s))
 
     def refuse_capture(self) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -248,6 +211,18 @@ class Cuda:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
+def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLOCK) -> bool:
+    """Block the calling thread until `is_done()`, at most so long; whether it is. It asks again and again, since a
+    wait inside a library or a driver has no time limit."""
+    end, (pause, longest) = clock.now() + limit_s, _PAUSES_S
+    while not is_done():
+        if clock.now() >= end:
+            return False
+        clock.wait(pause)
+        pause = min(2 * pause, longest)
+    return True
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """uint8, one-dimensional. An empty array of numpy 2 has stride 0, and torch views that only as what it is."""
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
@@ -267,4 +242,4 @@ def _let_others_capture() -> None:
 
 
 def device_of(where: torch.device) -> Device:
-    return Cuda(where) if where.type == "cuda" else Host()
+    return CudaDevice(where) if where.type == "cuda" else Host()

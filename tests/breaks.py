@@ -231,15 +231,15 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/wire_gate.py",
-        before="0 < self._number <= self._let_go",
-        after="0 < self._number < self._let_go",
+        before="0 < self._number <= self._released",
+        after="0 < self._number < self._released",
         tests=("tests/comm/exchange",),
         why="a rank that reads its tables between two backward passes waits until the deadline for the last update",
     ),
     Break(
         file="fscomm/loop/lookahead.py",
-        before="return _State(value=copy.deepcopy(save()))",
-        after="return _State(value=save())",
+        before="saved.set_result(copy.deepcopy(save()))",
+        after="saved.set_result(save())",
         tests=("tests/comm/loop",),
         why="where a loader gives its own dict out as its state, a saved state is one batch ahead of training",
     ),
@@ -379,7 +379,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/exchange/worker.py",
-        before="        if not self._device.is_done(mark):\n            self._under_way.append((mark, work))\n",
+        before="            if not self._device.is_done(mark):\n                self._under_way.append((mark, work))\n",
         after="",
         tests=STREAMS,
         why="on a GPU the memory of gradients is given away before the kernels that send them have run",

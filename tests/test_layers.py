@@ -165,6 +165,7 @@ EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "bags": (),
         "codecs": (),
         "managed": ("verify",),
+        "recipes": (),
         "two_levels": (),
         "verify": (),
     },
@@ -192,6 +193,26 @@ def test_an_extension_is_imported_by_those_that_say_so(package, extension):
     assert found == set()
     for path in (root / each for each in COMPOSES[package] - {"__init__.py"}):
         assert {each for each in imports(path) if each.startswith(name)} <= imports_on_call(path)
+
+
+# Extensions of fscomm that are no folders of its own, and where it composes them, in functions only.
+INNER_EXTENSIONS = {
+    "pipeline": "",
+    "transports.ring": "transports/opening.py",
+    "transports.staged": "transports/opening.py",
+}
+
+
+@pytest.mark.parametrize("extension", INNER_EXTENSIONS)
+def test_the_core_of_fscomm_imports_an_extension_where_it_is_composed(extension):
+    root, name = PACKAGES["fscomm"], f"fscomm.{extension}"
+    inside = tuple(f"fscomm.{each}." for each in INNER_EXTENSIONS)
+    for module, path in MODULES.items():
+        if module.split(".")[0] != "fscomm" or f"{module}.".startswith(inside):
+            continue
+        found = {each for each in imports(path) if f"{each}.".startswith(f"{name}.")}
+        assert not found or path == root / INNER_EXTENSIONS[extension], f"{module} imports {found}"
+        assert found <= imports_on_call(path)
 
 
 def names_of_extensions() -> set[str]:

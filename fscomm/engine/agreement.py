@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,7 +22,6 @@ from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
 from fscomm.tables.torchrec.installed import torchrec_version
-from fscomm.transports.gloo import unknown_orders
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 
@@ -114,7 +114,11 @@ def agree_on_modules(
         adding: dict[str, Any] = {}
         for name, module in found.items():
             adding |= {} if name in problems else gloo_groups(name, module, problems)
-        here = unknown_orders(adding, timeout_s=timeout_s)
+        here = {}
+        if adding:
+            from fscomm.bags.gloo_sums import unknown_orders
+
+            here = unknown_orders(adding, timeout_s=timeout_s)
         said = [json.loads(of_rank) for of_rank in all_ranks.agree({}, tell=json.dumps(here))]
     problems = _in_whole(problems | _of_all_ranks(said), groups)
 
@@ -131,9 +135,19 @@ def agree_on_modules(
             {name: function for name, function in features.items() if name not in problems},
             problem=features_problem,
             make=make_features,
+            **_search(make_features),
         )
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
     return Agreed(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
+
+
+def _search(make_features: Callable[..., Any]) -> dict[str, Any]:
+    """For features that a model builds from its batch, unless that extension is deleted."""
+    if not _is_installed("recipes"):
+        return {}
+    from fscomm.recipes.search import recipe
+
+    return {"search": partial(recipe, make=make_features)}
 
 
 def note_fallbacks(recorder: Recorder, problems: Mapping[str, str], *, strict: bool) -> None:

@@ -326,7 +326,7 @@ class Engine(Listener):
         if step is not None and agreed.mode.served:
             self._count(m, features, call, None)
             return self._run_served(m, step, features, agreed.mode)
-        self._executor.wire_gate.settle()
+        self._executor.wire_gate.stop_expecting_control_word()
         if step is not None and choice.decision.mode.served:
             others = name_ranks([rank for rank, mode in enumerate(agreed.modes) if not mode.served])
             why = f"{others} could not use what was fetched ahead"
@@ -344,7 +344,7 @@ class Engine(Listener):
         No collective.
         """
         self.backward.end_failed_pass()
-        self._executor.wire_gate.settle()
+        self._executor.wire_gate.stop_expecting_control_word()
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
                 self._program.wait(m)
@@ -463,7 +463,7 @@ class Engine(Listener):
                 self._program.fetch_reassigned(step, m)
         finally:
             step.fetches_reassigned = False
-        self._executor.wire_gate.settle()
+        self._executor.wire_gate.stop_expecting_control_word()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch_collision(step, m)

@@ -79,7 +79,7 @@ class Program:
         """
         updates = self._order[m].before(reassigned(step.number))
         if on_all_ranks:
-            self._executor.let_go(updates)
+            self._executor.release_up_to(updates)
             for update in updates:
                 update.result()
         else:
@@ -162,7 +162,7 @@ class Program:
 
     def _await(self, pending: Sequence[Pending[None]]) -> None:
         if not all(update.done() for update in pending):
-            self._executor.hurry()
+            self._executor.release_all()
         for update in pending:
             update.result()
 

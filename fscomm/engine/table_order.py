@@ -54,7 +54,7 @@ from collections.abc import Callable
 from fscomm.exchange.operations import ANY, Rows
 from fscomm.exchange.worker import Pending
 
-Update = Pending[None]
+PendingUpdate = Pending[None]
 
 
 class TableOrder:
@@ -63,18 +63,18 @@ class TableOrder:
     Methods are called in program order, by one thread at a time; `pending` may be called by any thread.
     """
 
-    def __init__(self, is_done: Callable[[Update], bool]) -> None:
+    def __init__(self, is_done: Callable[[PendingUpdate], bool]) -> None:
         self._is_done = is_done
-        self._updates: tuple[tuple[Rows, Update], ...] = ()  # replaced, never changed: other threads may read it
+        self._updates: tuple[tuple[Rows, PendingUpdate], ...] = ()  # replaced, never changed: other threads may read it
 
-    def before(self, rows: Rows) -> list[Update]:
+    def before(self, rows: Rows) -> list[PendingUpdate]:
         """The updates that an access to `rows` has to wait for."""
         return [update for of_update, update in self._updates if of_update.may_meet(rows)]
 
-    def updated(self, rows: Rows, update: Update) -> None:
+    def updated(self, rows: Rows, update: PendingUpdate) -> None:
         """An update was submitted."""
         self._updates = (*(each for each in self._updates if not self._is_done(each[1])), (rows, update))
 
-    def pending(self) -> list[Update]:
+    def pending(self) -> list[PendingUpdate]:
         """All updates that may not be complete."""
         return self.before(ANY)

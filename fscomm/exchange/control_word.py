@@ -71,6 +71,7 @@ class ControlWords:
             AnnouncementError: on all ranks, if one of them got features that it had not announced.
         """
         pairs = [(NO_STEP, modes[NO_STEP]), *((step, mode) for step, mode in modes.items() if step != NO_STEP)]
+        # All ranks send equally many numbers, whatever they hold; a pair that is sent twice changes nothing.
         pairs += [pairs[0]] * (MOST_STEPS + 1 - len(pairs))
         control_word = np.array([held, m, passes, newest, *(number for pair in pairs for number in pair)])
         with self._recorder.wait(AGREEMENT, step=held):
@@ -95,10 +96,12 @@ def choose(steps: list[int], by_rank: list[dict[int, int]]) -> tuple[int, list[M
 
     Where two batches hold the same ids on this rank, the others tell which one it is.
     """
+    # `steps` is this rank's list, but those common to all are in the same order everywhere: so all choose the same.
     common = [step for step in steps if step != NO_STEP and all(step in modes for modes in by_rank)]
 
     def fit(step: int) -> int:
         mode = Mode(max(modes[step] for modes in by_rank))
+        # The order of steps counts more than what a served forward still has to fetch.
         return Mode.FAST if mode.served else mode
 
     step = min(common, key=fit, default=NO_STEP)

@@ -1,4 +1,4 @@
-"""Who works operations off: transports and what uses them, by threads, or on a GPU by streams.
+"""Executes operations: owns the transports, and the threads, or on a GPU the streams, that use them.
 
 No two threads may issue to one transport, and all are made in the same order on every rank by the thread that makes the
 engine. Exclusive rows and gradients have one each: a rank that leaves out a backward pass sends rows while others send
@@ -6,15 +6,15 @@ gradients, and gloo ends a process that gets another size than it expects, befor
 wrong. Rows that a forward reassigns have one where a module has such forwards: they wait for no collision rows.
 
 For tables on the CPU, and on a GPU over a transport that goes through the host, there is one worker for each class of
-operations: an exchange of one class waits for its wire beside those of the others, and the wire gate gives priority. On
-the CPU what a worker has done is done; a GPU may still have to do it, in the worker's own stream.
+operations: an exchange of one class waits concurrently with those of the others, and the wire gate gives priority. On
+the CPU the work of a worker is done when it returns; a GPU may still have to do it, in the worker's own stream.
 
 Where the GPU itself orders exchanges (NCCL, copy engines), one thread issues all operations to streams of the device,
 in program order, and waits for none of them there.
 The host runs ahead of the device. An operation that waits for another one lets its stream wait for that; so does the
 compute stream, where a forward uses what was fetched. All ranks issue in the same order, over all transports. Exclusive
-operations wait on the device for the collision operations that were issued before them. What was issued is waited for
-by a thread of its own, which finds out if a rank is lost, and keeps what the device still uses.
+operations wait on the device for the collision operations that were issued before them. A second thread waits for
+issued work: so it detects a lost rank, and keeps what the device still uses.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import ServedModules
 from fscomm.transports.opening import ORDERED_BY_THE_DEVICE, open_transport
-from fscomm.transports.transport import Part, Transport
+from fscomm.transports.transport import Chunk, Transport
 from fsranks.control_group import AnyGroup, control_group
 from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
@@ -82,6 +82,7 @@ class Executor(ABC):
                 opened.callback(connection.close, "could not enter the fscomm block")
                 return connection
 
+            # A group for each thread: control words are sent by the training thread, ids by their worker.
             control, ids = (keep(control_group(context, timeout_s=timeout_s)) for _ in range(2))
             self._signals = Signals(control.gloo, control.rank, control.world_size)
             opened.callback(self._signals.close)
@@ -116,7 +117,7 @@ class Executor(ABC):
                 )
                 for of_class in classes
             }
-            self._plain = served.tables()
+            self._plain = served.tables()  # shadows of the kernels belong to one thread, here the plain worker
             opened.pop_all()
 
     @abstractmethod
@@ -162,12 +163,12 @@ class Executor(ABC):
             return arrived.result()
 
     @abstractmethod
-    def hurry(self) -> None:
+    def release_all(self) -> None:
         """A thread of the user is about to wait for all that was submitted: no rank holds it back. Does not block."""
 
     @abstractmethod
-    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
-        """All ranks are about to wait for this: it is held back no longer. Does not block."""
+    def release_up_to(self, awaited: Sequence[Pending[None]]) -> None:
+        """All ranks are about to wait for this: it is no longer held back. Does not block."""
 
     def check(self) -> None:
         """Raise the first error of a worker."""
@@ -179,7 +180,7 @@ class Executor(ABC):
 
         at_exit: Python is ending, and starts no thread any more.
         """
-        self.wire_gate.stop()
+        self.wire_gate.stop()  # first: a worker that waits at the gate would never end
         self.peers.close()
         try:
             self._close_workers()
@@ -194,7 +195,7 @@ class Executor(ABC):
                         closed.result()
 
     def abort(self, reason: str) -> None:
-        """End everything that blocks; the other ranks are told `reason`."""
+        """End everything that blocks; the other ranks are sent `reason`."""
         self.wire_gate.stop()
         for each in self._all:
             each.abort(reason)
@@ -203,8 +204,12 @@ class Executor(ABC):
         """The number of the last exclusive operation that another rank began to wait for just now; 0 if none did."""
         return 0
 
-    def _run(self, operation: Operation) -> None:
-        """In a worker."""
+    def _run(self, operation: Operation, number: int = 0) -> None:
+        """In a worker. number: of an exclusive operation, for the gate."""
+        if number:
+            self.wire_gate.begin(number)
+        # `after` holds only what was submitted earlier, on all ranks in the same order: so these waits cannot form a
+        # circle, though each may block its worker.
         for each in operation.after:
             each.result()
         if operation.plainly is None:
@@ -220,14 +225,15 @@ class Executor(ABC):
 
     def _failed(self, error: BaseException) -> None:
         """In a worker."""
+        # The first error is the cause. Aborting ends the exchanges of the other workers, whose errors only follow.
         if self._error is None:
             self._error = error
             self.abort(f"lost the others: {error}")
 
 
 class Threads(Executor):
-    """A worker for each class. While collision operations run, or wait for their turn, no exclusive chunk begins: the
-    wire is kept for them.
+    """A worker for each class. While collision operations run, or are about to, no exclusive chunk begins: the link is
+    kept for them.
     """
 
     WORKERS: ClassVar = {"ids": BACKGROUND, "collision": URGENT, "exclusive": BACKGROUND, "plain": NORMAL}
@@ -237,7 +243,8 @@ class Threads(Executor):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # By class, the last operations that had to wait for another worker.
+        # By class, the last entry to the gate that had to wait for other work. Later operations of the class must not
+        # enter before it: they would keep the link while that work still needs it.
         self._held_up: dict[Class, Pending[Any]] = {}
 
     def submit(self, operation: Operation) -> Pending[None]:
@@ -245,23 +252,23 @@ class Threads(Executor):
         if operation.of_class is not Class.EXCLUSIVE:
             return worker.submit(partial(self._run, operation))
         self._exclusive += 1
-        done = worker.submit(partial(self._run_exclusive, self._exclusive, operation))
+        done = worker.submit(partial(self._run, operation, self._exclusive))
         done.number = self._exclusive
         return done
 
-    def hurry(self) -> None:
-        self.wire_gate.let_go(self._exclusive)
+    def release_all(self) -> None:
+        self.wire_gate.release_up_to(self._exclusive)
         self._signals.send(self._exclusive)
 
-    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
-        self.wire_gate.let_go(max((each.number for each in awaited), default=0))
+    def release_up_to(self, awaited: Sequence[Pending[None]]) -> None:
+        self.wire_gate.release_up_to(max((each.number for each in awaited), default=0))
 
     def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        """The wire is kept at once if neither they nor earlier work of the worker have to wait for another worker,
-        which may need the wire itself, or for a device, which has to compute the gradients first. Otherwise it is kept
+        """The link is kept at once if neither they nor earlier work of the worker have to wait for another worker,
+        which may need the link itself, or for a device, which has to compute the gradients first. Otherwise it is kept
         when the waiting is over.
         """
-        self.wire_gate.let_go(self._awaited())
+        self.wire_gate.release_up_to(self._awaited())
         after = [each for operation in operations for each in operation.after]
         of_class = operations[-1].of_class
         worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
@@ -277,7 +284,7 @@ class Threads(Executor):
     def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
         worker = self._workers[Class.COLLISION.name]
         after = [each for operation in operations for each in operation.after]
-        self._held_up[Class.COLLISION] = worker.submit(partial(self._enter_after, after, quiet=True))
+        self._held_up[Class.COLLISION] = worker.submit(partial(self._enter_after, after, less_urgent=True))
         done = [self.submit(operation) for operation in operations]
         worker.submit(partial(self._leave, done[-1], Class.COLLISION, lambda: False))
         return done
@@ -286,33 +293,29 @@ class Threads(Executor):
         return self.wire_gate if of_class is Class.EXCLUSIVE else OpenWire()
 
     def _awaited(self) -> int:
-        """All that were submitted are let go: a rank that left out a backward pass has other numbers than this one."""
+        """Releases all that were submitted: a rank that left out a backward pass has other numbers than this one."""
         others = self._signals.received()
         return max(*others, self._exclusive) if others else 0
 
-    def _run_exclusive(self, number: int, operation: Operation) -> None:
-        self.wire_gate.begin(number)
-        self._run(operation)
-
-    def _enter_after(self, after: Sequence[Pending[Any]], *, quiet: bool = False) -> None:
+    def _enter_after(self, after: Sequence[Pending[Any]], *, less_urgent: bool = False) -> None:
         for each in after:
             each.result()
+        # `result` only orders the worker's stream. Before the link is kept, the device must have computed what is sent.
         self._device.wait(self._device.mark(), self._limit_s)
-        if quiet:
-            self.wire_gate.wait_until_quiet()
-            self._rows[Class.COLLISION].meet()  # exclusive rows go on until the last rank has come
+        if less_urgent:
+            self.wire_gate.wait_while_expecting()
+            self._rows[Class.COLLISION].meet()  # until the last rank is ready, exclusive rows may use the link
         self.wire_gate.enter()
 
     def _leave(self, last: Pending[None], of_class: Class, expecting: Callable[[], bool]) -> None:
         self._device.wait(last.mark, self._limit_s)
+        # A rank that is done earlier must not fill the link with exclusive rows while others still exchange.
         self._rows[of_class].meet()
         self.wire_gate.leave(expecting=expecting())
 
 
 class Streams(Executor):
-    """A stream of the GPU for each class; those that a forward waits for have priority. No wire gate holds anything
-    back.
-    """
+    """A stream of the GPU for each class; those that a forward waits for have priority. The wire gate stays open."""
 
     WORKERS: ClassVar = {"ids": BACKGROUND, "issue": NORMAL, "watch": BACKGROUND}
     PER_CLASS: ClassVar = False
@@ -326,6 +329,7 @@ class Streams(Executor):
         self._urgent: dict[Class, Pending[None]] = {}  # by class, the last operation of `submit_urgent`
 
     def submit(self, operation: Operation) -> Pending[None]:
+        # In place of the gate: on the device, exclusive rows start only behind the collision rows issued before them.
         if operation.of_class is Class.EXCLUSIVE:
             operation = replace(operation, after=[*operation.after, *self._urgent.values()])
         return self._workers["issue"].submit(partial(self._run, operation), stream=self._streams[operation.of_class])
@@ -338,10 +342,10 @@ class Streams(Executor):
     def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
         return self.submit_urgent(operations, expecting=lambda: False)
 
-    def hurry(self) -> None:
+    def release_all(self) -> None:
         pass
 
-    def let_go(self, awaited: Sequence[Pending[None]]) -> None:
+    def release_up_to(self, awaited: Sequence[Pending[None]]) -> None:
         pass
 
     def _wire(self, of_class: Class) -> Wire:
@@ -349,7 +353,7 @@ class Streams(Executor):
 
 
 class _Issued:
-    """All parts are issued at once, and the worker `watch` waits for them."""
+    """All chunks are issued at once, and the worker `watch` waits for them."""
 
     def __init__(self, watch: Worker) -> None:
         self._watch = watch
@@ -357,10 +361,11 @@ class _Issued:
     def wait(self) -> None:
         pass
 
-    def exchange(self, transport: Transport, parts: Iterable[Part]) -> None:
-        for part in parts:
-            handle = part.over(transport)
+    def exchange(self, transport: Transport, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            handle = chunk.over(transport)
             handle.follow()
+            # Nothing else waits on the host for the device, so only this wait finds out that a rank is lost.
             self._watch.submit(handle.wait)
 
 

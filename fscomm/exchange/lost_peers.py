@@ -1,8 +1,9 @@
 """Lost ranks in exchanges that are not fscomm's own: TorchRec's, where a module runs plainly, and DDP's in backward.
 
-If a rank dies in such an exchange, gloo does not name it. If a rank is stopped, gloo waits for the limit of the user's
-process group (30 minutes). So a thread closes the connections of that group when an exchange takes longer than fscomm's
-own may. A rank whose exchange failed asks fscomm's control group which rank was lost. The exchanges are not changed.
+If a rank dies in such an exchange, gloo does not name it. If a rank is stopped, gloo waits for the time limit of the
+user's process group (30 minutes). So a thread closes the connections of that group when an exchange takes longer than
+fscomm's own may. A rank whose exchange failed asks fscomm's control group which rank was lost. The exchanges themselves
+are not changed.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class LostPeers:
         self._since = None
 
     def pause(self) -> None:
-        """What is watched has failed, maybe because of a lost peer: `explain` may be asked."""
+        """The watched exchange has failed, maybe because of a lost peer: `explain` may be called."""
         self._until = self._now()
 
     @contextlib.contextmanager
@@ -65,6 +66,7 @@ class LostPeers:
                 raise
             raise lost from error
         finally:
+            # Inside another watched block: that one has its full time limit again, as it has made progress.
             if outside is None:
                 self.end()
             else:

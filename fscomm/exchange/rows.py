@@ -15,7 +15,8 @@ from fscomm.plan.group_plan import Back, Leg
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 from fscomm.tables.group_tables import GroupTables
-from fscomm.transports.transport import Part, Transport
+from fscomm.transports.transport import Chunk as Part
+from fscomm.transports.transport import Transport
 
 
 class Wire(Protocol):
@@ -111,7 +112,7 @@ class RowExchange:
 
     def meet(self) -> None:
         """Return when all ranks have come here."""
-        self._of_rows.meet()
+        self._of_rows.barrier()
 
     def _received(self, gradients: Gradients, group: int, way: Back) -> torch.Tensor:
         def make() -> tuple[torch.Tensor, Mark]:

@@ -5,8 +5,8 @@ A stream is named by what issues to it: `compute`, the thread that trains; `copy
 thread of a transport that waits for the device before it touches staging buffers. Reassigned rows go as collision rows
 do.
 
-Memory belongs to the stream that made it: once Python has freed it, that stream may fill it anew, whatever another one
-still does with it. So an edge also says what keeps the memory until the second stream is done: the worker
+Memory belongs to the stream that allocated it: once Python has freed it, that stream may reuse it, whatever another
+stream still does with it. So an edge also says what keeps the memory until the second stream is done: the worker
 (`Worker._under_way`), the transport, or the allocator, to which `Device.reads` names the second stream.
 
 `tests/comm/exchange/test_stream_order.py` plays training loops on streams: a use that no edge orders is an error there,
@@ -51,7 +51,7 @@ EDGES = (
         kept="the ids worker",
     ),
     Edge(
-        what="features",  # what the module's output needs of them
+        what="features",  # those that the module's output needs
         first=("ids",),
         then=("compute",),
         by="Step.arrived",

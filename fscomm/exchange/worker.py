@@ -19,7 +19,7 @@ _OWN_STREAM: AbstractContextManager[Any] = contextlib.nullcontext()
 _NOW: Mark = object()
 URGENT, NORMAL, BACKGROUND = -1, 0, 1
 """Priorities of workers, and of streams: the lowest number goes first."""
-NICENESS = 10  # added for a worker in the background; 5 gives way too little, 19 brings no more
+NICENESS = 10  # added for a worker in the background; 5 yields too little, 19 gains no more
 
 
 class Pending(Future[T]):
@@ -80,7 +80,7 @@ class Worker:
         self._under_way: list[tuple[Mark, Any]] = []  # issued and not done: its tensors must be kept
         self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._ended = threading.Event()  # of the thread: after Ctrl-C it is waited for again, unlike in `join`
-        threading.Thread(target=self._live, name=f"fscomm {name}", daemon=True).start()
+        threading.Thread(target=self._serve, name=f"fscomm {name}", daemon=True).start()
 
     def submit(
         self, work: Callable[[], T], *, behind: Mark = _NOW, stream: AbstractContextManager[Any] = _OWN_STREAM
@@ -101,36 +101,45 @@ class Worker:
         self._queue.put(None)
         self._ended.wait()
 
-    def _live(self) -> None:
+    def _serve(self) -> None:
+        """Runs in the thread, until None is submitted."""
         try:
-            self._serve()
+            try:
+                self._enter()
+            except BaseException as error:  # of the device: what is submitted fails with it, and nothing waits forever
+                self._error = error
+                self._on_error(error)
+            while (item := self._queue.get()) is not None:
+                self._run(*item)
+                del item  # and with it its tensors, which an idle worker must not keep
+            self._await_device()
         finally:
             self._ended.set()
 
-    def _serve(self) -> None:
+    def _run(
+        self, future: Pending[Any], before: Mark, work: Callable[[], Any], stream: AbstractContextManager[Any]
+    ) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+            return
         try:
-            self._enter()
-        except BaseException as error:  # of the device: what is submitted fails with it, and nothing waits forever
+            with stream:
+                if before is not None:
+                    self._device.after(before)
+                value = work()
+                future.mark = mark = self._device.mark()
+            # `work` refers to tensors that another thread made, and the device may still read: it is kept until then.
+            self._under_way = [each for each in self._under_way if not self._device.is_done(each[0])]
+            if not self._device.is_done(mark):
+                self._under_way.append((mark, work))
+            future.set_result(value)
+        except BaseException as error:
             self._error = error
-            self._on_error(error)
-        while (item := self._queue.get()) is not None:
-            future, before, work, stream = item
-            if self._error is None:
-                try:
-                    with stream:
-                        value = self._run(future, before, work)
-                    future.set_result(value)
-                    del value
-                except BaseException as error:
-                    self._error = error
-                    try:
-                        self._on_error(error)
-                    finally:
-                        future.set_exception(error)
-            else:
-                future.set_exception(self._error)
-            del future, before, work, stream, item
-        self._await_device()
+            # Before the waiting thread gets the error: it may then find out at once why the work failed.
+            try:
+                self._on_error(error)
+            finally:
+                future.set_exception(error)
 
     def _enter(self) -> None:
         self._device.enter(priority=min(self._priority, NORMAL))
@@ -140,7 +149,7 @@ class Worker:
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
     def _await_device(self) -> None:
-        """What the device does not finish keeps its tensors."""
+        """Tensors of work that the device does not finish are kept: their memory must not be reused."""
         end = time.monotonic() + self._limit_s
         try:
             for mark, _ in self._under_way:
@@ -151,13 +160,3 @@ class Worker:
                 self._on_error(error)
         else:
             self._under_way.clear()
-
-    def _run(self, future: Pending[T], before: Mark, work: Callable[[], T]) -> T:
-        if before is not None:
-            self._device.after(before)
-        value = work()
-        future.mark = mark = self._device.mark()
-        self._under_way = [each for each in self._under_way if not self._device.is_done(each[0])]
-        if not self._device.is_done(mark):
-            self._under_way.append((mark, work))
-        return value

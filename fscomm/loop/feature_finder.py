@@ -1,31 +1,62 @@
 """Which part of a batch each module reads: learned at its first forward, or given by the user.
 
 What one batch teaches may be wrong: two parts of it may hold the same, such as nothing, and batches may have several
-structures. So a module may have several sources. When it gets something else than was announced, those that fit the
-batch come first from then on, and are searched for again if there are none.
+structures. So a module may have several sources. When it gets something else than was announced, the sources that fit
+the batch come first from then on; if there are none, the batch is searched again.
 """
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from fscomm.loop import kjt_paths
-from fscomm.loop.kjt_paths import KJT, Path
-from fscomm.loop.kjt_recipes import Make, Recipe
-from fscomm.loop.kjt_search import recipe
+from fscomm.loop.kjt_paths import KJT, Make
 
 Reader = Callable[[Any], Any]
-Source = Reader | Path | Recipe
 TRIES = 3  # batches in which features are looked for before a module is given up
 LOOKS = 8  # batches in which they are looked for again, after a module had got something else
 _MOST_SOURCES = 8
+
+
+class Source(Protocol):
+    """Where in a batch a module has its features."""
+
+    def read(self, batch: Any, *, checked: bool = False) -> KJT:
+        """Raises ValueError where the batch does not have them. checked: the same batch was read before."""
+
+    def narrowed(self, batch: Any, kjt: KJT) -> "Source | None":
+        """What of it gives `kjt` from `batch`, too; None if nothing does."""
+
+
+Search = Callable[[Any, KJT, Sequence[Source]], tuple[Source | None, list[str]]]
+"""From a batch, a KJT that is not in it, and the sources known so far, to how it was built; without that, its keys that
+are nowhere in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The user's function."""
+
+    read_batch: Reader
+
+    def read(self, batch: Any, *, checked: bool = False) -> KJT:
+        found: KJT = self.read_batch(batch)
+        return found
+
+    def narrowed(self, batch: Any, kjt: KJT) -> "Source | None":
+        return self
+
+
+def _nowhere(batch: Any, kjt: KJT, known: Sequence[Source]) -> tuple[None, list[str]]:
+    return None, list(kjt.keys())
 
 
 class FeatureFinder:
     """For each module, where the next batch has its features.
 
     `names`: of the served modules, once for each call; `given`: functions from a batch to the KJT of a module, by name;
-    a list of them for its calls.
+    a list of them for its calls. `search`: for KJTs that models build.
 
     Attributes:
         explicit: modules whose features the user names.
@@ -39,6 +70,7 @@ class FeatureFinder:
         *,
         problem: Callable[[Any], str | None],
         make: Make,
+        search: Search = _nowhere,
     ) -> None:
         unknown = sorted(set(given) - set(names))
         if unknown:
@@ -55,10 +87,11 @@ class FeatureFinder:
                     f"features= has {len(of_calls)} functions for {name}, one for each call, but calls="
                     f"{names.count(name)} says how often it is called"
                 )
-            self._sources[first : first + len(of_calls)] = [[reader] for reader in of_calls]
+            self._sources[first : first + len(of_calls)] = [[_Given(reader)] for reader in of_calls]
         self.explicit = frozenset(m for m, sources in enumerate(self._sources) if sources)
         self._problem = problem
         self.make = make
+        self._search_recipe = search
         self._lost: list[str | None] = [None] * len(names)
         self._tries = [0] * len(names)
         self._looks = [0] * len(names)
@@ -91,7 +124,7 @@ class FeatureFinder:
             self._tries[m] += 1
             self._lost[m] = self._problem(kjt)
             if self._lost[m] is None:
-                self._sources[m], missing = _search(batch, kjt)
+                self._sources[m], missing = self._search(batch, kjt, ())
                 self._lost[m] = None if self._sources[m] else self._not_found(m, batch, kjt, missing)
         return self._lost[m]
 
@@ -100,11 +133,11 @@ class FeatureFinder:
         features will be found in such batches."""
         if m in self.explicit or not self._sources[m] or self._problem(kjt) is not None:
             return False
-        narrowed = [_narrowed(source, batch, kjt) for source in self._sources[m]]
+        narrowed = [source.narrowed(batch, kjt) for source in self._sources[m]]
         fitting = [source for source in narrowed if source is not None]
         if not fitting and self._looks[m] < LOOKS and len(kjt.values()):  # no ids at all would fit everywhere
             self._looks[m] += 1
-            fitting = self._search_again(m, batch, kjt)
+            fitting, _ = self._search(batch, kjt, self._sources[m])
         others = [source for source, fits in zip(self._sources[m], narrowed, strict=True) if fits is None]
         self._sources[m] = (fitting + others)[:_MOST_SOURCES]
         return bool(fitting)
@@ -116,23 +149,22 @@ class FeatureFinder:
             return "what features= gave" if sources else "the batch"
         return textwrap.shorten(str(sources[0]), 200)
 
-    def _search_again(self, m: int, batch: Any, kjt: KJT) -> list[Source]:
-        """Of a KJT of many keys most are known. Which of its parts a key without ids has, an earlier batch knows."""
-        found, _ = _search(batch, kjt)
-        for number, source in enumerate(found):
-            for known in self._sources[m]:
-                if isinstance(source, Recipe) and isinstance(known, Recipe) and source.keys == known.keys:
-                    left = known.narrowed(batch, kjt)
-                    found[number] = source = source.but(
-                        [old or new for old, new in zip(left, source.parts, strict=True)]
-                    )
-        return found
+    def holds(self, batch: Any, kjt: KJT) -> bool:
+        """Whether `batch` has, or a model may have built from it, `kjt`."""
+        return bool(self._search(batch, kjt, ())[0])
+
+    def _search(self, batch: Any, kjt: KJT, known: Sequence[Source]) -> tuple[list[Source], list[str]]:
+        """Every source of `kjt` in a batch; without any, the keys that are nowhere in it."""
+        if paths := kjt_paths.find(batch, kjt):
+            return list(paths[:_MOST_SOURCES]), []
+        built, missing = self._search_recipe(batch, kjt, known)
+        return [] if built is None else [built], missing
 
     def _read(self, m: int, batch: Any, checked: bool) -> tuple[KJT | None, str | None]:
         first: str | None = None
         for source in self._sources[m]:
             try:
-                kjt = self._read_one(source, batch, checked)
+                kjt = source.read(batch, checked=checked)
             except ValueError as error:
                 if m in self.explicit:
                     raise
@@ -142,15 +174,6 @@ class FeatureFinder:
             return (None, why) if why is not None else (kjt, None)
         return None, first or self._lost[m]
 
-    def _read_one(self, source: Source, batch: Any, checked: bool) -> KJT:
-        if isinstance(source, Path):
-            return kjt_paths.read(batch, source)
-        if isinstance(source, Recipe):
-            recipe: KJT = source.read(batch, self.make, checked=checked)
-            return recipe
-        found: KJT = source(batch)
-        return found
-
     def _not_found(self, m: int, batch: Any, kjt: KJT, missing: list[str]) -> str:
         name, keys = self._names[m], list(kjt.keys())
         which = "its features were" if len(missing) == len(keys) else f"its features {', '.join(missing)} were"
@@ -159,24 +182,3 @@ class FeatureFinder:
             f"Pass features={{{name!r}: lambda batch: ...}} to fscomm.enable: a function from the batch to the "
             f"KeyedJaggedTensor that the module gets, with keys {', '.join(keys)}"
         )
-
-
-def _search(batch: Any, kjt: KJT) -> tuple[list[Source], list[str]]:
-    """Every source of `kjt` in a batch; without any, the keys that are nowhere in it."""
-    paths = kjt_paths.find(batch, kjt)
-    if paths:
-        return list(paths[:_MOST_SOURCES]), []
-    built, missing = recipe(batch, kjt)
-    return [] if built is None else [built], missing
-
-
-def _narrowed(source: Source, batch: Any, kjt: KJT) -> Source | None:
-    """What of a source fits another batch, too."""
-    if isinstance(source, Recipe):
-        parts = source.narrowed(batch, kjt)
-        return source.but(parts) if all(parts) else None
-    assert isinstance(source, Path)
-    try:
-        return source if kjt_paths.same(kjt_paths.read(batch, source), kjt) else None
-    except ValueError:
-        return None

@@ -35,6 +35,10 @@ class KJT(Protocol):
     def stride(self) -> int: ...
 
 
+Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
+"""Gives a KJT of keys, values, lengths, weights and a stride."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attribute:
     name: str
@@ -59,6 +63,37 @@ class Path:
 
     def __str__(self) -> str:
         return "batch" + "".join(map(str, self.steps))
+
+    def read(self, batch: Any, *, checked: bool = False) -> KJT:
+        """As `Source.read`."""
+        found: KJT = self.part(batch, is_kjt, "KeyedJaggedTensor")
+        return found
+
+    def narrowed(self, batch: Any, kjt: KJT) -> "Path | None":
+        """As `Source.narrowed`."""
+        try:
+            return self if same(self.read(batch), kjt) else None
+        except ValueError:
+            return None
+
+    def part(self, batch: Any, fits: Callable[[Any], bool], kind: str) -> Any:
+        """What is there, which has to be a `kind`. Raises ValueError, naming path and step, where it is not."""
+        value = batch
+        for depth, step in enumerate(self.steps):
+            try:
+                value = value[step.key] if isinstance(step, Item) else getattr(value, step.name)
+            except (AttributeError, LookupError, TypeError) as error:
+                at = Path(steps=self.steps[:depth])
+                raise ValueError(
+                    f"features were found at {self} in the first batch, but in this one {at}, a "
+                    f"{type(value).__name__}, has no {step}: every batch must have the structure of the first"
+                ) from error
+        if not fits(value):
+            raise ValueError(
+                f"features were found at {self}, a {kind}, in the first batch, but in this one a "
+                f"{type(value).__name__} lies there: every batch must have the structure of the first"
+            )
+        return value
 
 
 def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
@@ -104,32 +139,6 @@ def find(batch: Any, kjt: KJT) -> list[Path]:
         if found := [path for path, other in held if alike(other, kjt)]:
             return found
     return []
-
-
-def read(batch: Any, path: Path) -> KJT:
-    """The KJT at `path`. Raises ValueError, naming path and step, where this batch has none."""
-    found: KJT = read_part(batch, path, is_kjt, "KeyedJaggedTensor")
-    return found
-
-
-def read_part(batch: Any, path: Path, fits: Callable[[Any], bool], kind: str) -> Any:
-    """What lies at `path`, which has to be a `kind`. Raises ValueError, naming path and step, where it is not."""
-    value = batch
-    for depth, step in enumerate(path.steps):
-        try:
-            value = value[step.key] if isinstance(step, Item) else getattr(value, step.name)
-        except (AttributeError, LookupError, TypeError) as error:
-            at = Path(steps=path.steps[:depth])
-            raise ValueError(
-                f"features were found at {path} in the first batch, but in this one {at}, a {type(value).__name__}, "
-                f"has no {step}: every batch must have the structure of the first"
-            ) from error
-    if not fits(value):
-        raise ValueError(
-            f"features were found at {path}, a {kind}, in the first batch, but in this one a {type(value).__name__} "
-            "lies there: every batch must have the structure of the first"
-        )
-    return value
 
 
 def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool] = equal) -> bool:

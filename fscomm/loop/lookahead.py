@@ -10,7 +10,7 @@ looked at, and a loader that reuses its memory is refused.
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Any, Generic, Literal, TypeVar
 
 from fscomm.device import not_compiled
@@ -81,14 +81,6 @@ class Listener:
 
     def fail(self, error: BaseException) -> None:
         """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What the loader's `state_dict()` gave, or why it gave nothing."""
-
-    value: Any = None
-    error: Exception | None = None
 
 
 class Ahead(Generic[T]):
@@ -171,9 +163,10 @@ class Lookahead(Generic[T]):
         self._draws.begin()
         with self._draws.of_loader():
             iterator = iter(self._loader)
-        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early)
         self.ahead.value = None
-        self._epoch.keep_in(self.ahead)
+        self._epoch = _Epoch(
+            iterator, self._loader, self._listener, self._moving, self._draws, self._early, fetched=self.ahead
+        )
         self._opened(self._epoch)
         return self._epoch
 
@@ -214,9 +207,7 @@ class Lookahead(Generic[T]):
         saved = None if self._epoch is None else self._epoch.saved
         if saved is None:  # nothing was fetched ahead: the loader itself knows
             return copy.deepcopy(_method(self._loader, "state_dict")())
-        if saved.error is not None:
-            raise saved.error
-        return copy.deepcopy(saved.value)
+        return copy.deepcopy(saved.result())
 
     def load_state_dict(self, state: Any) -> None:
         """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
@@ -264,37 +255,28 @@ class _Epoch(Generic[T]):
         moving: Moving,
         draws: Draws,
         early: bool,
+        *,
+        fetched: Ahead[T],
     ) -> None:
+        """fetched: keeps what is fetched ahead."""
         self.iterator = iterator
         self._loader = loader
         self._listener = listener
         self._moving = moving
         self._draws = draws
         self._early = early
-        self.saved: _State | None = None
+        self.saved: Future[Any] | None = None
         self._first = True
         self._steady = False  # the loader has made its first batches: what it holds was looked at
         self._trained: int | None = None  # forwards in training, when the first batch was handed out
-        self._kept: Ahead[T] = Ahead(moving)
+        self._fetched = fetched
         self._left = False
         self._reads = self._read_early = False  # served tables, while the loader made a batch; that was pulled early
 
     @property
     def pending(self) -> bool:
         """Is there a batch, or an error, that the user has not got."""
-        return self._ahead is not None and not isinstance(self._ahead, StopIteration)
-
-    def keep_in(self, ahead: Ahead[T]) -> None:
-        """What is fetched ahead is kept there."""
-        self._kept = ahead
-
-    @property
-    def _ahead(self) -> Moved[T] | BaseException | None:
-        return self._kept.value
-
-    @_ahead.setter
-    def _ahead(self, value: Moved[T] | BaseException | None) -> None:
-        self._kept.value = value
+        return self._fetched.value is not None and not isinstance(self._fetched.value, StopIteration)
 
     def __iter__(self) -> "_Epoch[T]":
         return self
@@ -310,24 +292,24 @@ class _Epoch(Generic[T]):
         self._draws.resume(elsewhere=self._listener.elsewhere)
         if self._read_early:
             raise RuntimeError(READ_EARLY)
-        if resumed and isinstance(self._ahead, Moved):
-            self._announce(self._ahead, depends=False)
-        if self._ahead is None:
-            self._ahead = self._pull()
-        if isinstance(self._ahead, StopIteration):
+        if resumed and isinstance(self._fetched.value, Moved):
+            self._announce(self._fetched.value, depends=False)
+        if self._fetched.value is None:
+            self._fetched.value = self._pull()
+        if isinstance(self._fetched.value, StopIteration):
             self.saved = None
             self._listener.finish()
             raise StopIteration
-        if isinstance(self._ahead, BaseException):
-            error, self._ahead, self.saved = self._ahead, None, None
+        if isinstance(self._fetched.value, BaseException):
+            error, self._fetched.value, self.saved = self._fetched.value, None, None
             raise error
-        moved = self._ahead
+        moved = self._fetched.value
         early = self._pulls_early()
         if early:
             saved = self._save()
             untrained = [moved.pulled, *([] if self._listener.elsewhere else self._listener.waiting())]
             as_it_was = [BatchSnapshot(batch) for batch in untrained]
-            self._ahead = self._pull(early=True)  # interrupted, the batch before it is still there
+            self._fetched.value = self._pull(early=True)  # interrupted, the batch before it is still there
             self.saved = saved
             if any(batch.changed() for batch in as_it_was):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
@@ -338,7 +320,7 @@ class _Epoch(Generic[T]):
             self._first, self._trained = False, self._listener.forwards()
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
-            self._ahead = self.saved = None
+            self._fetched.value = self.saved = None
         self._draws.hand_out()
         return held
 
@@ -403,16 +385,19 @@ class _Epoch(Generic[T]):
         why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
         self._listener.announce(moved, depends=depends and self._early, in_turn=why)
 
-    def _save(self) -> _State:
-        """The loader's state before it is asked for another batch; an error of it is for whoever asks for the state."""
+    def _save(self) -> Future[Any]:
+        """The loader's state before it is asked for another batch; an error is raised when the state is asked for."""
+        saved: Future[Any] = Future()
         try:
             save = _method(self._loader, "state_dict")
         except TypeError as error:
-            return _State(error=error.with_traceback(None))  # whose frames would keep this loop, and its loader
+            saved.set_exception(error.with_traceback(None))  # its frames would keep this loop, and its loader
+            return saved
         try:
-            return _State(value=copy.deepcopy(save()))
+            saved.set_result(copy.deepcopy(save()))
         except Exception as error:
-            return _State(error=error)
+            saved.set_exception(error)
+        return saved
 
 
 def _method(loader: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from fscomm.device import Mark, device_of
 from fscomm.loop.kjt_paths import tensors_of
-from fscomm.loop.tensors import memory_of
+from fscomm.loop.tensors import memory_of, rebuilt
 
 T = TypeVar("T")
 
@@ -96,14 +96,8 @@ def to_device(value: Any, device: torch.device) -> Any:
         takes = inspect.signature(value.to).parameters
         moved: Any = value.to(device, non_blocking=True) if "non_blocking" in takes else value.to(device)
         return value if moved is None else moved  # None: it moved in place
-    if isinstance(value, MutableMapping):
-        moved = copy.copy(value)
-        for key, item in value.items():
-            moved[key] = to_device(item, device)
-        return moved
-    if isinstance(value, list | tuple):
-        items = [to_device(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, MutableMapping | list | tuple):
+        return rebuilt(value, lambda item: to_device(item, device))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         moved = copy.copy(value)
         for field in dataclasses.fields(value):

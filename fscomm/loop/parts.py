@@ -5,7 +5,7 @@ Letters: B samples, F keys, k parts.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, is_kjt, walk
-from fscomm.loop.kjt_recipes import Make
+from fscomm.loop.kjt_paths import DEEPEST, KJT, NOT_ENTERED, Make, is_kjt, walk
 from fscomm.loop.lookahead import Listener
-from fscomm.loop.tensors import stored
+from fscomm.loop.tensors import rebuilt, stored
 
 T = TypeVar("T")
 
@@ -101,7 +100,7 @@ def cut_batch(batch: T, number: int, make: Make, on_host: Any = None) -> list[T]
         if kjt.stride() == samples:
             costs += kjt.lengths().view(len(kjt.keys()), samples).sum(0).numpy()
     ends = cut_points(costs, number)
-    return [_Part(samples, start, end, make).of(batch) for start, end in zip([0, *ends], ends, strict=False)]
+    return [_Samples(samples, start, end, make).of(batch) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def cut_points(costs: np.ndarray, number: int) -> list[int]:
@@ -116,7 +115,7 @@ def cut_points(costs: np.ndarray, number: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Samples:
     """Samples `start` to `end` of B. make: gives a KJT."""
 
     samples: int
@@ -134,14 +133,8 @@ class _Part:
             return self._of_kjt(value) if value.stride() == self.samples else value
         if depth == DEEPEST or isinstance(value, NOT_ENTERED):
             return value
-        if isinstance(value, Mapping):
-            made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
-            for key, item in value.items():
-                made[key] = self.of(item, depth + 1)
-            return made
-        if isinstance(value, list | tuple):
-            items = [self.of(item, depth + 1) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, Mapping | list | tuple):
+            return rebuilt(value, lambda item: self.of(item, depth + 1))
         made = value
         for name, item in stored(value):
             if (cut := self.of(item, depth + 1)) is not item:

@@ -8,7 +8,7 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -25,8 +25,6 @@ DREW_EARLY = (
     "in the loop without fscomm the step draws first. All steps so far are those of that loop; this batch is not. Pass "
     "rng='own' to lookahead() to give the loader random numbers of its own"
 )
-
-
 OWN_ELSEWHERE = (
     "rng='own' sets the global random numbers to those of the loader while it makes a batch, and the training step in "
     "another thread would draw from them. Ask for batches in the thread that trains, or leave rng='own' out"
@@ -39,16 +37,8 @@ class Generators:
 
     __slots__ = ("_states",)
 
-    def __init__(self, private: Collection["Private"] = ()) -> None:
-        numpy = sys.modules.get("numpy.random")
-        kept = [(each.restore, each.state()) for each in private]
-        self._states: dict[int, tuple[Callable[[Any], Any], Any]] = {
-            **{id(each.generator): state for each, state in zip(private, kept, strict=True)},
-            0: (torch.set_rng_state, torch.get_rng_state()),
-            1: (random.setstate, random.getstate()),
-        }
-        if numpy is not None:
-            self._states[2] = numpy.set_state, numpy.get_state(legacy=False)
+    def __init__(self, private: Iterable[Any] = ()) -> None:
+        self._states = {id(each): (each, _state(each)) for each in (*private, *_global_generators())}
 
     def drawn(self, later: "Generators") -> frozenset[int]:
         """The generators that stand elsewhere `later`."""
@@ -57,9 +47,35 @@ class Generators:
 
     def restore(self, some: frozenset[int] | None = None) -> None:
         """Set `some` generators back to this moment; None: all."""
-        for number, (restore, state) in self._states.items():
+        for number, (generator, state) in self._states.items():
             if some is None or number in some:
-                restore(state)
+                _restore(generator, state)
+
+
+def _global_generators() -> list[Any]:
+    """Those behind the global functions of torch (CPU), of Python and, once it is imported, of numpy."""
+    numpy = sys.modules.get("numpy.random")
+    return [torch.default_generator, random._inst, *([] if numpy is None else [numpy.mtrand._rand])]
+
+
+def _state(generator: Any) -> Any:
+    """A copy, of a generator of torch, Python or numpy (also a legacy one)."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if hasattr(generator, "get_state"):
+        return generator.get_state(legacy=False)
+    return generator.bit_generator.state  # numpy makes it anew at every call
+
+
+def _restore(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -71,37 +87,11 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one is other or (one == other if not hasattr(one, "shape") else (one == other).all()))
 
 
-class Private:
-    """A generator that is not a global one: of torch, numpy (also a legacy one), or Python."""
-
-    def __init__(self, generator: Any) -> None:
-        self.generator = generator
-
-    def state(self) -> Any:
-        generator = self.generator
-        if isinstance(generator, torch.Generator):
-            return generator.get_state()
-        if isinstance(generator, random.Random):
-            return generator.getstate()
-        if hasattr(generator, "get_state"):
-            return generator.get_state(legacy=False)
-        return generator.bit_generator.state  # a copy: numpy makes it anew at every call
-
-    def restore(self, state: Any) -> None:
-        generator = self.generator
-        if isinstance(generator, random.Random):
-            generator.setstate(state)
-        elif hasattr(generator, "set_state"):
-            generator.set_state(state)
-        else:
-            generator.bit_generator.state = state
-
-
 MOST_LOOKED_AT = 20_000  # objects of a loader
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, type, torch.Tensor, torch.nn.Module)
 
 
-def private_generators(*roots: Any) -> list[Private]:
+def private_generators(*roots: Any) -> list[Any]:
     """The generators that can be reached from a loader: by attributes, closures, locals of generators that wait, and
     containers; nearest first, of at most 20,000 objects. Not those of the global functions. None where the loader
     holds a thread: what that draws beside the training step has no order in the plain loop either."""
@@ -109,10 +99,8 @@ def private_generators(*roots: Any) -> list[Private]:
     kinds: tuple[type, ...] = (torch.Generator, random.Random)
     if numpy is not None:
         kinds += (numpy.Generator, numpy.RandomState)
-    ours = [torch.default_generator, getattr(random, "_inst", None), getattr(numpy, "mtrand", None)]
-    ours.append(getattr(ours[-1], "_rand", None))
-    seen = {id(each) for each in ours} | {id(sys.modules), id(vars(sys.modules["builtins"]))}
-    found: list[Private] = []
+    seen = {id(each) for each in _global_generators()} | {id(sys.modules), id(vars(sys.modules["builtins"]))}
+    found: list[Any] = []
     level = list(roots)
     while level and len(seen) < MOST_LOOKED_AT:
         following: list[Any] = []
@@ -123,7 +111,7 @@ def private_generators(*roots: Any) -> list[Private]:
             if isinstance(each, threading.Thread):
                 return []
             if isinstance(each, kinds):
-                found.append(Private(each))
+                found.append(each)
             else:
                 following += _held_by(each)
         level = following[:MOST_LOOKED_AT]
@@ -167,7 +155,7 @@ class Draws:
 
     def __init__(self, *, own: bool) -> None:
         self._own = own
-        self._private: list[Private] = []
+        self._private: list[Any] = []
         self._loaders: Generators | None = None  # where the loader's own stream is
         self._handed_out: Generators | None = None
         self._elsewhere = False
@@ -181,7 +169,7 @@ class Draws:
     def look_at(self, *loaders: Any) -> None:
         """Find the generators that these hold, which the training step may hold, too."""
         if not self._own:
-            found = {id(each.generator): each for each in [*self._private, *private_generators(*loaders)]}
+            found = {id(each): each for each in [*self._private, *private_generators(*loaders)]}
             self._private = list(found.values())
 
     def _now(self) -> Generators:

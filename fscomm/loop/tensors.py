@@ -5,8 +5,9 @@ them is an error here, and no code of a tensor's own class runs: where they came
 that can be looked at is known by its version alone.
 """
 
+import copy
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from math import gcd, prod
 from types import MemberDescriptorType
@@ -34,6 +35,17 @@ def stored(value: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(member, MemberDescriptorType) and not name.endswith("__"):
                 with suppress(AttributeError):  # this slot was never set
                     yield name, member.__get__(value)
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A mapping, list or tuple of the same type, with every item changed."""
+    if isinstance(value, Mapping):
+        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, item in value.items():
+            made[key] = change(item)
+        return made
+    items = [change(item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def inner(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

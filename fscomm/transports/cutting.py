@@ -53,7 +53,7 @@ def grown(slot_bytes: int, largest: int, *, most: int | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class RingChunk:
     """Bytes start to stop of what goes to `peer` (`is_put`) through a ring, or comes from it."""
 
     peer: int
@@ -62,23 +62,23 @@ class Chunk:
     stop: int
 
 
-def in_order(rank: int, sent: Sequence[int], received: Sequence[int], slot_bytes: int) -> Iterator[Chunk]:
+def in_order(rank: int, sent: Sequence[int], received: Sequence[int], slot_bytes: int) -> Iterator[RingChunk]:
     """The chunks of a ring in the order in which this rank issues them.
 
-    sent, received: bytes of the piece to and from each rank; a rank's own are no business of the ring.
+    sent, received: bytes of the piece to and from each rank; a rank's own do not go through the ring.
 
-    In round i everybody sends i ranks ahead. What a rank waits for in a round only depends on what others do in the
+    In round i every rank sends i ranks ahead. What a rank waits for in a round depends only on what others do in the
     same round or an earlier one, so waits make no cycle.
 
     Puts and takes alternate. A device accepts about a thousand operations that cannot run yet, and blocks the host
     that issues more: two ranks that first issued all their puts could fill their queues with puts that wait for each
-    other's takes, which neither host would ever come to issue. Here the rank whose host has come least far never waits
-    for an operation that was not issued.
+    other's takes, which neither host would ever issue. Here the rank whose host is least far never waits for an
+    operation that was not issued.
     """
     for i in range(1, len(sent)):
         to, source = (rank + i) % len(sent), (rank - i) % len(sent)
-        puts = (Chunk(peer=to, is_put=True, start=a, stop=b) for a, b in chunks(sent[to], slot_bytes))
-        takes = (Chunk(peer=source, is_put=False, start=a, stop=b) for a, b in chunks(received[source], slot_bytes))
+        puts = (RingChunk(peer=to, is_put=True, start=a, stop=b) for a, b in chunks(sent[to], slot_bytes))
+        takes = (RingChunk(peer=source, is_put=False, start=a, stop=b) for a, b in chunks(received[source], slot_bytes))
         for pair in zip_longest(puts, takes):
             yield from (chunk for chunk in pair if chunk is not None)
 

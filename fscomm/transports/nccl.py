@@ -8,9 +8,10 @@ out of them again: a rank that sends much to one peer pads all others.
 import datetime
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,100 +19,78 @@ import torch.distributed as dist
 
 from fscomm.device import Device
 from fscomm.transports.cutting import grown, piece_of
-from fscomm.transports.together import StepFailed, may_share_gpu, need_own_gpu, said_by, tell, together
-from fscomm.transports.transport import Done, Handle, as_bytes, check_splits, row_bytes
-from fscomm.transports.watch import Watch
+from fscomm.transports.together import StepFailed, gather_text, in_words, may_share_gpu, need_own_gpu, together
+from fscomm.transports.transport import Chunk, Done, Handle
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.job_store import job_store
 from fsranks.rank_context import RankContext
 
-# NCCL's own watchdog ends the process when it loses patience, so it gets more than anybody has.
+# NCCL's own watchdog ends the process at its time limit, so it gets a limit that is never reached.
 _WATCHDOG = datetime.timedelta(days=365)
 _SMALLEST = 4096  # bytes of a slot; registering memory costs the same for a page as for a few rows
 _PAIRS = 2  # of buffers: while one is on the wire, the next is filled
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class _OverBackend(ABC):
-    """What both transports have in common: `backend` and `group` belong to the transport, which ends them.
+class _OverBackend(Watched):
+    """What both transports have in common: `backend` belongs to the transport, which ends it.
 
     Sizes that disagree with another rank's hang NCCL, until the time limit.
     """
 
-    name: str
-
-    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        self.rank = group.rank
-        self.world_size = group.world_size
+    def __init__(self, name: str, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        super().__init__(name, group)
         self._backend = backend
         self._where = where
-        self._group = group
-        self._watch = Watch(self.name, group, lambda reason: backend.abort())
 
-    def all_to_all_v(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int,
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        if out.device != self._where:
-            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {out.device}")
-        with self._watch.guard():
-            if not largest_bytes:
-                return Done()
-            size = row_bytes(out)
-            received, sent = [n * size for n in out_splits], [n * size for n in in_splits]
-            return self._issue(largest_bytes, as_bytes(out), as_bytes(inp), received, sent)
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
+        if chunk.out.device != self._where:
+            raise ValueError(f"{self.name} was made for tensors on {self._where}, got one on {chunk.out.device}")
+        with self._guard():
+            return self._issue(chunk) if chunk.largest_bytes else Done()
 
-    def meet(self) -> None:
-        self._watch.meet()
-
-    def abort(self, reason: str) -> None:
-        self._watch.abort(reason)
+    def _end(self, reason: str) -> None:
+        if (backend := self._backend) is not None:
+            backend.abort()
 
     def close(self, reason: str) -> None:
-        self._watch.give_up(reason)
-        self._watch.close(reason)
+        self._give_up(reason)
+        super().close(reason)
         self._backend = None
 
     @abstractmethod
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
-        """Bytes, and how many of them come from and go to each rank."""
+    def _issue(self, chunk: Chunk) -> Handle:
+        """chunk: in bytes."""
 
     def _finish(self, work: dist.Work, since: float) -> None:
         """Order the current stream behind `work`; on the host, block until it is done. Raises PeerError."""
         try:
             work.wait()
         except RuntimeError as error:
-            said = f". The backend said: {str(error).splitlines()[0]}"
-            raise self._watch.failed(time.monotonic() - since, gone=self._group.gone(), said=said) from error
+            detail = f". The backend said: {str(error).splitlines()[0]}"
+            raise self._failed(time.monotonic() - since, gone=self._group.gone(), detail=detail) from error
 
 
 class NcclTransport(_OverBackend):
     """Rows as bytes through `backend`, a c10d backend of these ranks."""
 
-    name = "nccl"
+    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        super().__init__("nccl", backend, group, where)
 
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
+    def _issue(self, chunk: Chunk) -> Handle:
+        out, inp, received, sent, _ = chunk
         work = self._backend.alltoall_base(out, inp, received, sent)
 
         def wait() -> None:
             start = time.monotonic()
-            self._watch.until_done(work.is_completed)
+            self._until_done(work.is_completed)
             self._finish(work, start)
 
         def follow() -> None:
             self._finish(work, time.monotonic())
 
-        return self._watch.begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
+        return self._begun(out, inp, done=work.is_completed, wait=wait, follow=follow)
 
 
 class PaddedTransport(_OverBackend):
@@ -125,8 +104,6 @@ class PaddedTransport(_OverBackend):
     issued.
     """
 
-    name = "nccl-ce"
-
     def __init__(
         self,
         backend: Any,
@@ -135,7 +112,7 @@ class PaddedTransport(_OverBackend):
         *,
         copy: Copy = torch.Tensor.copy_,
     ) -> None:
-        super().__init__(backend, group, device.where)
+        super().__init__("nccl-ce", backend, group, device.where)
         self._device = device
         self._copy = copy
         self._registered = Registered(backend, device.where, self.world_size)
@@ -145,11 +122,10 @@ class PaddedTransport(_OverBackend):
         super().close(reason)
         self._registered.drop()
 
-    def _issue(
-        self, largest: int, out: torch.Tensor, inp: torch.Tensor, received: list[int], sent: list[int]
-    ) -> Handle:
+    def _issue(self, chunk: Chunk) -> Handle:
+        out, inp, received, sent, largest = chunk
         if self._registered.slot_bytes < largest:
-            self.meet()  # the backend waits without a limit for a rank that does not register, too
+            self._synchronize()  # registering waits for all ranks in the backend, which has no time limit
             self._registered.grow(largest)
         start, before = time.monotonic(), self._device.mark()
         sending, receiving = self._registered.next()
@@ -165,17 +141,13 @@ class PaddedTransport(_OverBackend):
                     self._copy(out[first:stop], slot[: stop - first])
             mark = self._device.mark()
 
-        def is_done() -> bool:
-            return self._device.is_done(mark)
+        is_done, follow = partial(self._device.is_done, mark), partial(self._device.after, mark)
 
         def wait() -> None:
-            self._watch.until_done(is_done)
-            self._device.after(mark)
+            self._until_done(is_done)
+            follow()
 
-        def follow() -> None:
-            self._device.after(mark)
-
-        return self._watch.begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
+        return self._begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
 
 
 class Registered:
@@ -229,7 +201,7 @@ def nccl_backend(
     """A ProcessGroupNCCL of its own, connected, and unknown to torch.distributed. Collective.
 
     `zero_cta` asks NCCL to leave the SMs alone; it does so for even operations on registered buffers, and otherwise
-    takes kernels without a word. `urgent`: its kernels are scheduled before those of streams without priority. The time
+    uses kernels silently. `urgent`: its kernels are scheduled before those of streams without priority. The time
     limit of `group` is for finding the other ranks.
 
     Raises:
@@ -241,9 +213,9 @@ def nccl_backend(
     why = "NCCL wants a GPU for each rank; take host-staged"
     if zero_cta or not may_share_gpu(group):
         need_own_gpu(group, where, why)
-    versions = tell(group, f"NCCL {version}")
+    versions = gather_text(group, f"NCCL {version}")
     if len(versions) > 1:  # what they send to each other differs
-        raise StepFailed(f"all ranks must load one version of NCCL: {said_by(versions)}")
+        raise StepFailed(f"all ranks must load one version of NCCL: {in_words(versions)}")
     assert context.group is not None
     store = job_store(context.group, "nccl", group.timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)

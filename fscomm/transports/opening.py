@@ -1,12 +1,9 @@
-"""A transport by its name, made alike on all ranks, tried once, and in one line why there is none.
+"""Opens a transport by its name, alike on all ranks, and tries it once; or says in one line why there is none.
 
-The trial: rows that all ranks know are exchanged once before the transport serves. Do they arrive as they were sent?
+The trial: before the transport serves, rows that all ranks know are exchanged once, and compared with what was sent.
 
-The host collectives that `host-staged` can work over have names, too. A package adds its own (RDMA, MPI, UCC) with an
-entry point:
-
-    [project.entry-points."freescale.host_collectives"]
-    ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s) -> Transport, for host tensors
+Every name is composed here. `gloo` and `nccl` are the core. The others are extensions, each in a folder that is
+imported when its name is asked for: `staged/` (`host-staged`) and `ring/` (`copy-engine`, and the copies of `nccl-ce`).
 """
 
 import logging
@@ -14,20 +11,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from importlib.util import find_spec
 
 import torch
 
 from fscomm.device import Device, device_of
-from fscomm.transports.cuda_driver import CudaDriver, check_gpus, engine_copy
 from fscomm.transports.gloo import GlooTransport
 from fscomm.transports.nccl import NcclTransport, PaddedTransport, nccl_backend
-from fscomm.transports.ring import Ring
-from fscomm.transports.shared_memory import SharedMemory
-from fscomm.transports.staged import HostStaged
-from fscomm.transports.together import StepFailed, ranks_by, said_by, together
-from fscomm.transports.transport import Part, Transport
+from fscomm.transports.together import StepFailed, in_words, over_group, ranks_by, together
+from fscomm.transports.transport import Chunk, Transport
 from fsranks.control_group import ControlGroup
 from fsranks.errors import describe, name_ranks
 from fsranks.meeting import gather
@@ -37,20 +29,16 @@ log = logging.getLogger("fscomm")
 
 NAMES = ("gloo", "nccl", "nccl-ce", "copy-engine", "host-staged")
 ORDERED_BY_THE_DEVICE = ("nccl", "nccl-ce", "copy-engine")
-"""Issuing an exchange over them to a GPU never blocks; the others pass the host, which has to wait for the wire."""
-GROUP = "freescale.host_collectives"
-_BUILT_IN = (
-    EntryPoint("gloo", f"{__name__}:gloo_collective", GROUP),
-    EntryPoint("shared-memory", f"{__name__}:shared_memory_collective", GROUP),
-)
+"""Issuing an exchange over them to a GPU never blocks; the others pass through the host, which waits for the link."""
+_FOLDERS = {"host-staged": "staged", "copy-engine": "ring", "nccl-ce": "ring"}
+"""Of the transports that are extensions."""
 LARGE_BYTES = (9 << 20) + 40  # of one piece of the trial: several slots of every transport, and a rest
 _WIDTH = 3  # bytes of a row of the trial: no power of two
 _BELOW, _POISON = 251, 255
 _STARTS = 7919  # so many bytes are between the beginnings of two pieces
-Factory = Callable[..., Transport]  # (context, *, timeout_s); collective
 
-# Streams that share a hardware queue run in the order of issue. What waits in one for another rank (NCCL's kernels,
-# also of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
+# Streams that share a hardware queue run in the order of issue. Work that waits for another rank (NCCL's kernels, also
+# of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
 # queue and another one B before A: both wait for ever. The streams of host-staged wait only for events that were
 # recorded before, which no number of queues can turn into a cycle. But its copy to the host behind a collective of DDP
 # ends after that collective, for which the other ranks may have to issue theirs, and they may first wait on the host
@@ -102,27 +90,29 @@ def agree_on(asked: str, context: RankContext, where: torch.device, *, timeout_s
     Raises:
         PeerError: a rank did not come, or was lost during the trial.
     """
-    tell = partial(gather, context, what="the choice of a transport", timeout_s=timeout_s)
-    places = ranks_by(tell(f"tables on {where.type}"))
+    gather_all = partial(gather, context, what="the choice of a transport", timeout_s=timeout_s)
+    places = ranks_by(gather_all(f"tables on {where.type}"))
     name = "gloo" if asked == "auto" else split_name(asked)[0]
     why_not = ""
     if len(places) > 1:
-        why_not = f"all ranks must have their tables on the same kind of device: {said_by(places)}"
+        why_not = f"all ranks must have their tables on the same kind of device: {in_words(places)}"
     elif asked == "auto" and where.type == "cuda":
         why_not = NOT_YET
     elif context.world_size > 1:
-        why_not = _misfit(name, where) or ("" if name == "gloo" else _tried(asked, context, where, tell, timeout_s))
+        why_not = _misfit(name, where) or (
+            "" if name == "gloo" else _tried(asked, context, where, gather_all, timeout_s)
+        )
     choice = Choice(asked=asked, name=None if why_not else name, why_not=why_not)
     log.info("fscomm: %s", choice.line())
     return choice
 
 
 def _tried(
-    name: str, context: RankContext, where: torch.device, tell: Callable[[str], list[str]], timeout_s: float
+    name: str, context: RankContext, where: torch.device, gather_all: Callable[[str], list[str]], timeout_s: float
 ) -> str:
     """Why the transport may not be used here, in the same words on all ranks; empty if it may. Collective, and blocks.
 
-    The verdicts of the ranks are told by something else than the transport.
+    The verdicts of the ranks do not travel by the transport that is tried.
     """
     device = device_of(where)
     try:
@@ -131,10 +121,10 @@ def _tried(
         return str(failed)
     try:
         problem = wrong_rows(transport, where)
-    except Exception as error:  # whatever it is, it is a verdict: all ranks go on and decide alike
+    except Exception as error:  # whatever it is, it is a verdict: all ranks continue and decide alike
         problem = describe(error)
     try:
-        said = said_by(ranks_by(tell(problem)))
+        said = in_words(ranks_by(gather_all(problem)))
         return said and f"its trial failed: {said}"
     finally:
         transport.close("the trial is over")
@@ -143,27 +133,29 @@ def _tried(
 
 
 def wrong_rows(transport: Transport, where: torch.device) -> str:
-    """In words, whose rows did not come to this rank; empty if all did. Collective; waits for the device.
+    """In words, whose rows did not arrive here as sent; empty if all did. Collective; waits for the device.
 
     Two operations are under way at once: one of few rows, and one of which a piece is larger than slots and buffers.
     """
-    trials = [_known_rows(number, most, transport, where) for number, most in enumerate((5, LARGE_BYTES // _WIDTH))]
-    handles = [part.over(transport) for part, _ in trials]
+    sizes = 5, LARGE_BYTES // _WIDTH
+    trials = [_known_rows(number, largest, transport, where) for number, largest in enumerate(sizes)]
+    handles = [chunk.over(transport) for chunk, _ in trials]
     for handle in handles:
         handle.wait()
-    for part, sent in trials:
-        came = zip(part.out.split(part.out_splits), sent, strict=True)
-        if ranks := [rank for rank, (rows, expected) in enumerate(came) if not torch.equal(rows, expected)]:
+    for chunk, sent in trials:
+        received = zip(chunk.out.split(chunk.out_splits), sent, strict=True)
+        if ranks := [rank for rank, (rows, expected) in enumerate(received) if not torch.equal(rows, expected)]:
             return f"rows from {name_ranks(ranks)} are not what was sent"
     return ""
 
 
-def _known_rows(number: int, most: int, transport: Transport, where: torch.device) -> tuple[Part, list[torch.Tensor]]:
-    """An exchange as this rank takes part in it, and by rank the rows that must come: uneven, of some ranks none, one
-    piece of `most` rows.
+def _known_rows(
+    number: int, largest: int, transport: Transport, where: torch.device
+) -> tuple[Chunk, list[torch.Tensor]]:
+    """This rank's share of an exchange, and by rank the rows that must arrive: uneven, of some ranks none, one piece of
+    `largest` rows.
 
-    Rows tell from where, to where and in which place they were sent. All ranks know all splits, and so what the others
-    send.
+    Rows encode sender, receiver and position. All ranks know all splits, and so what the others send.
     """
     rank, size = transport.rank, transport.world_size
     ranks = torch.arange(size)
@@ -171,7 +163,7 @@ def _known_rows(number: int, most: int, transport: Transport, where: torch.devic
     splits = (7 * sources + 11 * peers) % 60  # rows from each rank to each
     splits[(sources + peers) % 3 == 0] = 0
     for source in range(size):
-        splits[source, (source + 1) % size] = most
+        splits[source, (source + 1) % size] = largest
 
     def piece(source: int, to: int) -> torch.Tensor:
         start, nbytes = ((number * size + source) * size + to) * _STARTS, int(splits[source, to]) * _WIDTH
@@ -181,20 +173,28 @@ def _known_rows(number: int, most: int, transport: Transport, where: torch.devic
     sent = [piece(source, rank) for source in range(size)]  # to this rank
     out = torch.full_like(torch.cat(sent), _POISON)
     largest_bytes = int(splits.max()) * _WIDTH
-    return Part(out, inp, splits[:, rank].tolist(), splits[rank].tolist(), largest_bytes), sent
+    return Chunk(out, inp, splits[:, rank].tolist(), splits[rank].tolist(), largest_bytes), sent
 
 
 def split_name(name: str) -> tuple[str, str]:
     """A transport and its host collective: `host-staged:NAME` brings another one than gloo.
 
     Raises:
-        ValueError: there is no such transport or host collective, or a transport without one was given one.
+        ValueError: there is no such transport or host collective, its extension is not installed, or a transport
+            without host collectives was given one.
     """
     transport, colon, host = name.partition(":")
     if transport not in NAMES or (colon and transport != "host-staged"):
         raise ValueError(f"transport must be one of auto, {', '.join(NAMES)} or host-staged:NAME, got {name!r}")
-    if colon and host not in (known := host_collectives()):
-        raise ValueError(f"the host collective of host-staged must be one of {', '.join(known)}, got {host!r}")
+    folder = f"{__package__}.{_FOLDERS[transport]}" if transport in _FOLDERS else ""
+    if folder and find_spec(folder) is None:
+        rest = ", ".join(each for each in NAMES if each not in _FOLDERS)
+        raise ValueError(f"transport {transport!r} needs {folder}, which is not installed: take one of {rest}")
+    if colon:
+        from fscomm.transports.staged.host_collectives import host_collectives
+
+        if host not in (known := host_collectives()):
+            raise ValueError(f"the host collective of host-staged must be one of {', '.join(known)}, got {host!r}")
     return transport, host if colon else "gloo"
 
 
@@ -216,19 +216,7 @@ def open_transport(
         raise ValueError(why_not)
     if context.world_size == 1 or name == "gloo":
         return GlooTransport(context, timeout_s=timeout_s)
-    return _opened(name, context, timeout_s, lambda group: _open(name, host, context, device, group, urgent))
-
-
-def _opened(
-    name: str, context: RankContext, timeout_s: float, open_over: Callable[[ControlGroup], Transport]
-) -> Transport:
-    """A transport over a group of its own, which is closed here if the transport cannot be opened."""
-    group = ControlGroup(context, timeout_s=timeout_s)
-    try:
-        return open_over(group)
-    except BaseException as error:
-        group.close(f"could not open {name}: {describe(error)}")
-        raise
+    return over_group(name, context, timeout_s, lambda group: _open(name, host, context, device, group, urgent))
 
 
 def _misfit(name: str, where: torch.device) -> str:
@@ -244,16 +232,18 @@ def _open(name: str, host: str, context: RankContext, device: Device, group: Con
     where = device.where
     if where.type == "cuda":
         together(group, lambda: _check_environment(name))
-    if name == "host-staged":
-        factory = together(group, lambda: host_collective(host))
-        return HostStaged(factory(context, timeout_s=group.timeout_s), group, device)
-    if name == "copy-engine" and where.type == "cpu":
-        return Ring(SharedMemory(group), group, name=name)
-    if name == "copy-engine":
-        check_gpus(group, where)
-        return Ring(CudaDriver(group, where), group, name=name)
     if name == "nccl":
         return NcclTransport(nccl_backend(context, group, where, zero_cta=False, urgent=urgent), group, where)
+    if name == "host-staged":
+        from fscomm.transports.staged.host_collectives import open_staged
+
+        return open_staged(host, context, device, group)
+    if name == "copy-engine":
+        from fscomm.transports.ring.ring import open_ring
+
+        return open_ring(group, where)
+    from fscomm.transports.ring.cuda_driver import engine_copy
+
     copy = together(group, lambda: engine_copy(where))
     backend = nccl_backend(context, group, where, zero_cta=True, urgent=urgent)
     return PaddedTransport(backend, group, device, copy=copy)
@@ -269,57 +259,3 @@ def _check_environment(name: str) -> None:
         if not (given.isdigit() and int(given) >= _QUEUES):
             shown = given if os.environ.get(variable) else f"{given} (not set)"
             raise RuntimeError(FEW_QUEUES.format(name=variable, given=shown))
-
-
-def gloo_collective(context: RankContext, *, timeout_s: float) -> Transport:
-    """A host collective for ranks anywhere."""
-    return GlooTransport(context, timeout_s=timeout_s)
-
-
-def shared_memory_collective(context: RankContext, *, timeout_s: float) -> Transport:
-    """A host collective for ranks on one machine: the ring of `copy-engine` with threads for copy engines."""
-    name = "shared-memory"
-    return _opened(name, context, timeout_s, lambda group: Ring(SharedMemory(group), group, name=name))
-
-
-def host_collectives() -> list[str]:
-    """The names there are, built in and installed."""
-    return sorted(_known())
-
-
-def host_collective(name: str) -> Factory:
-    """What opens the host collective `name`, one of `host_collectives`.
-
-    Raises:
-        ValueError: several distributions give the name.
-        ImportError: the distribution that gives it is broken; the message names it.
-    """
-    point, *others = _known()[name]
-    if others:
-        given = ", ".join(f"{each.value} ({_origin(each)})" for each in (point, *others))
-        raise ValueError(f"the host collective {name!r} is given more than once, by {given}: uninstall all but one")
-    try:
-        factory = point.load()
-    except Exception as error:  # a module may raise anything while it is imported
-        raise ImportError(
-            f"the host collective {point.name!r} ({point.value}) of {_origin(point)} cannot be loaded: "
-            f"{type(error).__name__}: {error}. Repair or uninstall that, or choose another host collective"
-        ) from error
-    if not callable(factory):
-        raise ImportError(
-            f"the host collective {point.name!r} ({point.value}) of {_origin(point)} must be a function "
-            f"(context, *, timeout_s) that opens a transport, got {factory!r}"
-        )
-    return cast(Factory, factory)
-
-
-def _known() -> dict[str, list[EntryPoint]]:
-    known: dict[str, list[EntryPoint]] = {}
-    for each in (*_BUILT_IN, *entry_points(group=GROUP)):
-        known.setdefault(each.name, []).append(each)
-    return known
-
-
-def _origin(point: EntryPoint) -> str:
-    """Whose entry point it is, in words."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "fscomm"

@@ -1,6 +1,6 @@
-"""What ranks tell each other on the host while a transport is made: a step counts once it worked on all of them.
+"""What ranks send each other on the host while a transport is made: a step counts once it worked on all of them.
 
-What one rank lacks is told to all, so that they end in the same words and can go on together.
+All ranks learn what one of them lacks, so all raise the same error and can continue together.
 """
 
 import os
@@ -10,24 +10,26 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from fscomm.transports.transport import Transport
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
 from fsranks.machine.local_processes import machine
+from fsranks.rank_context import RankContext
 
 T = TypeVar("T")
 
 SHARED_GPU = "FREESCALE_SHARED_GPU"
 _HOST_ID = "NCCL_HOSTID"
-_TOLD_BYTES = 512
+_TEXT_BYTES = 512
 
 
 class StepFailed(PeerError):
-    """A step failed on a rank that is alive: all ranks raise this, in the same words, and can go on together."""
+    """A step failed on a rank that is alive: all ranks raise this, in the same words, and can continue together."""
 
 
-def tell(group: ControlGroup, text: str) -> dict[str, list[int]]:
-    """The ranks by what each told: at most 512 bytes. Collective; blocks for all ranks."""
-    word = np.frombuffer(text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), np.uint8).copy()
+def gather_text(group: ControlGroup, text: str) -> dict[str, list[int]]:
+    """The ranks by the text that each gave: at most 512 bytes. Collective; blocks for all ranks."""
+    word = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8).copy()
     return ranks_by([row.tobytes().rstrip(b"\0").decode(errors="replace") for row in group.all_gather(word)])
 
 
@@ -38,9 +40,9 @@ def ranks_by(texts: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def said_by(told: Mapping[str, Sequence[int]]) -> str:
-    """`on rank 1: what it told; on ranks 0, 2: what they told`; empty if nobody told anything."""
-    return "; ".join(f"on {name_ranks(list(ranks))}: {text}" for text, ranks in told.items() if text)
+def in_words(by_text: Mapping[str, Sequence[int]]) -> str:
+    """`on rank 1: its text; on ranks 0, 2: their text`; empty if all texts are."""
+    return "; ".join(f"on {name_ranks(list(ranks))}: {text}" for text, ranks in by_text.items() if text)
 
 
 def together(group: ControlGroup, step: Callable[[], T]) -> T:
@@ -53,16 +55,28 @@ def together(group: ControlGroup, step: Callable[[], T]) -> T:
     failure: Exception | None = None
     try:
         done.append(step())
-    except Exception as error:  # whatever it is: a rank that keeps it to itself is waited for in vain
+    except Exception as error:  # whatever it is: the others wait for this rank, and must hear of it
         failure = error
-    if text := said_by(tell(group, "" if failure is None else describe(failure))):
+    if text := in_words(gather_text(group, "" if failure is None else describe(failure))):
         raise StepFailed(text) from failure
     return done[0]
 
 
+def over_group(
+    name: str, context: RankContext, timeout_s: float, open_over: Callable[[ControlGroup], Transport]
+) -> Transport:
+    """A transport over a group of its own, which is closed here if the transport cannot be opened."""
+    group = ControlGroup(context, timeout_s=timeout_s)
+    try:
+        return open_over(group)
+    except BaseException as error:
+        group.close(f"could not open {name}: {describe(error)}")
+        raise
+
+
 def need_one_host(group: ControlGroup, instead: str) -> None:
     """Raise StepFailed if not all ranks are processes of one machine. Collective."""
-    hosts = tell(group, machine())
+    hosts = gather_text(group, machine())
     if len(hosts) > 1:
         apart = " and ".join(map(name_ranks, hosts.values()))
         raise StepFailed(f"all ranks must be processes of one host, {apart} are apart: {instead}")
@@ -70,7 +84,7 @@ def need_one_host(group: ControlGroup, instead: str) -> None:
 
 def need_own_gpu(group: ControlGroup, where: torch.device, why: str) -> list[str]:
     """The GPUs of all ranks, by rank. Raises StepFailed if two ranks have the same. Collective."""
-    gpus = tell(group, together(group, lambda: gpu_id(where)))
+    gpus = gather_text(group, together(group, lambda: gpu_id(where)))
     if shared := _sharing(gpus):
         raise StepFailed(f"{shared} share a GPU: {why}")
     return list(gpus)
@@ -83,9 +97,9 @@ def may_share_gpu(group: ControlGroup) -> bool:
     several hosts: it moves everything over sockets then, so rows are right and times mean nothing. Raises StepFailed if
     two ranks have the same.
     """
-    if set(tell(group, os.environ.get(SHARED_GPU, "0"))) != {"1"}:
+    if set(gather_text(group, os.environ.get(SHARED_GPU, "0"))) != {"1"}:
         return False
-    if same := _sharing(tell(group, os.environ.get(_HOST_ID, ""))):
+    if same := _sharing(gather_text(group, os.environ.get(_HOST_ID, ""))):
         raise StepFailed(
             f"{SHARED_GPU}=1, but {same} have the same {_HOST_ID}, and NCCL would refuse them: give each rank one "
             "of its own"

@@ -10,11 +10,11 @@ class Handle(Protocol):
     """An operation that was issued."""
 
     def done(self) -> bool:
-        """Whether `wait` would come back, or raise, at once. Never blocks."""
+        """Whether `wait` would return, or raise, at once. Never blocks."""
 
     def follow(self) -> None:
         """Whatever the calling thread issues to a device from now on finds `out` complete there. On a device this does
-        not block; where none takes part it is the same as `wait`."""
+        not block; without one it is the same as `wait`."""
 
     def wait(self) -> None:
         """Block the calling thread until `out` is complete: whatever it issues to a device afterwards finds it there.
@@ -47,15 +47,15 @@ class Transport(Protocol):
         *,
         largest_bytes: int,
     ) -> Handle:
-        """Send `in_splits[r]` entries of the first dimension of `inp` to rank r and fill `out` with those that come.
+        """Send `in_splits[r]` entries of the first dimension of `inp` to rank r and fill `out` with those received.
 
         out: [sum(out_splits), ...] in the order of the ranks; inp: [sum(in_splits), ...]; both of one dtype and one
         trailing shape, the same on every rank. Splits are host integers; those of one rank must agree with those of the
-        others, which nobody compares.
+        others, which is not checked.
         largest_bytes: no rank sends more to any rank; the same number on every rank.
 
-        Begins without a word to the other ranks: only the handle tells of one that does not come. Blocks for them where
-        buffers have to grow, at most the time limit, but never for a device.
+        Does not synchronize with the other ranks: only the handle reports a lost one. Blocks for them where buffers
+        have to grow, at most the time limit, but never for a device.
 
         Raises:
             ValueError: the splits are not those of these tensors, or more is sent than `largest_bytes`; nothing was
@@ -63,8 +63,8 @@ class Transport(Protocol):
             PeerError: a rank is dead, has left, or is later than the time limit; the message names it.
         """
 
-    def meet(self) -> None:
-        """Block until all ranks have come here."""
+    def barrier(self) -> None:
+        """Block until all ranks have called it."""
 
     def abort(self, reason: str) -> None:
         """From any thread: end what blocks here; the other ranks' next operation raises and gives `reason`."""
@@ -73,7 +73,7 @@ class Transport(Protocol):
         """Leave no thread, no connection and no memory; no operation may be under way."""
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """One call of `all_to_all_v`."""
 
     out: torch.Tensor
@@ -128,7 +128,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Done:
-    """The handle of what was over when the call that issued it returned."""
+    """The handle of an operation that was complete when the call that issued it returned."""
 
     def done(self) -> bool:
         return True

@@ -1,93 +1,126 @@
-"""What is under way on one transport: its time limit, its end, and which rank is the reason if it does not end.
+"""Operations under way on one transport: their time limit, their end, and which rank is the reason if one hangs.
 
-Libraries and devices cannot say so: a kernel or a copy that waits for a rank which never comes blocks its stream. So
-the ranks find out over their control group.
+Libraries and devices cannot report that: a kernel or a copy that waits for a lost rank blocks its stream. So the ranks
+find out over their control group.
 """
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from fscomm.device import poll
+from fscomm.transports.transport import Chunk, Handle, as_bytes, check_splits, row_bytes
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
-from fsranks.machine.clock import MACHINE_CLOCK, Clock
 
 _SLICE_S = 0.5  # between two checks which ranks are still alive
-_PAUSES_S = (2e-5, 1e-3)  # between two questions whether something is done: the first, and the longest
 
 
-class Watch:
-    """The operations of one transport that are under way, their time limit, and its end.
+class Watched(ABC):
+    """A transport that watches its operations. `group` belongs to it, and is closed with it.
 
     After the first error everything raises PeerError; the first reason stands. While an operation of a library or a
-    device does not end, the watch finds out which rank is the reason.
-
-    end: gives up the operations under way, for a reason. Any thread may call it, more than once, and it must not wait
-    for peers. lost: whether a peer has ended the transport for all ranks, as far as this rank can see.
+    device does not end, the transport finds out which rank is the reason.
     """
 
-    def __init__(
-        self,
-        name: str,
-        group: ControlGroup,
-        end: Callable[[str], None],
-        *,
-        lost: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.flights: deque[Flight] = deque()  # not known to be done; they keep their tensors
-        self._name = name
+    def __init__(self, name: str, group: ControlGroup) -> None:
+        self.name = name
+        self.rank = group.rank
+        self.world_size = group.world_size
         self._group = group
-        self._end = end
-        self._lost = lost
+        self._flights: deque[Flight] = deque()  # not known to be done; they keep their tensors
         self._lock = threading.Lock()
         self._reason: str | None = None
 
+    def all_to_all_v(
+        self,
+        out: torch.Tensor,
+        inp: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        largest_bytes: int,
+    ) -> Handle:
+        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        size = row_bytes(out)
+        received, sent = ([n * size for n in splits] for splits in (out_splits, in_splits))
+        return self._begin(Chunk(as_bytes(out), as_bytes(inp), received, sent, largest_bytes), size)
+
+    @abstractmethod
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
+        """chunk: in bytes, of rows of `row_bytes`."""
+
+    @abstractmethod
+    def _end(self, reason: str) -> None:
+        """Give up the operations under way. Any thread may call it, more than once, also after `close`; it must not
+        wait for peers."""
+
+    def _lost(self) -> bool:
+        """Whether a peer has ended the transport for all ranks, as far as this rank can see."""
+        return False
+
+    def barrier(self) -> None:
+        with self._guard():
+            self._synchronize()
+
+    def abort(self, reason: str) -> None:
+        # First to the others: they can read the reason before anything ends here, this process perhaps.
+        self._group.abort(reason)
+        self._give_up(reason)
+
+    def close(self, reason: str) -> None:
+        """As `Transport.close`; what is under way for other ranks is not given up."""
+        self._refuse(reason)
+        self._group.close(reason)
+        self._flights.clear()
+
+    def _synchronize(self) -> None:
+        """As `barrier`, for an operation that is guarded itself."""
+        self._group.all_gather(np.zeros(1, np.int8))
+        self._check()  # begin nothing if another thread gave the transport up
+
     @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._reason is not None or self._lost()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         if self._reason is not None:
-            raise self.error()
+            raise self._error()
 
-    def error(self) -> PeerError:
-        return PeerError(f"{self._name} is over on rank {self._group.rank}: {self._reason}")
+    def _error(self) -> PeerError:
+        return PeerError(f"{self.name} is over on rank {self.rank}: {self._reason}")
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         """What is raised inside ends the transport, here and for the other ranks."""
-        self.check()
+        self._check()
         try:
             yield
         except PeerError as error:  # the others know, or find out as this rank did
-            self.give_up(str(error))
+            self._give_up(str(error))
             raise
         except Exception as error:
             self.abort(f"failed: {describe(error)}")
             raise
 
-    def meet(self) -> None:
-        """As `Transport.meet`."""
-        with self.guard():
-            self._group.all_gather(np.zeros(1, np.int8))
-            self.check()  # begin nothing if another thread gave the transport up
-
-    def until(self, wait: Callable[[float], bool], late: Callable[[], list[int]] | None = None) -> None:
+    def _until(self, wait: Callable[[float], bool], late: Callable[[], list[int]] | None = None) -> None:
         """Block until an operation is done, at most the time limit. Raises PeerError.
 
         wait: blocks for at most so many seconds; whether the operation is done.
-        late: the ranks that have not done their share yet, if that can be told.
+        late: the ranks that have not done their share yet, where that is known.
         """
-        self.check()
+        self._check()
         clock, limit_s = self._group.clock, self._group.timeout_s
         start = clock.now()
         while True:
             done = wait(min(_SLICE_S, max(start + limit_s - clock.now(), 0.0)))
-            self.check()  # after `wait`: the end of a transport ends waits, too
+            self._check()  # after `wait`: the end of a transport ends waits, too
             lost = self._lost()
             if done and not lost:
                 return
@@ -95,60 +128,49 @@ class Watch:
             missing = late() if late is not None else None  # after `gone`: a rank that did its share may leave
             if missing is not None:
                 gone = [rank for rank in gone if rank in missing]
+            # Once more: the operation may have ended while the group was asked.
             if lost or ((gone or waited_s >= limit_s) and not wait(0.0)):
-                raise self.failed(waited_s, gone=gone, said=_still(waited_s, missing))
+                raise self._failed(waited_s, gone=gone, detail=_still(waited_s, missing))
 
-    def until_done(self, is_done: Callable[[], bool]) -> None:
-        """As `until`, by asking again and again."""
+    def _until_done(self, is_done: Callable[[], bool]) -> None:
+        """As `_until`, by asking again and again."""
         clock = self._group.clock
-        self.until(lambda limit_s: poll(lambda: self._reason is not None or is_done(), limit_s, clock))
+        self._until(lambda limit_s: poll(lambda: self._reason is not None or is_done(), limit_s, clock))
 
-    def failed(self, waited_s: float, *, gone: Sequence[int] = (), said: str = "") -> PeerError:
-        """The error of a failed operation, which names the rank that is the reason. Every survivor asks for it.
+    def _failed(self, waited_s: float, *, gone: Sequence[int] = (), detail: str = "") -> PeerError:
+        """The error of a failed operation, which names the rank that is the reason. Every survivor calls it.
 
-        gone: the ranks whose end is the reason; none: the ranks find out who is. said: in words, for that case.
+        gone: the ranks whose end is the reason; none: the ranks find out which it is. detail: in words, for that case.
         """
-        self._end("lost an operation")  # first, so that others which wait for this rank find out at the same time
+        self._end("lost an operation")  # first: so ranks that wait for this one look for the reason at the same time
         reason = self._reason
         if reason is None and gone:
             reason = f"the process of {name_ranks(list(gone))} has ended"
             self._group.abort(f"found that {reason}")
         elif reason is None:
-            reason = self._group.blame(waited_s) + said
-        self.refuse(reason)
-        return self.error()
+            reason = self._group.blame(waited_s) + detail
+        self._refuse(reason)
+        return self._error()
 
-    def refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         """Begin nothing more; only the first reason is kept."""
         with self._lock:
             self._reason = self._reason or reason
 
-    def give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """Begin nothing more, and end what is under way here."""
-        self.refuse(reason)
+        self._refuse(reason)
         self._end(reason)
 
-    def abort(self, reason: str) -> None:
-        """As `Transport.abort`. The others can read the reason before anything ends here, this process perhaps."""
-        self._group.abort(reason)
-        self.give_up(reason)
-
-    def close(self, reason: str) -> None:
-        """As `Transport.close`, of what the watch has; what is under way for other ranks is not given up."""
-        self.refuse(reason)
-        self._group.close(reason)
-        self.flights.clear()
-        self._end, self._lost = _nothing, lambda: False  # which keep the transport
-
-    def begun(
+    def _begun(
         self, *tensors: object, done: Callable[[], bool], wait: Callable[[], None], follow: Callable[[], None]
     ) -> "Flight":
         """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done, and
         `follow` orders what the caller issues next behind it."""
-        while self.flights and self.flights[0].done():
-            self.flights.popleft()
-        flight = Flight(done=lambda: self.is_over or done(), until_done=wait, follow=follow, tensors=tensors)
-        self.flights.append(flight)
+        while self._flights and self._flights[0].done():
+            self._flights.popleft()
+        flight = Flight(done=lambda: self._is_over or done(), until_done=wait, follow=follow, tensors=tensors)
+        self._flights.append(flight)
         return flight
 
 
@@ -166,20 +188,5 @@ class Flight:
         self.tensors = ()
 
 
-def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLOCK) -> bool:
-    """Block the calling thread until `is_done()`, at most so long; whether it is."""
-    end, (pause, longest) = clock.now() + limit_s, _PAUSES_S
-    while not is_done():
-        if clock.now() >= end:
-            return False
-        clock.wait(pause)
-        pause = min(2 * pause, longest)
-    return True
-
-
 def _still(waited_s: float, late: Sequence[int] | None) -> str:
     return f" (after {waited_s:.1f} s this rank still waited for {name_ranks(list(late))})" if late else ""
-
-
-def _nothing(reason: str) -> None:
-    del reason

@@ -17,7 +17,7 @@ from fscomm.exchange import executor, wire_gate, worker
 from fscomm.exchange.control_word import NO_STEP, Mode
 from fscomm.exchange.operations import Class, Kind, Operation
 from fscomm.report.recorder import Recorder
-from fscomm.transports.transport import Part
+from fscomm.transports.transport import Chunk
 from fsranks.meeting import Meeting
 
 LIMIT_S = 10.0
@@ -51,16 +51,16 @@ class PlayedRows:
         self._wire.exchange(self._transport, self._parts(operation.piece, operation.gradients))  # type: ignore[arg-type]
 
     def meet(self) -> None:
-        self._transport.meet()
+        self._transport.barrier()
 
-    def _parts(self, step: int, received: list[torch.Tensor]) -> Iterator[Part]:
+    def _parts(self, step: int, received: list[torch.Tensor]) -> Iterator[Chunk]:
         rank, size = self._transport.rank, self._transport.world_size
         for chunk in range(CHUNKS):
             splits = _splits(self._seed, step, self._class, chunk, size)
             mine = [_rows(rank, to, step, chunk, count) for to, count in enumerate(splits[rank].tolist())]
             out = torch.full((int(splits[:, rank].sum()), WIDTH), 255, dtype=torch.uint8)
             received.append(out)
-            yield Part(out, torch.cat(mine), splits[:, rank].tolist(), splits[rank].tolist(), 3 * WIDTH)
+            yield Chunk(out, torch.cat(mine), splits[:, rank].tolist(), splits[rank].tolist(), 3 * WIDTH)
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def exchange_rows(job: Job, rank: int, seed: int, slip: Callable[[int], bool]) -
             later = made.submit(_fetch(Class.EXCLUSIVE, step, own))
             urgent[0].result()
             if before is not None:
-                made.let_go([before])
+                made.release_up_to([before])
                 before.result()
             yield [*shared, *before_rows]
             before, before_rows = later, own

@@ -12,7 +12,7 @@ import pytest
 import torch
 from host_cuda import HERE, Setup, on_host_cuda, world_for
 
-from fscomm.transports.cuda_driver import Cuda, CudaStreams, register, unregister
+from fscomm.transports.ring.cuda_driver import CudaStreams, DriverCalls, register, unregister
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
@@ -35,7 +35,7 @@ def probed(setup: Setup, case: Callable[..., Any], *args: Any) -> Any:
 
 
 def of_one_rank(rank: int, world_size: int, case: Callable[..., Any], *args: Any) -> Any:
-    streams = CudaStreams(HERE, cuda=Cuda(0), current_stream=lambda: 0)
+    streams = CudaStreams(HERE, cuda=DriverCalls(0), current_stream=lambda: 0)
     word = torch.zeros(1, dtype=torch.int32)
     register(streams.cuda, word)
     try:

@@ -83,7 +83,7 @@ def lose(rank: int, world_size: int, how: int) -> list[Outcome]:
     sizes = [[1000] * world_size] * world_size
     jobs = [[Job("lost", sizes, (64,)) for _ in range(2)] for _ in rings]
     outcomes: list[Outcome] = []
-    rings[0].meet()
+    rings[0].barrier()
 
     def exchange(ring: Any, mine: list[Job]) -> None:
         start = time.monotonic()

@@ -194,7 +194,7 @@ def pause(rank: int, world_size: int) -> None:
         for handle, job in zip(handles, jobs[name], strict=True):
             handle.wait()
             job.check()
-        transports[name].meet()
+        transports[name].barrier()
 
     stopping = threading.Thread(target=stop_and_go)
     if rank == 0:

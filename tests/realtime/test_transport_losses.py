@@ -12,8 +12,8 @@ from worlds import World
 
 import fscomm
 from fscomm.transports import opening
-from fscomm.transports.ring import Ring
-from fscomm.transports.shared_memory import CopyThread
+from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring.shared_memory import CopyThread
 from fscomm.transports.transport import Handle
 from fsranks.rank_context import resolve
 

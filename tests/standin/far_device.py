@@ -24,7 +24,8 @@ from fscomm.exchange.lost_peers import LostPeers
 from fscomm.loop import moving
 from fscomm.plan.sharding_group import CHUNK_BYTES
 from fscomm.transports import opening
-from fscomm.transports.staged import HostStaged
+from fscomm.transports.gloo import GlooTransport
+from fscomm.transports.staged.host_staged import HostStaged
 
 HOST = torch.device("cpu")
 CHUNK = 64  # bytes: a few rows
@@ -160,7 +161,7 @@ class FarDevice(Clocks):
 def _open(name: str, host: str, context: Any, device: Any, group: Any, urgent: bool) -> HostStaged:
     """Whatever its name: the transport that needs no GPU."""
     del name, host, urgent
-    return HostStaged(opening.gloo_collective(context, timeout_s=group.timeout_s), group, device)
+    return HostStaged(GlooTransport(context, timeout_s=group.timeout_s), group, device)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,7 @@ from fscomm.engine.modes import Call, Decision, compare, decide
 from fscomm.engine.step import Step
 from fscomm.engine.steps.in_loop import TOO_MANY, Steps
 from fscomm.exchange.control_word import NO_STEP, Mode
-from fscomm.loop import kjt_paths
 from fscomm.loop.feature_finder import TRIES, FeatureFinder
-from fscomm.loop.kjt_search import recipe
 from fscomm.tables.binding import ServedModules
 
 
@@ -76,7 +74,7 @@ class Choices:
         if len(steps) < 2 or known or self._looked_for[m] == TRIES:
             return []
         self._looked_for[m] += 1
-        return [step for step in steps if step.batch is not None and _holds(step.batch, features)][:1]
+        return [step for step in steps if step.batch is not None and self._finder.holds(step.batch, features)][:1]
 
     def _decide(
         self,
@@ -123,7 +121,3 @@ class Choices:
             # Another call is served, and its rows are not those of this; or another step fits as well.
             return replace(decision, mode=Mode.FOREIGN)
         return decision
-
-
-def _holds(batch: Any, features: Any) -> bool:
-    return bool(kjt_paths.find(batch, features)) or recipe(batch, features)[0] is not None

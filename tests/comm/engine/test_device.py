@@ -24,7 +24,7 @@ from worlds import shared_world
 
 import fscomm
 from fscomm import comm, device
-from fscomm.device import CAPTURED, Cuda, Host
+from fscomm.device import CAPTURED, CudaDevice, Host
 from fscomm.exchange import executor
 from fscomm.exchange.operations import Class
 from fscomm.exchange.rows import RowExchange
@@ -199,7 +199,7 @@ class Mark:
 
 
 def test_waiting_ends_when_the_device_is_done_and_at_the_latest_at_the_limit() -> None:
-    device = Cuda(WHERE)
+    device = CudaDevice(WHERE)
     device.wait(Mark(1), 0.0)
     device.wait(Mark(20), 60.0)
     with pytest.raises(TimeoutError, match=r"cuda:0 did not come to the end .* within 0.05 s.*raise timeout_s"):
@@ -217,7 +217,7 @@ def test_blocks_use_the_streams_of_the_blocks_before_them(monkeypatch: pytest.Mo
 
     def block() -> set[int]:
         """With two workers, a stream, and an urgent one."""
-        cuda, entered = Cuda(WHERE), list[Any]()
+        cuda, entered = CudaDevice(WHERE), list[Any]()
         workers = [ThreadPoolExecutor(1) for _ in range(2)]
         monkeypatch.setattr(torch.cuda, "set_stream", entered.append)
         for worker in workers:
@@ -248,7 +248,7 @@ def test_tensors_go_to_the_device_by_one_copy(monkeypatch: pytest.MonkeyPatch) -
         copies.append(self)
         return self.clone()
 
-    device, empty = Cuda(WHERE), torch.empty
+    device, empty = CudaDevice(WHERE), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
     monkeypatch.setattr(torch.Tensor, "to", copied)
     given = [torch.arange(5), torch.ones(3, 2, dtype=torch.float16), torch.empty(0, pin_memory=True), torch.tensor([7])]
@@ -268,10 +268,10 @@ def test_a_stream_whose_work_goes_into_a_graph_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "current_stream", lambda where: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
-        use(Cuda(WHERE))
+        use(CudaDevice(WHERE))
     assert issued == []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    use(Cuda(WHERE))
+    use(CudaDevice(WHERE))
     assert len(issued) == 1
 
 
@@ -332,4 +332,4 @@ def test_an_event_that_may_not_be_asked_for_during_a_capture_says_so() -> None:
     ):
         mark.query = Mock(side_effect=RuntimeError(f"CUDA error: {said}"))  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match=told):
-            Cuda(WHERE).is_done(mark)
+            CudaDevice(WHERE).is_done(mark)

@@ -21,7 +21,7 @@ from worlds import shared_world
 
 from fscomm import comm
 from fscomm.loop import moving
-from fscomm.loop.kjt_recipes import Recipe
+from fscomm.recipes.recipe import Recipe
 
 CONFIG = CONFIGS["small"].but(max_batch=8, even=True)
 STEPS = 12
@@ -70,11 +70,11 @@ def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
     copies."""
     device, behind, read = Clocks(done_share=0.5, runs_ahead=True), list[bool](), Recipe.read
 
-    def noted(self: Recipe, batch: Any, make: Any, **options: Any) -> Any:
+    def noted(self: Recipe, batch: Any, **options: Any) -> Any:
         found, moment = device.moved.get(id(batch), (None, device.now()))
         if found is batch:
             behind.append(moment.is_before(device.now()))
-        return read(self, batch, make, **options)
+        return read(self, batch, **options)
 
     with contextlib.ExitStack() as patched:
         for user in (comm, moving):

@@ -208,8 +208,8 @@ def test_evicted_rows_that_nobody_asks_for(size: int) -> None:
 def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
     """Of every step, whether its evicted rows were expected before they were fetched, and after that."""
     run = new_run(rank, size, CONFIG.but(steps=24), "fscomm")
-    update, fetch_reassigned, settle = Program.update, Program.fetch_reassigned, WireGate.settle
-    now = SimpleNamespace(hour=0)
+    now, update, fetch_reassigned = SimpleNamespace(hour=0), Program.update, Program.fetch_reassigned
+    stop_expecting = WireGate.stop_expecting_control_word
     expected: list[tuple[bool, bool]] = []
     last: list[Callable[[], bool]] = []
     before: list[bool] = []
@@ -226,12 +226,12 @@ def expectations(rank: int, size: int) -> list[tuple[bool, bool]]:
         """Follows in a forward."""
         expected.extend((each, expecting()) for each, expecting in zip(before, last, strict=False))
         before.clear()
-        settle(self)
+        stop_expecting(self)
 
     with at_hour(lambda: now.hour), pytest.MonkeyPatch.context() as patch, run.enable() as comm:
         patch.setattr(Program, "update", updating)
         patch.setattr(Program, "fetch_reassigned", fetching)
-        patch.setattr(WireGate, "settle", settling)
+        patch.setattr(WireGate, "stop_expecting_control_word", settling)
         for step, batch in enumerate(comm.lookahead(run.loader())):
             now.hour = step // 4
             run.train(step, batch)

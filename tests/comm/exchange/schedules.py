@@ -43,7 +43,8 @@ from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 from fscomm.tables import group_tables
 from fscomm.tables.group_tables import as_they_are
-from fscomm.transports import nccl, staged, watch
+from fscomm.transports import nccl, watch
+from fscomm.transports.staged import host_staged as staged
 from fsranks.machine.clock import MACHINE_CLOCK
 from fsranks.rank_context import RankContext
 

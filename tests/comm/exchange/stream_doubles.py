@@ -21,7 +21,7 @@ from fscomm.exchange.worker import Pending, Worker
 from fscomm.plan.group_plan import AskedIds
 from fscomm.tables.binding import Binding, MakePart
 from fscomm.tables.lookups import gradient_hook
-from fscomm.transports import staged
+from fscomm.transports.staged import host_staged as staged
 from fscomm.transports.transport import Done
 
 SAMPLES = 4
@@ -299,4 +299,4 @@ class PlayedStaged(staged.HostStaged):
 
     def close(self, reason: str) -> None: ...
 
-    def meet(self) -> None: ...
+    def barrier(self) -> None: ...

@@ -15,14 +15,14 @@ from patience import PATIENCE_S
 from fscomm.exchange import wire_gate
 from fscomm.exchange.wire_gate import GRACE_S, IN_FLIGHT, OpenWire, WireGate
 from fscomm.transports.gloo import GlooTransport
-from fscomm.transports.transport import Part
+from fscomm.transports.transport import Chunk
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
 
 BUDGET = 100
 SIZES = st.integers(0, 40).map(lambda entries: 4 * entries)
 ACTIONS = (
-    *("begin", "end", "expect", "settle", "stop", "half the wait", "await ids", "get ids"),
+    *("begin", "end", "expect", "stop_expecting_control_word", "stop", "half the wait", "await ids", "get ids"),
     *("operation", "let go of it", "let go of the next"),
 )
 
@@ -48,7 +48,7 @@ class Account:
         self.clock = Clock()
         self.gate = WireGate(self.clock)
         self.collision = 0
-        self.quiet_until = 0.0
+        self.expecting_until = 0.0
         self.operation = 0  # 0: none was begun
         self.awaited: set[int] = set()
         self.waiting = ExitStack()  # the training thread, for ids
@@ -62,11 +62,11 @@ class Account:
         elif action in ("end", "expect") and self.collision:
             self.collision -= 1
             if action == "expect":
-                self.quiet_until = self.clock.now_s + GRACE_S
+                self.expecting_until = self.clock.now_s + GRACE_S
             self.gate.leave(expecting=action == "expect")
-        elif action == "settle":
-            self.quiet_until = 0.0
-            self.gate.settle()
+        elif action == "stop_expecting_control_word":
+            self.expecting_until = 0.0
+            self.gate.stop_expecting_control_word()
         elif action == "stop":
             self.stopped = True
             self.gate.stop()
@@ -78,7 +78,7 @@ class Account:
         elif action in ("let go of it", "let go of the next"):
             last = self.operation + (action == "let go of the next")
             self.awaited |= set(range(1, last + 1))
-            self.gate.let_go(last)
+            self.gate.release_up_to(last)
         elif action == "await ids" and not self.ids_awaited:
             self.ids_awaited = True
             self.waiting.enter_context(self.gate.awaiting_ids())
@@ -89,13 +89,13 @@ class Account:
     def check(self) -> None:
         """Each goes now if it may. If nothing changes, it goes at the time that the gate says, and not before."""
         now = self.clock.now_s
-        is_open = self.stopped or (not self.collision and now >= self.quiet_until)
+        is_open = self.stopped or (not self.collision and now >= self.expecting_until)
         goes_on = is_open or self.operation in self.awaited
         exclusive_at, ids_at = self.gate.exclusive_at(), self.gate.ids_at()
         assert (exclusive_at <= now) == goes_on
         assert (ids_at <= now) == (is_open or self.ids_awaited)
-        assert self.gate.quiet_at() == (-math.inf if self.stopped else self.quiet_until or -math.inf)
-        assert goes_on or exclusive_at == (math.inf if self.collision else self.quiet_until)
+        assert self.gate.expecting_until() == (-math.inf if self.stopped else self.expecting_until or -math.inf)
+        assert goes_on or exclusive_at == (math.inf if self.collision else self.expecting_until)
 
 
 @pytest.mark.parametrize("first", ACTIONS)
@@ -152,7 +152,7 @@ def waits_for_a_control_word(gate: WireGate) -> None:
     [
         (waits_for_the_wire, WireGate.wait, WireGate.leave),
         (waits_for_the_wire, WireGate.wait, WireGate.stop),
-        (waits_for_a_control_word, WireGate.wait, WireGate.settle),
+        (waits_for_a_control_word, WireGate.wait, WireGate.stop_expecting_control_word),
         (waits_for_the_wire, WireGate.wait_for_ids, lets_ids_go),
     ],
 )
@@ -223,14 +223,14 @@ class Wired:
         self._out.fill_(float(self._number))
 
 
-def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator[Part], list[torch.Tensor]]:
+def parts_of(sizes: Sequence[tuple[int, int]], log: list[str]) -> tuple[Iterator[Chunk], list[torch.Tensor]]:
     """Parts that bring and take so many bytes, and the tensors that they fill."""
     outs = [torch.full((brings // 4,), math.nan) for brings, _ in sizes]
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[Chunk]:
         for number, (out, (_, takes)) in enumerate(zip(outs, sizes, strict=True)):
             log.append(f"ask {number}")
-            yield Part(out, torch.zeros(takes // 4), [len(out)], [takes // 4], largest_bytes=max(out.nbytes, takes))
+            yield Chunk(out, torch.zeros(takes // 4), [len(out)], [takes // 4], largest_bytes=max(out.nbytes, takes))
 
     return parts(), outs
 
@@ -273,7 +273,7 @@ def test_what_is_under_way_ends_before_a_closed_gate_is_waited_for() -> None:
     gate = WireGate(Clock(), budget_bytes=BUDGET, awaited=lambda: 1)  # another rank wants it at the first look
     gate.begin(1)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[Chunk]:
         for number, part in enumerate(parts_of([(4, 4)] * 3, wire.log)[0]):
             if number == 2:
                 gate.enter()
@@ -289,7 +289,7 @@ def test_what_comes_after_an_error_has_the_whole_budget(fails: str, number: int)
     wire = Wire(**({fails: number} if fails != "fails_to_make" else {}))
     gate = WireGate(budget_bytes=BUDGET)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[Chunk]:
         for i, part in enumerate(parts_of([(40, 40)] * 6, wire.log)[0]):
             if fails == "fails_to_make" and i == number:
                 raise PeerError("lost its rows")

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import UserDict, namedtuple
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, create_autospec
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from layouts import LAYOUTS, Layout
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from fscomm.loop import kjt_search
 from fscomm.loop.feature_finder import LOOKS, TRIES, FeatureFinder
-from fscomm.loop.kjt_paths import Snapshot, find, read, same, walk
+from fscomm.loop.kjt_paths import Snapshot, find, same, walk
+from fscomm.recipes import search as recipes
 from fscomm.tables.torchrec.features import make_features
 
 Pair = namedtuple("Pair", ["label", "sparse"])
@@ -97,10 +98,10 @@ def test_every_structure(put, path):
     batch = put(features)
     found, *_ = find(batch, features)
     assert str(found) == path
-    assert read(batch, found) is features
+    assert found.read(batch) is features
     assert {k for _, k in walk(batch)} == {features}
     other = kjt(7)
-    assert read(put(other), found) is other
+    assert found.read(put(other)) is other
     assert find(put(other), features) == []
 
 
@@ -201,7 +202,7 @@ def test_a_path_that_is_gone(batch, message):
     features = kjt()
     (path,) = find({"x": Plain(None, (0, features))}, features)
     with pytest.raises(ValueError, match=message):
-        read(batch, path)
+        path.read(batch)
 
 
 @pytest.mark.parametrize("part", ["values", "lengths", "weights"])
@@ -234,7 +235,8 @@ def weighted(features: Any) -> str | None:
 def finder(
     *names: str, problem: Callable[[Any], str | None] = weighted, **given: Callable[[Any], Any]
 ) -> FeatureFinder:
-    return FeatureFinder(names or ("user", "item"), given, problem=problem, make=make_features)
+    search = partial(recipes.recipe, make=make_features)
+    return FeatureFinder(names or ("user", "item"), given, problem=problem, make=make_features, search=search)
 
 
 def test_learned_once_by_module_and_read_from_later_batches() -> None:
@@ -449,13 +451,13 @@ def test_the_search_takes_time_with_the_size_of_the_batch(equal: bool, monkeypat
     features, samples = 300, 8
     ids = torch.zeros(samples, features) if equal else torch.arange(samples * features).view(samples, features)
     keys = [f"k{f}" for f in range(features)]
-    compared = create_autospec(kjt_search.Jagged.equals, side_effect=kjt_search.Jagged.equals)
-    monkeypatch.setattr(kjt_search.Jagged, "equals", compared)
+    compared = create_autospec(recipes.Jagged.equals, side_effect=recipes.Jagged.equals)
+    monkeypatch.setattr(recipes.Jagged, "equals", compared)
     wanted = KeyedJaggedTensor(keys, ids.long().t().flatten(), lengths=torch.ones(samples * features).long())
-    recipe, missing = kjt_search.recipe({"ids": ids.long()}, wanted)
+    recipe, missing = recipes.recipe({"ids": ids.long()}, wanted, make=make_features)
     assert missing == []
     assert 0 < compared.call_count <= 40 * features
-    assert [part.place for part, *_ in recipe.parts] == list(range(features)), "each column is that of its place"
+    assert [origin.place for origin, *_ in recipe.origins] == list(range(features)), "each column is that of its place"
 
 
 # What one batch taught, and another one contradicts.
@@ -507,8 +509,8 @@ def test_batches_of_several_structures() -> None:
 
 
 def test_it_is_looked_for_again_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, search = finder("user"), Mock(wraps=kjt_search.parts_of)
-    monkeypatch.setattr(kjt_search, "parts_of", search)
+    found, search = finder("user"), Mock(wraps=recipes.origins_of)
+    monkeypatch.setattr(recipes, "origins_of", search)
     batch = {"x": kjt(1)}
     assert found.learn(0, batch, kjt(1)) is None
     assert not found.correct(0, batch, built(["a", "b"], ([], [0, 0]), ([], [0, 0])))

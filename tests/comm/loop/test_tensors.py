@@ -11,10 +11,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.loop import tensors
 from fscomm.loop.kjt_paths import BatchSnapshot, find
-from fscomm.loop.kjt_search import recipe
 from fscomm.loop.moving import Moving, to_device
 from fscomm.loop.parts import cut_batch
 from fscomm.loop.tensors import contents, equal
+from fscomm.recipes.search import recipe
 from fscomm.tables.torchrec.features import make_features
 
 HOST = torch.device("cpu")
@@ -43,10 +43,10 @@ def test_any_kind_of_tensor_may_lie_beside_the_ids(kind: str) -> None:
     odd, ids = ODD[kind][0](), kjt()
     batch = {"odd": odd, "ids": ids.values(), "lengths": ids.lengths()}
     assert find(batch, ids) == []
-    found, missing = recipe(batch, ids)
+    found, missing = recipe(batch, ids, make=make_features)
     assert missing == []
     assert found is not None
-    assert torch.equal(found.read(batch, make_features).values(), ids.values())
+    assert torch.equal(found.read(batch).values(), ids.values())
     assert not equal(odd, ids.values())
     assert equal(odd, odd)
     Moving(HOST).end(Moving(HOST).begin([odd] if kind != "of a class that refuses" else []))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fscomm.transports.cutting import Chunk, chunks, even_slot, grown, in_order, joined, piece_of, room_for
+from fscomm.transports.cutting import RingChunk, chunks, even_slot, grown, in_order, joined, piece_of, room_for
 
 
 @given(size=st.integers(1, 5), slot_bytes=st.integers(1, 9), data=st.data())
@@ -24,7 +24,7 @@ def test_a_plan_moves_every_byte_once_and_both_sides_agree_on_the_order(
 def test_a_plan_alternates_and_a_slot_has_room_once_it_was_emptied() -> None:
     kinds = [chunk.is_put for chunk in in_order(0, [0, 40], [0, 20], 10)]
     assert kinds == [True, False, True, False, True, True]
-    assert next(in_order(0, [0, 0, 5], [0, 7, 0], 10)) == Chunk(peer=2, is_put=True, start=0, stop=5)
+    assert next(in_order(0, [0, 0, 5], [0, 7, 0], 10)) == RingChunk(peer=2, is_put=True, start=0, stop=5)
     assert [room_for(n, 2) for n in range(5)] == [0, 0, 1, 2, 3]
 
 

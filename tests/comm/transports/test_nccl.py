@@ -11,8 +11,9 @@ from patience import PATIENCE_S
 from worlds import shared_world
 
 from fscomm.device import Host
-from fscomm.transports import opening, together
+from fscomm.transports import together
 from fscomm.transports.opening import open_transport
+from fscomm.transports.ring import cuda_driver
 from fscomm.transports.together import StepFailed
 from fsranks.rank_context import resolve
 
@@ -50,7 +51,7 @@ def opened(rank: int, size: int, name: str, by_rank: list[dict[str, Any]], urgen
         patch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
         patch.setattr(torch.cuda.nccl, "version", lambda: here["version"])
         patch.setattr(together, "gpu_id", lambda where: here["gpu"])
-        patch.setattr(opening, "engine_copy", lambda where: torch.Tensor.copy_)
+        patch.setattr(cuda_driver, "engine_copy", lambda where: torch.Tensor.copy_)
         try:
             open_transport(name, resolve(), OnCuda(), timeout_s=PATIENCE_S, urgent=urgent).close("done")
         except StepFailed as failed:

@@ -22,7 +22,8 @@ from worlds import shared_world
 import fscomm
 from fscomm.device import Host
 from fscomm.transports import opening, together
-from fscomm.transports.opening import Choice, host_collective, host_collectives
+from fscomm.transports.opening import Choice
+from fscomm.transports.staged.host_collectives import host_collective, host_collectives
 from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 
@@ -96,6 +97,20 @@ def test_the_line_about_auto_names_a_program_of_this_repository() -> None:
     assert (Path(__file__).parents[3] / program).is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("host-staged", "staged"), ("host-staged:gloo", "staged"), ("copy-engine", "ring"), ("nccl-ce", "ring")],
+)
+def test_a_transport_whose_folder_is_deleted_is_refused_by_name(
+    name: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda module: None)
+    why = f"'{name.partition(':')[0]}' needs fscomm.transports.{folder}, which is not installed: take one of gloo, nccl"
+    with pytest.raises(ValueError, match=re.escape(why)):
+        opening.split_name(name)
+    assert opening.split_name("gloo") == ("gloo", "gloo")
+
+
 @pytest.mark.parametrize("name", opening.NAMES)
 def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
     """As it has nobody to send to, also for tables on CUDA."""
@@ -103,7 +118,7 @@ def test_the_only_rank_is_served_whatever_it_asks_for(name: str) -> None:
     transport = opening.open_transport(name, PLACE, on_cuda, timeout_s=PATIENCE_S)
     rows, out = torch.randn(3, 2), torch.zeros(3, 2)
     transport.all_to_all_v(out, rows, [3], [3], largest_bytes=rows.nbytes).wait()
-    transport.meet()
+    transport.barrier()
     assert torch.equal(out, rows)
     with pytest.raises(MismatchError, match="the only rank sends 3 rows to itself, but expects 1"):
         transport.all_to_all_v(out[:1], rows, [1], [3], largest_bytes=rows.nbytes)
@@ -230,10 +245,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 SWAPS = """
-from fscomm.transports.opening import gloo_collective
+from fscomm.transports.gloo import GlooTransport
 
 def open_it(context, *, timeout_s):
-    host = gloo_collective(context, timeout_s=timeout_s)
+    host = GlooTransport(context, timeout_s=timeout_s)
     moved = host.all_to_all_v
 
     def swapped(out, *given, largest_bytes):
@@ -250,17 +265,17 @@ def open_it(context, *, timeout_s):
 
 BROKEN_ON_ONE = """
 import torch.distributed as dist
-from fscomm.transports.opening import gloo_collective as open_it
+from fscomm.transports.gloo import GlooTransport as open_it
 
 if dist.get_rank() == 1:
     raise OSError("no such adapter")
 """
 
 FAILS = """
-from fscomm.transports.opening import gloo_collective
+from fscomm.transports.gloo import GlooTransport
 
 def open_it(context, *, timeout_s):
-    host = gloo_collective(context, timeout_s=timeout_s)
+    host = GlooTransport(context, timeout_s=timeout_s)
     if host.rank == 1:
         host.all_to_all_v = fail
     return host
@@ -300,7 +315,7 @@ def test_a_host_collective_that_is_wrong_on_one_rank_serves_nobody(
 @pytest.mark.parametrize(
     ("entry", "code", "error", "said"),
     [
-        ("gloo", "", ValueError, r"'gloo' is given more than once, .*gloo\w* \(fscomm\).*\(some_host 1.5\)"),
+        ("gloo", "", ValueError, r"'gloo' is given more than once, .*GlooTransport \(fscomm\).*\(some_host 1.5\)"),
         ("other", "raise OSError('no such adapter')", ImportError, "cannot be loaded: OSError: no such adapter"),
         ("other", "", ImportError, "'other' .* of some_host 1.5 cannot be loaded: AttributeError: "),
         ("other", "open_it = 7", ImportError, "'other' .* of some_host 1.5 must be a function .* got 7"),

@@ -15,9 +15,9 @@ from fake_driver import Board, FakeGroup
 from patience import PATIENCE_S, until
 
 from fscomm.device import Host
-from fscomm.transports import staged
 from fscomm.transports.gloo import GlooTransport
-from fscomm.transports.staged import HostStaged
+from fscomm.transports.staged import host_staged as staged
+from fscomm.transports.staged.host_staged import HostStaged
 from fscomm.transports.transport import Handle
 from fsranks.errors import PeerError
 from fsranks.rank_context import RankContext
@@ -149,7 +149,7 @@ def test_abort_ends_what_is_under_way_and_tells_the_others() -> None:
         transport.abort("was told to stop")
         assert {said(handle), said(handle)} == {"host-staged is over on rank 0: was told to stop"}
         assert handle.done()
-        for call in (transport.meet, alone.begin):
+        for call in (transport.barrier, alone.begin):
             with pytest.raises(PeerError, match="was told to stop"):
                 call()
     assert alone.told() == ["was told to stop"]

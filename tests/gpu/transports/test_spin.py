@@ -9,10 +9,10 @@ import torch.distributed as dist
 from held_sms import Multiprocessors
 from worlds import World
 
-from fscomm.device import Cuda
-from fscomm.transports.cuda_driver import CudaDriver
+from fscomm.device import CudaDevice
 from fscomm.transports.opening import open_transport
-from fscomm.transports.ring import Ring
+from fscomm.transports.ring.cuda_driver import CudaDriver
+from fscomm.transports.ring.ring import Ring
 from fsranks.control_group import ControlGroup
 from fsranks.rank_context import resolve
 
@@ -118,7 +118,7 @@ def moved_while_held(rank, world_size, name, falls_back=None, limit_s=LIMIT_S):
     Ranks that share a GPU take turns on its SMs, and each holds them in its own.
     """
     where = own_or_first(rank, world_size)
-    device, sms = Cuda(where), Multiprocessors(where)
+    device, sms = CudaDevice(where), Multiprocessors(where)
     device.enter()
     inner = (copy_engine if name == "copy-engine" else by_name)(name, device)
     transport = ByKernel(inner, sms) if rank == falls_back else inner
@@ -166,7 +166,7 @@ def test_rows_pass_without_sms(name):
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="ranks have a CUDA device each")
 def test_ranks_that_share_a_gpu_are_refused_copy_engine_for_a_reason():
     """A driver may copy within one GPU by kernels, asked or not, as that of CUDA 13.0 does. Where it does not, ranks
-    that share a GPU could be served: `fscomm.transports.cuda_driver.SHARED`.
+    that share a GPU could be served: `fscomm.transports.ring.cuda_driver.SHARED`.
     """
     with World(2) as world:
         assert world.run(moved_while_held, "copy-engine", None, 5.0, timeout_s=150) == [False, False]

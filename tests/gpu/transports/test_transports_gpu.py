@@ -12,9 +12,9 @@ from transport_jobs import DTYPES, KINDS, POISON, TRAILING, Job, as_bytes, one_p
 from worlds import World
 
 from fscomm.device import Device, device_of
-from fscomm.transports.cuda_driver import CudaDriver
 from fscomm.transports.opening import open_transport
-from fscomm.transports.ring import Ring
+from fscomm.transports.ring.cuda_driver import CudaDriver
+from fscomm.transports.ring.ring import Ring
 from fscomm.transports.transport import Handle, Transport
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
@@ -105,7 +105,7 @@ def all_kinds(rank: int, world_size: int, name: str) -> None:
             handle.wait()
             assert handle.done()
             each.check()
-    transport.meet()
+    transport.barrier()
     transport.close("done")
 
 

@@ -61,8 +61,8 @@ def test_two_classes_do_not_order_each_other(name: str) -> None:
 
 
 @each_transport
-def test_meet(name: str, tmp_path: Path) -> None:
-    shared_world(SIZE).run(contract.all_meet, name, tmp_path)
+def test_barrier(name: str, tmp_path: Path) -> None:
+    shared_world(SIZE).run(contract.barrier_waits_for_all, name, tmp_path)
 
 
 def exchange_alone(transport: Transport) -> None:
@@ -100,7 +100,7 @@ def leave(rank: int, world_size: int, name: str) -> str:
     if rank == 0:
         transport.close("left for lunch")
     dist.barrier()
-    outcome = attempt(transport.meet)
+    outcome = attempt(transport.barrier)
     transport.close("done")
     return outcome
 

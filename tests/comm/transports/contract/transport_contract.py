@@ -133,15 +133,15 @@ def two_classes(rank: int, world_size: int, name: str, wait_s: float = PATIENCE_
     collisions.close("done")
 
 
-def all_meet(rank: int, world_size: int, name: str, folder: Path) -> None:
+def barrier_waits_for_all(rank: int, world_size: int, name: str, folder: Path) -> None:
     with opened(name) as transport:
         for k in range(world_size + 2):
             (folder / f"{k} {rank}").touch()
-            transport.meet()
+            transport.barrier()
             assert all((folder / f"{k} {r}").exists() for r in range(world_size)), k
         under_way, after = mixed_jobs(world_size, 2)
         handle = under_way.begin(transport)
-        transport.meet()
+        transport.barrier()
         handle.wait()
         under_way.check()
         after.run(transport)

@@ -15,7 +15,7 @@ import torch
 from patience import PATIENCE_S
 from played_clock import PlayedClock
 
-from fscomm.transports.slots import in_circle
+from fscomm.transports.ring.slots import in_circle
 
 
 class Machine:
@@ -170,7 +170,7 @@ class FakeGroup:
         self._board = board
 
     def all_gather(self, mine: np.ndarray) -> np.ndarray:
-        self._board.events.append(("meet", self.rank))
+        self._board.events.append(("all-gather", self.rank))
         self._board.happen()
         return np.stack([mine] * self.world_size)
 

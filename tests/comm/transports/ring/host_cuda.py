@@ -23,8 +23,8 @@ from patience import PATIENCE_S
 from transport_jobs import MORE
 from worlds import World, shared_world
 
-from fscomm.transports.cuda_driver import Cuda, CudaDriver
-from fscomm.transports.ring import Ring
+from fscomm.transports.ring.cuda_driver import CudaDriver, DriverCalls
+from fscomm.transports.ring.ring import Ring
 from fscomm.transports.transport import Transport
 from fsranks.control_group import ControlGroup
 from fsranks.rank_context import RankContext
@@ -127,7 +127,7 @@ def shim() -> ctypes.CDLL:
 def driver_for(group: Any) -> CudaDriver:
     """One whose caller issues to a stream of its own."""
     streams: list[int] = []
-    driver = CudaDriver(group, HERE, cuda=Cuda(0), current_stream=lambda: streams[0])
+    driver = CudaDriver(group, HERE, cuda=DriverCalls(0), current_stream=lambda: streams[0])
     streams.append(int(driver.stream()))
     return driver
 

@@ -22,11 +22,12 @@ from patience import PATIENCE_S, until
 from transport_jobs import Job, open_by
 
 from fscomm import device
-from fscomm.transports import cuda_driver, together
-from fscomm.transports.cuda_driver import Cuda, CudaDriver, CudaError, check_gpus
-from fscomm.transports.slots import store
+from fscomm.device import poll
+from fscomm.transports import together
+from fscomm.transports.ring import cuda_driver
+from fscomm.transports.ring.cuda_driver import CudaDriver, CudaError, DriverCalls, check_gpus
+from fscomm.transports.ring.slots import store
 from fscomm.transports.together import StepFailed
-from fscomm.transports.watch import poll
 from fsranks.control_group import Alone, ControlGroup
 from fsranks.errors import PeerError
 from fsranks.rank_context import resolve
@@ -168,7 +169,7 @@ def a_graph_that_is_being_captured_is_named(driver: CudaDriver) -> None:
 
 
 def workers_may_ask_while_another_thread_captures(driver: CudaDriver) -> None:
-    """A worker's thread, once it is `Cuda.enter`ed, in the mode of captures that torch has by default."""
+    """A worker's thread, once it is `CudaDevice.enter`ed, in the mode of captures that torch has by default."""
     cuda, mark, stream = driver.cuda, driver.queue("send").mark(), driver.stream()
 
     def work(enter: Callable[[], None]) -> bool:
@@ -178,7 +179,7 @@ def workers_may_ask_while_another_thread_captures(driver: CudaDriver) -> None:
     torch_cuda = dict.fromkeys(("set_device", "set_stream", "Stream"), mock.DEFAULT)
     with mock.patch.multiple(torch.cuda, **torch_cuda), ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
-        assert one.submit(work, device.Cuda(torch.device("cuda", 0)).enter).result()
+        assert one.submit(work, device.CudaDevice(torch.device("cuda", 0)).enter).result()
         with pytest.raises(CudaError, match="a CUDA graph is being captured"):
             other.submit(work, lambda: None).result()
         cuda("cuStreamEndCapture", stream)
@@ -190,13 +191,13 @@ def errors_of_the_driver_name_the_call(driver: CudaDriver) -> None:
         driver.cuda("cuMemAlloc", 1)
     assert re.match(r"cuMemAlloc on CUDA device 0: .*cuMemAlloc.* not found", str(caught.value))
     with failing("cuMemAddressReserve", OUT_OF_MEMORY), pytest.raises(CudaError) as caught:
-        Cuda(3)("cuMemAddressReserve", 1 << 16, 0, 0, 0)
+        DriverCalls(3)("cuMemAddressReserve", 1 << 16, 0, 0, 0)
     assert str(caught.value) == "cuMemAddressReserve on CUDA device 3: CUDA_ERROR_OUT_OF_MEMORY"
     bindings = driver.cuda.driver.CUDA_VERSION // 1000
     shim().shim_version(12080)
     too_old = pytest.raises(CudaError, match=r"a driver of CUDA 12\.8 has not all functions that cuda-bindings 13")
     with too_old if bindings > 12 else contextlib.nullcontext():
-        Cuda(0)
+        DriverCalls(0)
     shim().shim_version(host_cuda.NEWEST)
 
 
@@ -319,7 +320,7 @@ def test_ranks_that_are_apart_are_refused() -> None:
 def test_without_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="pip install cuda-bindings"):
-        Cuda(0)
+        DriverCalls(0)
 
 
 def memory_files() -> int:

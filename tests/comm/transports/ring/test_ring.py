@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from fscomm.transports.ring import Ring
-from fscomm.transports.slots import in_circle
+from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring.slots import in_circle
 from fscomm.transports.transport import Handle
 from fsranks.errors import PeerError
 
@@ -117,7 +117,7 @@ def test_slots_grow_on_all_ranks_because_of_one_piece_and_only_once_all_are_idle
     large = fleet.exchange([[0, 200, 0], [0, 0, 0], [0, 0, 0]]).issue()
     assert [slots.slot_bytes for slots in fleet.slots] == [256] * 3
     for rank in range(3):
-        assert [event[0] for event in fleet.board.events if event[1] == rank] == ["meet"]
+        assert [event[0] for event in fleet.board.events if event[1] == rank] == ["all-gather"]
     again = fleet.exchange([[7, 999, 256], [257, 0, 1], [512, 3, 3]]).issue()
     for exchange in (small, large, again):
         exchange.check()
@@ -134,7 +134,7 @@ def test_memory_that_cannot_be_had_breaks_the_ring() -> None:
     with pytest.raises(OSError, match="too small"):
         fleet.exchange([[0, 60], [0, 0]]).issue(0)
     with pytest.raises(PeerError, match=r"failed: OSError.*too small"):
-        fleet.rings[0].meet()
+        fleet.rings[0].barrier()
     assert ("abort", 0, "failed: OSError: [Errno 28] too small") in fleet.board.events
     assert fleet.slots[1].poisoned()
 
@@ -204,7 +204,7 @@ def test_a_lost_rank_is_named_and_every_queue_of_every_rank_is_released(limit_s:
             exchange.handles[rank].wait()
     assert fleet.idle(0, 2, 3)
     with pytest.raises(PeerError, match=reason):
-        fleet.rings[2].meet()
+        fleet.rings[2].barrier()
 
 
 def test_counts_that_come_late_do_not_undo_poison() -> None:
@@ -267,4 +267,4 @@ def test_abort_ends_the_wait_of_another_thread() -> None:
     assert handle.done()
     assert fleet.slots[1].poisoned()
     with pytest.raises(PeerError, match="gave up"):
-        fleet.rings[0].meet()
+        fleet.rings[0].barrier()

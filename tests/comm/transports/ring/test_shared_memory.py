@@ -15,9 +15,9 @@ from patience import PATIENCE_S
 from transport_jobs import Job, mixed_jobs
 from worlds import shared_world
 
-from fscomm.transports.ring import Ring
-from fscomm.transports.shared_memory import CopyThread, SharedMemory
-from fscomm.transports.slots import Slots
+from fscomm.transports.ring.ring import Ring
+from fscomm.transports.ring.shared_memory import CopyThread, SharedMemory
+from fscomm.transports.ring.slots import Slots
 from fscomm.transports.together import StepFailed
 from fsranks.control_group import ControlGroup
 from fsranks.rank_context import resolve
@@ -51,7 +51,7 @@ def exchange(rank: int, size: int) -> None:
         for handle, job in zip(handles, jobs, strict=True):
             handle.wait()
             job.check()
-    ring.meet()
+    ring.barrier()
     ring.close("was closed")
     assert engines() == []
     assert (threading.active_count(), held()) == before

@@ -14,40 +14,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import KJT, leaves, walk
-from fscomm.loop.kjt_recipes import Jagged, Part, Recipe, Slice, Tensors, Whole, by_key, is_countable
+from fscomm.loop.kjt_paths import KJT, Make, leaves, walk
 from fscomm.loop.tensors import as_plain
+from fscomm.recipes.recipe import Jagged, Origin, Recipe, Slice, Tensors, Whole, by_key, is_countable
 
 _MOST_CANDIDATES = 20_000
 _MOST_SLICES = 4_096
-_MOST_FITTING = 32  # parts of a key: an empty list fits everywhere
+_MOST_FITTING = 32  # origins of a key: an empty list fits everywhere
 Held = Sequence[tuple[Slice, Tensor]]
 
 
-def recipe(batch: Any, kjt: KJT) -> tuple[Recipe | None, list[str]]:
-    """How `kjt` was built from `batch`; without a recipe, the keys that are nowhere in it. Waits for the device."""
+def recipe(batch: Any, kjt: KJT, known: Sequence[Any] = (), *, make: Make) -> tuple[Recipe | None, list[str]]:
+    """How `kjt` was built from `batch`; without a recipe, the keys that are nowhere in it. Waits for the device.
+
+    known: sources of this KJT in other batches. make: gives the KJTs that the recipe builds.
+    """
     keys = tuple(kjt.keys())
-    parts = parts_of(batch, kjt)
-    missing = [key for key, fitting in zip(keys, parts, strict=True) if not fitting]
+    origins = origins_of(batch, kjt)
+    missing = [key for key, fitting in zip(keys, origins, strict=True) if not fitting]
     if missing or not keys:
         return None, missing
     built = Recipe(
         keys=keys,
-        parts=tuple(parts),
+        origins=tuple(origins),
         values_type=kjt.values().dtype,
         lengths_type=kjt.lengths().dtype,
         weighted=kjt.weights_or_none() is not None,
+        make=make,
     )
-    return built, []
+    return built.completed(known, batch, kjt), []
 
 
-def parts_of(batch: Any, kjt: KJT) -> list[tuple[Part, ...]]:
-    """[F] for each key the parts of the batch that are equal to it, the likeliest first."""
+def origins_of(batch: Any, kjt: KJT) -> list[tuple[Origin, ...]]:
+    """[F] for each key what in the batch is equal to it, the likeliest first."""
     search, where = _Search(kjt.keys(), list(by_key(kjt))), kjt.values().device
     samples = len(kjt.lengths()) // max(len(kjt.keys()), 1)
     held = list(islice(_slices(batch, samples, where), _MOST_SLICES))
-    for part, jagged in islice(_views(batch, held, samples, where), _MOST_CANDIDATES):
-        search.compare(part, jagged)
+    for origin, jagged in islice(_views(batch, held, samples, where), _MOST_CANDIDATES):
+        search.compare(origin, jagged)
     for source, values, by, lengths in islice(_padded(held, samples, search), _MOST_CANDIDATES):
         search.compare_padded(source, values, by, lengths)
     return search.found()
@@ -64,18 +68,18 @@ class _Search:
         for number, jagged in enumerate(wanted):
             self._alike.setdefault(_marks(jagged.values), []).append(number)
             self._as_long.setdefault(_marks(jagged.lengths), []).append(number)
-        self._fitting: list[list[tuple[tuple[int, ...], Part]]] = [[] for _ in keys]
+        self._fitting: list[list[tuple[tuple[int, ...], Origin]]] = [[] for _ in keys]
 
-    def compare(self, part: Part, jagged: Jagged) -> None:
+    def compare(self, origin: Origin, jagged: Jagged) -> None:
         for number in self._alike.get(_marks(jagged.values), ()):
-            at_home, fitting = part.key == self._keys[number] or part.place == number, self._fitting[number]
+            at_home, fitting = origin.key == self._keys[number] or origin.place == number, self._fitting[number]
             if (at_home or len(fitting) < _MOST_FITTING) and jagged.equals(self._wanted[number]):
                 # In a batch of few samples much fits by chance: most of all, single rows and columns of tensors.
-                fitting.append(((part.slices, not at_home, part.scattered), part))
+                fitting.append(((origin.slices, not at_home, origin.scattered), origin))
 
-    def found(self) -> list[tuple[Part, ...]]:
+    def found(self) -> list[tuple[Origin, ...]]:
         ordered = (sorted(fitting, key=lambda each: each[0]) for fitting in self._fitting)
-        return [tuple(part for _, part in fitting) for fitting in ordered]
+        return [tuple(origin for _, origin in fitting) for fitting in ordered]
 
     def as_long(self, lengths: Tensor) -> list[Jagged]:
         """The keys that have these lengths."""
@@ -90,7 +94,7 @@ class _Search:
         here = slice(end - len(longest), end)
         if any(bool((jagged.values[here] == longest).all()) for jagged in self.as_long(lengths)):
             found = source.decode(values, by)[0] if end else Jagged(values=longest, lengths=lengths, weights=None)
-            self.compare(Part(source=source, key=0), found)
+            self.compare(Origin(source=source, key=0), found)
 
 
 def _marks(tensor: Tensor) -> Any:
@@ -110,17 +114,17 @@ def _slices(batch: Any, samples: int, where: torch.device) -> Iterator[tuple[Sli
             yield from ((Slice(path=path, dim=dim, index=i), tensor.select(dim, i)) for i in range(size))
 
 
-def _views(batch: Any, held: Held, samples: int, device: torch.device) -> Iterator[tuple[Part, Jagged]]:
-    """Every part that can be read without a copy and has `samples` samples, keys of KJTs first."""
+def _views(batch: Any, held: Held, samples: int, device: torch.device) -> Iterator[tuple[Origin, Jagged]]:
+    """Every origin that can be read without a copy and has `samples` samples, keys of KJTs first."""
     for path, kjt in walk(batch):
         if kjt.keys() and kjt.values().device == device and len(kjt.lengths()) == samples * len(kjt.keys()):
             source: Whole | Tensors = Whole(path=path)
-            yield from ((Part(source=source, key=key), of) for key, of in zip(kjt.keys(), by_key(kjt), strict=True))
+            yield from ((Origin(source=source, key=key), of) for key, of in zip(kjt.keys(), by_key(kjt), strict=True))
     ids = [(at, values) for at, values in held if values.dtype != torch.bool]
     for at, values in ids:
         if len(values) == samples:
             source = Tensors(values=at)
-            yield Part(source=source, key=0), source.decode(values, values)[0]
+            yield Origin(source=source, key=0), source.decode(values, values)[0]
     by_size: dict[int, list[tuple[Slice, Tensor]]] = {}
     for at, values in ids:
         by_size.setdefault(values.numel(), []).append((at, values))
@@ -130,7 +134,7 @@ def _views(batch: Any, held: Held, samples: int, device: torch.device) -> Iterat
                 if values is not by:
                     source = Tensors(values=at, by=where, layout=layout, keys=keys)
                     decoded = source.decode(values, by)
-                    yield from ((Part(source=source, key=key), jagged) for key, jagged in decoded.items())
+                    yield from ((Origin(source=source, key=key), jagged) for key, jagged in decoded.items())
 
 
 def _flat(by: Tensor, samples: int) -> Iterator[tuple[str, int, int | None]]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fscomm.device import Device, Mark
+from fscomm.device import Device, Mark, poll
 from fscomm.transports.cutting import Span, even_slot, grown, joined, piece_of
-from fscomm.transports.transport import Handle, Transport, as_bytes, check_splits, row_bytes
-from fscomm.transports.watch import Watch, poll
+from fscomm.transports.transport import Chunk, Handle, Transport
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe
 
@@ -26,27 +26,24 @@ _GRACE_S = 3.0  # in which the thread ends once it is told to
 _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and the one after it
 
 
-class HostStaged:
-    """A transport for tensors on `device`, over `host` for what has come to the host.
+class HostStaged(Watched):
+    """A transport for tensors on `device`, over `host` for what is in host memory.
 
-    `host` and `group` belong to the transport, which closes them. Sizes that disagree with another rank's end as they
+    `host` belongs to the transport, which closes it. Sizes that disagree with another rank's end as they
     do over `host`. At most six buffers of `chunk_bytes`, or of one row per rank where that is more, are held; they grow
     to powers of two, on all ranks alike. A rank's own rows take the same way as all others: a copy within a device may
     be done by a kernel.
     """
 
-    name = "host-staged"
-
     def __init__(self, host: Transport, group: ControlGroup, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
-        self.rank = group.rank
-        self.world_size = group.world_size
+        super().__init__("host-staged", group)
         self._host = host
+        self._closed = False
         self._device = device
         self._limit_s = group.timeout_s
         self._chunk_bytes = chunk_bytes
-        self._watch = Watch(self.name, group, host.abort)
         self._down, self._up = device.stream(), device.stream()
         self._departing, self._arriving = ([torch.empty(0, dtype=torch.uint8)] * _BUFFERS for _ in range(2))
         self._gone_up: list[Mark] = [None] * _BUFFERS  # after what an arriving buffer is free
@@ -57,44 +54,28 @@ class HostStaged:
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {self.name}", daemon=True)
         self._thread.start()
 
-    def all_to_all_v(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int,
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        self._watch.check()
-        size, most_bytes = row_bytes(out), self._chunk_bytes // self.world_size
-        transfer = Transfer(
-            (as_bytes(out), [n * size for n in out_splits]),
-            (as_bytes(inp), [n * size for n in in_splits]),
-            largest_bytes=largest_bytes,
-            slot_bytes=even_slot(largest_bytes, size, most_bytes=most_bytes) if largest_bytes else 0,
-            device=self._device,
-            limit_s=self._limit_s,
-        )
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
+        self._check()
+        largest, most_bytes = chunk.largest_bytes, self._chunk_bytes // self.world_size
+        slot_bytes = even_slot(largest, row_bytes, most_bytes=most_bytes) if largest else 0
+        transfer = Transfer(chunk, slot_bytes=slot_bytes, device=self._device, limit_s=self._limit_s)
         self._submitted.put(transfer)
-        self._watch.check()  # the thread may have ended before it could see the transfer
+        self._check()  # the thread may have ended before it could see the transfer
         return transfer
 
-    def meet(self) -> None:
-        self._watch.meet()
-
-    def abort(self, reason: str) -> None:
-        self._watch.abort(reason)
+    def _end(self, reason: str) -> None:
+        if not self._closed:  # `close` ends the host collective, which need not bear a call after that
+            self._host.abort(reason)
 
     def close(self, reason: str) -> None:
-        self._watch.refuse(reason)
+        self._refuse(reason)
         self._submitted.put(None)
         self._thread.join(_GRACE_S)
         if self._thread.is_alive():
             self.abort(reason)
             self._thread.join(_GRACE_S)
-        self._watch.close(reason)
+        super().close(reason)
+        self._closed = True
         self._host.close(reason)
 
     def _serve(self) -> None:
@@ -103,14 +84,14 @@ class HostStaged:
             self._device.enter()
             self._run()
         except BaseException as error:
-            if not self._watch.is_over:
+            if not self._is_over:
                 why = f"lost the others: {error}" if isinstance(error, PeerError) else f"failed: {describe(error)}"
                 self.abort(why)
         # A transfer that comes after this is refused where it was submitted.
         while not self._submitted.empty():
             self._under_way += filter(None, [self._submitted.get()])
         for transfer in self._under_way:
-            transfer.end(None, self._watch.error())
+            transfer.end(None, self._error())
         self._under_way, self._departing, self._arriving = [], [], []
         self._coming = self._on_the_wire = None
 
@@ -127,7 +108,7 @@ class HostStaged:
             self._on_the_wire, self._coming = self._coming, piece
 
     def _pieces(self) -> Iterator["Piece | None"]:
-        """In the order in which they come; None while there is no other, but some are under way. Ends at the end."""
+        """In the order of submission; None where there is no next one, but some are under way. Ends at `close`."""
         number = 0
         while True:
             if self._submitted.empty() and (self._coming or self._on_the_wire):
@@ -146,36 +127,32 @@ class HostStaged:
 
     def _go_down(self, piece: "Piece") -> None:
         """The buffer is free: the exchange of the piece that had it is over."""
-        transfer = piece.transfer
+        inp = piece.transfer.chunk.inp
         staging = self._buffer(self._departing, piece)
         with self._down:
             if piece.k == 0:
-                self._device.after(transfer.before)
-                self._device.reads(transfer.inp)
-            for staged, rows in _pairs(staging, transfer.inp, piece_of(transfer.sent, transfer.slot_bytes, piece.k)):
+                self._device.after(piece.transfer.before)
+                self._device.reads(inp)
+            for staged, rows in _pairs(staging, inp, piece.sent):
                 staged.copy_(rows, non_blocking=True)
             piece.down = self._device.mark()
 
     def _begin_exchange(self, piece: "Piece") -> None:
         self._await(piece.down)
         self._await(self._gone_up[piece.buffer])
-        received, sent = (
-            [stop - start for start, stop in piece_of(sizes, piece.transfer.slot_bytes, piece.k)]
-            for sizes in (piece.transfer.received, piece.transfer.sent)
-        )
+        received, sent = ([stop - start for start, stop in spans] for spans in (piece.received, piece.sent))
         out = self._buffer(self._arriving, piece)[: sum(received)]
         inp = self._buffer(self._departing, piece)[: sum(sent)]
         piece.exchange = self._host.all_to_all_v(out, inp, received, sent, largest_bytes=piece.transfer.slot_bytes)
 
     def _go_up(self, piece: "Piece") -> None:
-        transfer = piece.transfer
+        transfer, out = piece.transfer, piece.transfer.chunk.out
         staging = self._buffer(self._arriving, piece)
         with self._up:
-            if piece.k == 0:  # its copies down, already done, came after the caller's work: so does this
-                self._device.reads(transfer.out)
-            for staged, rows in _pairs(
-                staging, transfer.out, piece_of(transfer.received, transfer.slot_bytes, piece.k)
-            ):
+            # No wait for the caller's work on `out`: the copies down waited for it, and the host for these copies.
+            if piece.k == 0:
+                self._device.reads(out)
+            for staged, rows in _pairs(staging, out, piece.received):
                 rows.copy_(staged, non_blocking=True)
             mark = self._gone_up[piece.buffer] = self._device.mark()
         if piece.k == transfer.pieces - 1:
@@ -190,35 +167,24 @@ class HostStaged:
         return buffers[piece.buffer]
 
     def _await(self, mark: Mark) -> None:
-        if not poll(lambda: self._watch.is_over or self._device.is_done(mark), self._limit_s):
+        if not poll(lambda: self._is_over or self._device.is_done(mark), self._limit_s):
             raise PeerError(
                 f"the device did not come to copy the rows within {self._limit_s:g} s: what was issued to it "
                 "before takes longer, or hangs. If it is only busy, raise timeout_s"
             )
-        self._watch.check()
+        self._check()
 
 
 class Transfer:
     """One all-to-all as this rank takes part in it, and its handle.
 
-    to, source: bytes on the device, and how many of them come from and go to each rank. `largest_bytes`: of a pair of
-    ranks; they go in chunks of `slot_bytes`.
+    chunk: bytes on the device; those of a pair of ranks go in pieces of `slot_bytes`.
     """
 
-    def __init__(
-        self,
-        to: tuple[torch.Tensor, list[int]],
-        source: tuple[torch.Tensor, list[int]],
-        *,
-        largest_bytes: int,
-        slot_bytes: int,
-        device: Device,
-        limit_s: float,
-    ) -> None:
-        self.out, self.received = to
-        self.inp, self.sent = source
+    def __init__(self, chunk: Chunk, *, slot_bytes: int, device: Device, limit_s: float) -> None:
+        self.chunk = chunk
         self.slot_bytes = slot_bytes
-        self.pieces = -(-largest_bytes // slot_bytes) if largest_bytes else 0
+        self.pieces = -(-chunk.largest_bytes // slot_bytes) if chunk.largest_bytes else 0
         self.before = device.mark()
         self._device = device
         self._limit_s = limit_s
@@ -235,7 +201,7 @@ class Transfer:
         return self._over.is_set() and (self._error is not None or self._device.is_done(self._mark))
 
     def follow(self) -> None:
-        """Blocks until the rows have come to the host: from there on the device orders what is left."""
+        """Blocks until the rows are in host memory: from there on the device orders what is left."""
         self._over.wait()
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
@@ -251,13 +217,21 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """Chunk `k` of all that goes from rank to rank. buffer: the number of its buffers, one of each direction."""
+    """Piece `k` of all that is sent from rank to rank. buffer: the number of its buffers, one of each direction."""
 
     transfer: Transfer
     k: int
     buffer: int
     down: Mark = None
     exchange: Handle | None = None
+
+    @property
+    def received(self) -> list[Span]:
+        return piece_of(self.transfer.chunk.out_splits, self.transfer.slot_bytes, self.k)
+
+    @property
+    def sent(self) -> list[Span]:
+        return piece_of(self.transfer.chunk.in_splits, self.transfer.slot_bytes, self.k)
 
 
 def _pairs(staging: torch.Tensor, rows: torch.Tensor, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,23 +1,22 @@
-"""A KJT that a model builds from parts of its batch: where each key comes from, and how to build it of another one.
+"""A KJT that a model builds from its batch: the source of each key, and how to build the KJT of another batch.
 
-Models concatenate, permute and regroup features, or build them from plain tensors. So every key has a *part*: a key of
-a *source*, which is a KJT of the batch, or tensors of it in one of the `LAYOUTS`. `kjt_search` finds the parts.
+Models concatenate, permute and regroup features, or build them from plain tensors. So every key of the KJT has an
+*origin*: a key of a KJT of the batch, or of tensors of it in one of the `LAYOUTS`. `search` finds the origins.
 
 Letters: B samples, F keys, N values, L places of a padded list.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fscomm.loop.kjt_paths import KJT, Path, read, read_part
+from fscomm.loop.kjt_paths import KJT, Make, Path
 from fscomm.loop.tensors import as_plain
 
-Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
 Key = str | int
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -39,18 +38,9 @@ class Jagged:
         return bool((self.lengths == other.lengths).all()) and bool((self.values == other.values).all())
 
 
-class Source(Protocol):
-    """What has keys. `read` gives all of them, and raises ValueError where the batch does not have it."""
-
-    def read(self, batch: Any) -> Mapping[Any, Jagged]: ...
-
-
-Seen = dict[Source, Mapping[Any, Jagged]]  # sources of a batch that were read already
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whole:
-    """The KJT at `path`."""
+    """The keys of the KJT at `path`."""
 
     path: Path
 
@@ -58,7 +48,8 @@ class Whole:
         return str(self.path)
 
     def read(self, batch: Any) -> Mapping[Any, Jagged]:
-        kjt = read(batch, self.path)
+        """Raises ValueError where the batch does not have it."""
+        kjt = self.path.read(batch)
         if len(kjt.lengths()) != len(kjt.keys()) * kjt.stride():
             raise ValueError(f"features were found at {self}, but in this batch its keys have different batch sizes")
         return dict(zip(kjt.keys(), by_key(kjt), strict=True))
@@ -76,7 +67,7 @@ class Slice:
         return str(self.path) if self.index is None else f"{self.path}[{':, ' * self.dim}{self.index}]"
 
     def read(self, batch: Any) -> Tensor:
-        found = as_plain(read_part(batch, self.path, is_countable, "tensor of integers"))
+        found = as_plain(self.path.part(batch, is_countable, "tensor of integers"))
         try:
             return found if self.index is None else found.select(self.dim, self.index)
         except IndexError as error:
@@ -113,9 +104,12 @@ class Tensors:
         return dict(enumerate(_cut(flat, of_keys, None)))
 
 
+Seen = dict[Whole | Tensors, Mapping[Any, Jagged]]  # what was read of a batch already
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Where one key comes from."""
+class Origin:
+    """Where in a batch one key comes from."""
 
     source: Whole | Tensors
     key: Key
@@ -165,25 +159,27 @@ class Recipe:
 
     Attributes:
         keys: [F].
-        parts: [F] for each key the parts that have fitted so far, best first; none is empty.
+        origins: [F] for each key those that have fitted so far, best first; none is empty.
         values_type, lengths_type: of the KJT that the module got.
         weighted: the KJT has weights.
+        make: gives a KJT.
     """
 
     keys: tuple[str, ...]
-    parts: tuple[tuple[Part, ...], ...]
+    origins: tuple[tuple[Origin, ...], ...]
     values_type: torch.dtype
     lengths_type: torch.dtype
     weighted: bool
+    make: Make = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}: {fitting[0]}" for key, fitting in zip(self.keys, self.parts, strict=True))
+        return ", ".join(f"{key}: {fitting[0]}" for key, fitting in zip(self.keys, self.origins, strict=True))
 
-    def read(self, batch: Any, make: Make, *, checked: bool = False) -> Any:
-        """The KJT as the model would build it. Raises ValueError where the batch is built otherwise. checked: numbers
-        go together, as those of the same batch in host memory do; else, off the CPU, it waits for the device."""
+    def read(self, batch: Any, *, checked: bool = False) -> KJT:
+        """The KJT as the model would build it. Raises ValueError where the batch is built otherwise. checked: lengths
+        and values match, as those of the same batch in host memory do; else, off the CPU, it waits for the device."""
         seen: Seen = {}
-        found = [fitting[0].read(batch, seen) for fitting in self.parts]
+        found = [fitting[0].read(batch, seen) for fitting in self.origins]
         strides = {len(each.lengths) for each in found}
         if len(strides) > 1:
             raise ValueError(f"features were found at {self}, but in this batch they are of {sorted(strides)} samples")
@@ -193,20 +189,33 @@ class Recipe:
         if not checked and (int(lengths.sum()) != len(values) or bool((lengths < 0).any())):
             raise ValueError(f"features were found at {self}, but in this batch lengths and values do not go together")
         weights = torch.cat([each.weights for each in found]) if self.weighted else None  # type: ignore[misc]
-        return make(list(self.keys), values, lengths, weights, strides.pop())
+        made: KJT = self.make(list(self.keys), values, lengths, weights, strides.pop())
+        return made
 
-    def narrowed(self, batch: Any, kjt: KJT) -> tuple[tuple[Part, ...], ...]:
-        """[F] those parts that fit another batch, too."""
+    def narrowed(self, batch: Any, kjt: KJT) -> "Recipe | None":
+        """With those origins that fit another batch, too; None where a key has none of them."""
+        fitting = self._fitting(batch, kjt)
+        return replace(self, origins=fitting) if all(fitting) else None
+
+    def completed(self, known: Sequence[Any], batch: Any, kjt: KJT) -> "Recipe":
+        """With the origins of `known` recipes where these fit: a key without ids fits everywhere in this batch, and an
+        earlier one has told where it is."""
+        made = self
+        for other in known:
+            if isinstance(other, Recipe) and other.keys == self.keys:
+                left = other._fitting(batch, kjt)
+                made = replace(made, origins=tuple(a or b for a, b in zip(left, made.origins, strict=True)))
+        return made
+
+    def _fitting(self, batch: Any, kjt: KJT) -> tuple[tuple[Origin, ...], ...]:
+        """[F] the origins that fit the batch."""
         if tuple(kjt.keys()) != self.keys:
             return ((),) * len(self.keys)
         seen: Seen = {}
         return tuple(
-            tuple(part for part in fitting if part.fits(batch, seen, wanted))
-            for fitting, wanted in zip(self.parts, by_key(kjt), strict=True)
+            tuple(origin for origin in fitting if origin.fits(batch, seen, wanted))
+            for fitting, wanted in zip(self.origins, by_key(kjt), strict=True)
         )
-
-    def but(self, parts: Sequence[tuple[Part, ...]]) -> "Recipe":
-        return replace(self, parts=tuple(parts))
 
 
 def by_key(kjt: KJT) -> Iterator[Jagged]:

@@ -14,19 +14,23 @@ from typing import Any
 import torch
 
 from fscomm.transports.cutting import chunks, grown, in_order, room_for
-from fscomm.transports.slots import Counts, Driver, Slots, in_circle
-from fscomm.transports.transport import Handle, as_bytes, check_splits
-from fscomm.transports.watch import Watch
+from fscomm.transports.ring.cuda_driver import CudaDriver, check_gpus
+from fscomm.transports.ring.shared_memory import SharedMemory
+from fscomm.transports.ring.slots import Counts, Driver, Slots, in_circle
+from fscomm.transports.together import over_group
+from fscomm.transports.transport import Chunk, Handle, Transport
+from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
+from fsranks.rank_context import RankContext
 
 _DRAIN_S = 2.0  # for queues to end after all their waits are over
 _MOST_WAITING = 64  # chunks, of about three operations in one queue each; see `_pace`
 _PACES = 4  # marks among them
 
 
-class Ring:
-    """One class of rows. `driver` and `group` belong to the ring, which closes them. Making it is collective.
+class Ring(Watched):
+    """One class of rows. `driver` belongs to the ring, which closes it. Making it is collective.
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
@@ -47,17 +51,14 @@ class Ring:
         most_slot_bytes: int = 4 << 20,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        self.name = name
-        self.rank = group.rank
-        self.world_size = group.world_size
-        self._driver = driver
         try:
             self._slots = Slots(driver, number=slots, slot_bytes=slot_bytes)
         except BaseException:
             driver.close()
             raise
+        super().__init__(name, group)
+        self._driver = driver
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
-        self._watch = Watch(name, group, lambda reason: self._poison(), lost=self._slots.poisoned)
         self._most_slot_bytes = most_slot_bytes
         self._between_marks = most_waiting // _PACES
         self._put = [0] * self.world_size  # chunks to and from each peer, since the ring was made
@@ -65,39 +66,23 @@ class Ring:
         self._paces: deque[tuple[Any, Counts]] = deque()
         self._unmarked = 0
 
-    def all_to_all_v(
-        self,
-        out: torch.Tensor,
-        inp: torch.Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        largest_bytes: int,
-    ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+    def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
         with self._guard():
-            self._grow(largest_bytes)
-            return self._issue(_by_rank(out, out_splits), _by_rank(inp, in_splits))
-
-    def meet(self) -> None:
-        with self._guard():
-            self._watch.meet()
-
-    def abort(self, reason: str) -> None:
-        self._watch.abort(reason)
+            self._grow(chunk.largest_bytes)
+            return self._issue(chunk.out.split(chunk.out_splits), chunk.inp.split(chunk.in_splits))
 
     def close(self, reason: str) -> None:
-        self._watch.refuse(reason)
+        self._refuse(reason)
         self._slots.drop()
         self._driver.close()
-        self._watch.close(reason)
+        super().close(reason)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
         """After an error nothing is written any more into tensors that the caller gets back with it."""
-        self._watch.check()
+        self._check()
         try:
-            with self._watch.guard():
+            with super()._guard():
                 yield
         except PeerError:
             self._drain()
@@ -108,12 +93,12 @@ class Ring:
         slot_bytes = grown(self._slots.slot_bytes, largest, most=self._most_slot_bytes)
         if slot_bytes == self._slots.slot_bytes:
             return
-        for flight in list(self._watch.flights):
+        for flight in list(self._flights):
             flight.wait()
-        self._watch.meet()  # another rank may still fill or empty slots of a rank that is done
+        self._synchronize()  # another rank may still fill or empty slots of a rank that is done
         self._slots.resize(slot_bytes)
 
-    def _issue(self, outs: list[torch.Tensor], inps: list[torch.Tensor]) -> Handle:
+    def _issue(self, outs: Sequence[torch.Tensor], inps: Sequence[torch.Tensor]) -> Handle:
         """outs, inps: the bytes from and to each rank."""
         slot_bytes = self._slots.slot_bytes
         self._sends.begin()
@@ -137,9 +122,7 @@ class Ring:
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
-        return self._watch.begun(
-            outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow
-        )
+        return self._begun(outs, inps, done=lambda: all(map(self._driver.is_done, mark)), wait=wait, follow=follow)
 
     def _put_chunk(self, peer: int, data: torch.Tensor) -> None:
         """Fill a slot of the peer once it has emptied it, and then count one more arrival there."""
@@ -187,25 +170,42 @@ class Ring:
 
     def _complete(self, mark: tuple[Any, Any], counts: Counts) -> None:
         """Block until `mark` is done. Raises PeerError."""
-        self._watch.until(lambda limit_s: self._wait(mark, limit_s), late=lambda: self._slots.behind(counts))
+        self._until(lambda limit_s: self._wait(mark, limit_s), late=lambda: self._slots.behind(counts))
 
-    def _poison(self) -> None:
+    def _end(self, reason: str) -> None:
         self._slots.poison(max(self._put + self._taken))
+
+    def _lost(self) -> bool:
+        return self._slots.poisoned()
 
     def _drain(self) -> None:
         """End what is in flight. It repeats: a count that a peer's queue was about to write may replace the count that
         ends a wait.
         """
         end = time.monotonic() + _DRAIN_S
-        self._poison()
+        self._end("drains")
         mark = self._mark()
         while not self._wait(mark, 0.02):
             if time.monotonic() > end:
                 return  # the flights keep their tensors
-            self._poison()
-        self._watch.flights.clear()
+            self._end("drains")
+        self._flights.clear()
 
 
-def _by_rank(tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
-    """The bytes of each rank's rows."""
-    return [as_bytes(part) for part in tensor.split(list(splits))]
+def open_ring(group: ControlGroup, where: torch.device) -> Transport:
+    """`copy-engine`, for tensors on `where`. Collective.
+
+    Raises:
+        StepFailed: on all ranks: they are on several hosts, or on GPUs between which rows could arrive after their
+            count.
+    """
+    if where.type == "cpu":
+        return Ring(SharedMemory(group), group, name="copy-engine")
+    check_gpus(group, where)
+    return Ring(CudaDriver(group, where), group, name="copy-engine")
+
+
+def shared_memory_collective(context: RankContext, *, timeout_s: float) -> Transport:
+    """A host collective for ranks on one machine: the ring of `copy-engine` with threads for copy engines."""
+    name = "shared-memory"
+    return over_group(name, context, timeout_s, lambda group: Ring(SharedMemory(group), group, name=name))

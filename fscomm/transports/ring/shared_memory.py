@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fscomm.transports.slots import in_circle
+from fscomm.transports.ring.slots import in_circle
 from fscomm.transports.together import need_one_host, together
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError
@@ -49,12 +49,12 @@ class SharedMemory:
 
         def make() -> None:
             nonlocal file
-            with self._told(nbytes):
+            with self._with_need(nbytes):
                 file = os.memfd_create(NAME)
                 reserve(file, nbytes)
 
         def attach() -> list[torch.Tensor]:
-            with self._told(nbytes):
+            with self._with_need(nbytes):
                 return [_attach(Path(f"/proc/{pid}/fd/{fd}"), nbytes) for pid, fd in places]
 
         try:
@@ -91,7 +91,7 @@ class SharedMemory:
             queue.join()
 
     @contextlib.contextmanager
-    def _told(self, nbytes: int) -> Iterator[None]:
+    def _with_need(self, nbytes: int) -> Iterator[None]:
         """An error of the system also says how much memory is needed."""
         try:
             yield

@@ -1,9 +1,9 @@
 """Streams and memory of one GPU for a ring: copies, words written and waited for, and no kernel.
 
 By the CUDA driver's own interface, which torch does not offer, through NVIDIA's bindings: imported here only. GPU
-memory that the processes of one host share is not torch's symmetric memory: there ranks meet by a number that all
-allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads would wait
-for each other's peers. Here they meet over the group of their ring.
+memory that the processes of one host share is not torch's symmetric memory: there ranks find each other by a number
+that all allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads
+would wait for each other's peers. Here they synchronize over the group of their ring.
 
 The order that peers rely on: `cuStreamWriteValue32` makes all that its stream did before visible to the whole system
 before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come. Copies into
@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fscomm.device import CAPTURED
-from fscomm.transports.shared_memory import SharedMemory, exchange_files
-from fscomm.transports.slots import store
+from fscomm.device import CAPTURED, poll
+from fscomm.transports.ring.shared_memory import SharedMemory, exchange_files
+from fscomm.transports.ring.slots import store
 from fscomm.transports.together import StepFailed, gpu_id, need_one_host, need_own_gpu, together
-from fscomm.transports.watch import poll
 from fsranks.control_group import ControlGroup
 
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
@@ -42,7 +41,7 @@ class CudaError(RuntimeError):
     """A call of the CUDA driver failed; the message names it and the driver's error."""
 
 
-class Cuda:
+class DriverCalls:
     """Calls of the driver in the primary context of a device, the one torch uses, from any thread.
 
     Raises:
@@ -120,7 +119,7 @@ class MappedMemory:
     nbytes: int
 
 
-def allocate(cuda: Cuda, nbytes: int) -> tuple[MappedMemory, int]:
+def allocate(cuda: DriverCalls, nbytes: int) -> tuple[MappedMemory, int]:
     """A region of at least `nbytes` here, and a descriptor by which others can map it."""
     driver = cuda.driver
     kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -144,7 +143,7 @@ def allocate(cuda: Cuda, nbytes: int) -> tuple[MappedMemory, int]:
         cuda("cuMemRelease", handle)  # the mapping keeps it
 
 
-def attach(cuda: Cuda, descriptor: int, nbytes: int) -> MappedMemory:
+def attach(cuda: DriverCalls, descriptor: int, nbytes: int) -> MappedMemory:
     """A peer's region, as large as one's own."""
     kind = cuda.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     handle = cuda("cuMemImportFromShareableHandle", descriptor, kind)
@@ -154,13 +153,13 @@ def attach(cuda: Cuda, descriptor: int, nbytes: int) -> MappedMemory:
         cuda("cuMemRelease", handle)
 
 
-def detach(cuda: Cuda, region: MappedMemory) -> None:
+def detach(cuda: DriverCalls, region: MappedMemory) -> None:
     """Nothing of this process may use it any more."""
     cuda("cuMemUnmap", region.pointer, region.nbytes)
     cuda("cuMemAddressFree", region.pointer, region.nbytes)
 
 
-def register(cuda: Cuda, words: torch.Tensor) -> None:
+def register(cuda: DriverCalls, words: torch.Tensor) -> None:
     """Let the device wait for and write words of host memory, at the addresses which they have for the host.
 
     Raises:
@@ -177,7 +176,7 @@ def register(cuda: Cuda, words: torch.Tensor) -> None:
         )
 
 
-def unregister(cuda: Cuda, words: torch.Tensor) -> None:
+def unregister(cuda: DriverCalls, words: torch.Tensor) -> None:
     """Nothing on the device may use them any more."""
     cuda("cuMemHostUnregister", words.data_ptr())
 
@@ -188,7 +187,7 @@ def as_tensor(region: MappedMemory, where: torch.device, nbytes: int) -> torch.T
     return torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
 
 
-def _mapped(cuda: Cuda, handle: Any, nbytes: int) -> MappedMemory:
+def _mapped(cuda: DriverCalls, handle: Any, nbytes: int) -> MappedMemory:
     driver = cuda.driver
     pointer = int(cuda("cuMemAddressReserve", nbytes, 0, 0, 0))
     try:
@@ -213,10 +212,10 @@ class CudaStreams:
     """Queues on one GPU. `current_stream` gives the stream that the calling thread issues to, as a handle."""
 
     def __init__(
-        self, where: torch.device, *, cuda: Cuda | None = None, current_stream: Callable[[], int] | None = None
+        self, where: torch.device, *, cuda: DriverCalls | None = None, current_stream: Callable[[], int] | None = None
     ) -> None:
         self.where = where
-        self.cuda = cuda or Cuda(where.index if where.index is not None else torch.cuda.current_device())
+        self.cuda = cuda or DriverCalls(where.index if where.index is not None else torch.cuda.current_device())
         self.current_stream = current_stream or (lambda: int(torch.cuda.current_stream(where).cuda_stream))
         self.queues: list[CudaQueue] = []
         self._attributes = self._overlapping()
@@ -281,7 +280,7 @@ class CudaDriver(CudaStreams):
         group: ControlGroup,
         where: torch.device,
         *,
-        cuda: Cuda | None = None,
+        cuda: DriverCalls | None = None,
         current_stream: Callable[[], int] | None = None,
     ) -> None:
         need_one_host(group, "take nccl-ce, or host-staged")
@@ -353,20 +352,20 @@ class CudaDriver(CudaStreams):
             self._words.append(of_rank)
 
     def _end(self, queue: "CudaQueue") -> bool:
-        """Whether the queue runs empty, now that all it may wait for is said to have come.
+        """Whether the queue runs empty, once all words that it may wait for are written here.
 
-        This is said again and again: a count that a peer's queue was about to write may replace it.
+        They are written again and again: a count that a peer's queue was about to write may replace them.
         """
 
-        def let_go() -> None:
+        def end_waits() -> None:
             for word, value in queue.awaited.values():
                 store(word, value)
 
         def has_ended() -> bool:
-            let_go()
+            end_waits()
             return mark.done()
 
-        let_go()  # before the mark, which a queue that is full and waits would not accept
+        end_waits()  # before the mark, which a queue that is full and waits would not accept
         mark = queue.mark()
         return poll(has_ended, _END_S)
 
@@ -412,7 +411,7 @@ class CudaQueue:
 class CudaMark:
     """An event."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: DriverCalls) -> None:
         self._cuda = cuda
         self.event = cuda("cuEventCreate", cuda.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 from worlds import shared_world
 
+from fscomm.bags import gloo_sums
 from fscomm.bags.gloo_order import Region, add, regions
-from fscomm.transports import gloo
 
 SHAPES = [(1, 1), (3, 4), (5, 12), (33, 100), (128, 64), (257, 36), (2048, 320)]
 
@@ -42,12 +42,12 @@ def test_the_order_of_gloo(size: int, dtype: torch.dtype) -> None:
 
 def checked(rank: int, size: int) -> dict[str, str]:
     group: Any = dist.group.WORLD
-    return gloo.unknown_orders({"a": group, "b": group}, timeout_s=PATIENCE_S)
+    return gloo_sums.unknown_orders({"a": group, "b": group}, timeout_s=PATIENCE_S)
 
 
 def checked_wrong(rank: int, size: int) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gloo, "regions", in_the_order_of_ranks)
+        patch.setattr(gloo_sums, "regions", in_the_order_of_ranks)
         return checked(rank, size)
 
 
@@ -59,7 +59,7 @@ def test_it_is_checked_and_another_order_is_seen() -> None:
     for size in (1, 3):
         assert shared_world(size).run(checked) == [{}] * size
     found = shared_world(3).run(checked_wrong)
-    assert all(each in ({}, {"a": gloo.UNKNOWN, "b": gloo.UNKNOWN}) for each in found)
+    assert all(each in ({}, {"a": gloo_sums.UNKNOWN, "b": gloo_sums.UNKNOWN}) for each in found)
     assert any(found)
 
 
