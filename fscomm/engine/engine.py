@@ -215,7 +215,8 @@ class Engine(Listener):
     def depends(self) -> bool:
         """Whether the batch announced last depends on the step before it, on any rank. Blocks until all have it."""
         assert self._newest is not None
-        depends = self._executor.await_ids(self._newest.arrived).verdict.depends
+        with self._recorder.wait("ids", step=self._newest.number):
+            depends = self._executor.await_ids(self._newest.arrived).verdict.depends
         if depends:
             log.warning("fscomm: %s", IN_TURN)
         return depends
@@ -262,7 +263,8 @@ class Engine(Listener):
             self.steps.leave_begun()
         self.flush()
         if self._ended is not None:
-            verdict = self._executor.await_ids(self._ended).verdict
+            with self._recorder.wait("ids"):
+                verdict = self._executor.await_ids(self._ended).verdict
             if verdict.stop is not None:
                 raise MismatchError(verdict.stop)
 

@@ -15,6 +15,7 @@ from fsranks.errors import MismatchError, name_ranks
 _COLUMNS = ("step", "module", "backward passes")
 MOST_STEPS = 6  # that a forward may belong to
 NO_STEP = -1
+_LATE_US = 1_000  # a shorter wait is that for the link
 
 
 class Mode(IntEnum):
@@ -58,6 +59,7 @@ class ControlWords:
     def __init__(self, group: AnyGroup, recorder: Recorder) -> None:
         self._group = group
         self._recorder = recorder
+        self._waited_us = 0  # for the last control word
 
     def exchange(self, name: str, m: int, *, held: int, passes: int, newest: int, modes: Mapping[int, Mode]) -> Agreed:
         """How all ranks run a forward of module m. Blocks for all.
@@ -73,21 +75,33 @@ class ControlWords:
         pairs = [(NO_STEP, modes[NO_STEP]), *((step, mode) for step, mode in modes.items() if step != NO_STEP)]
         # All ranks send equally many numbers, whatever they hold; a pair that is sent twice changes nothing.
         pairs += [pairs[0]] * (MOST_STEPS + 1 - len(pairs))
-        control_word = np.array([held, m, passes, newest, *(number for pair in pairs for number in pair)])
+        numbers = (number for pair in pairs for number in pair)
+        control_word = np.array([held, m, passes, newest, self._waited_us, *numbers])
+        begin = self._recorder.clock()
         with self._recorder.wait(AGREEMENT, step=held):
             by_rank = self._group.all_gather(control_word)
+        self._note_late(by_rank[:, len(_COLUMNS) + 1])
+        self._waited_us = round(1e6 * (self._recorder.clock() - begin))
         for what, column in zip(_COLUMNS, by_rank.T, strict=False):
             if (column != column[0]).any():
                 raise MismatchError(
                     f"the ranks do not do the same: {what} by rank is {column.tolist()} at the forward of {name}. "
                     "Every rank must run the same forwards and backwards"
                 )
-        first = len(_COLUMNS) + 1
+        first = len(_COLUMNS) + 2
         step, agreed = choose(list(modes), [dict(rank.reshape(-1, 2).tolist()) for rank in by_rank[:, first:]])
         if Mode.WRONG in agreed:
             ranks = name_ranks([rank for rank, given in enumerate(agreed) if given == Mode.WRONG])
             raise AnnouncementError(f"{name}: on {ranks} features= gave other ids than the module got")
-        return Agreed(step=step, modes=agreed, newest=int(by_rank[:, first - 1].min()))
+        return Agreed(step=step, modes=agreed, newest=int(by_rank[:, first - 2].min()))
+
+    def _note_late(self, waited_us: np.ndarray) -> None:
+        """The rank that waited least for the last control word came last. waited_us: by rank. An all-gather has no
+        order of arrival, so this is known one control word later."""
+        late = int(waited_us.argmin())
+        longer_us = self._waited_us - int(waited_us[late])
+        if longer_us > _LATE_US:
+            self._recorder.late(late, longer_us / 1e3)
 
 
 def choose(steps: list[int], by_rank: list[dict[int, int]]) -> tuple[int, list[Mode]]:

@@ -33,7 +33,7 @@ from fscomm.exchange.id_exchange import IdExchange, Parts
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation, class_of_reassigned
 from fscomm.exchange.rows import RowExchange, Wire
-from fscomm.exchange.wire_gate import OpenWire, WireGate
+from fscomm.exchange.wire_gate import CHUNKS_UNDER_WAY, OpenWire, WireGate
 from fscomm.exchange.worker import BACKGROUND, NORMAL, URGENT, Pending, Worker
 from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.recorder import Recorder
@@ -45,7 +45,6 @@ from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
-CHUNKS_UNDER_WAY = 2  # of exclusive rows: one follows the other without a pause
 
 
 class Executor(ABC):

@@ -48,6 +48,7 @@ class Verdict:
         served: bits of the modules that every rank can serve.
         ended: no rank has one.
         depends: on some rank the loader depends on the training step.
+        us_per_mb: of the slowest rank's link; 0: not known.
         took: the step that the ranks measured last, on the slowest rank.
     """
 
@@ -55,6 +56,7 @@ class Verdict:
     served: int = 0
     ended: bool = False
     depends: bool = False
+    us_per_mb: int = 0
     took: Took = NOTHING
 
 

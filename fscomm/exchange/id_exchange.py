@@ -17,13 +17,14 @@ from fscomm.compose import group_plan
 from fscomm.device import Device
 from fscomm.exchange.handed_over import ExchangedIds, GroupAhead, Verdict
 from fscomm.exchange.operations import REASSIGNED
-from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_gate import CHUNKS_UNDER_WAY, WireGate
 from fscomm.exchange.worker import Pending
 from fscomm.plan.arrays import segments, starts_of, transposed
 from fscomm.plan.group_plan import Ahead, Back, GroupPlan, OwnerReply, Shared
 from fscomm.plan.masks import mask_sizes, pack_masks, unpack_masks
 from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.plan.row_plan import Mapped, RowPlan, outputs
+from fscomm.plan.sharding_group import chunk_bytes
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Collisions
 from fscomm.tables.binding import ServedModules
@@ -31,7 +32,7 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DEPENDS = range(4)
-WORDS = 3 + len(NOTHING)  # status, step number, bits of the modules served; what an earlier step took
+WORDS = 4 + len(NOTHING)  # status, step number, bits of the modules served; pace of the link; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
 """[k] The features of a module in each part of a step, and the same in host memory or None."""
@@ -129,8 +130,10 @@ class IdExchange:
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
         parts: of the step, the same on all ranks. took: a step that this rank measured.
         """
-        words, numbers = self._sizes([status, number, _modules_of(requests, self._modules), *took], requests, parts)
+        bits, pace = _modules_of(requests, self._modules), self._wire_gate.us_per_mb
+        words, numbers = self._sizes([status, number, bits, pace, *took], requests, parts)
         verdict = judge(words)
+        self._cut_by(verdict.us_per_mb)
         goes_on = status in (BATCH, DEPENDS) and verdict.stop is None
         given = [
             request if goes_on and verdict.served >> m & 1 else None
@@ -189,6 +192,12 @@ class IdExchange:
         for module, record in zip(self._served.modules, ids.records, strict=True):
             for table, counts in module.guard.counts(record).items():
                 self._recorder.managed(f"{module.name}.{table}", ids.number, counts)
+
+    def _cut_by(self, us_per_mb: int) -> None:
+        """Chunks are cut by the pace of the slowest rank's link: all ranks have to cut alike."""
+        for plan in self._plans:
+            plan.chunk_bytes = chunk_bytes(plan.layout.chunk_bytes, us_per_mb)
+        self._wire_gate.budget_bytes = CHUNKS_UNDER_WAY * max(plan.chunk_bytes for plan in self._plans)
 
     def _sizes(self, status: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] the `status` of every rank; [G] int64[W, n] the numbers that each rank sends this owner of
@@ -442,5 +451,11 @@ def judge(words: np.ndarray) -> Verdict:
             "Every rank must take the same number of steps: make the loaders equally long"
         )
     depends = bool((status == DEPENDS).any())
-    took = Took(*words[:, 3:].max(0).tolist())
-    return Verdict(served=int(np.bitwise_and.reduce(served)), ended=bool(ended), depends=depends, took=took)
+    pace, *took = words[:, 3:].max(0).tolist()
+    return Verdict(
+        served=int(np.bitwise_and.reduce(served)),
+        ended=bool(ended),
+        depends=depends,
+        us_per_mb=pace,
+        took=Took(*took),
+    )

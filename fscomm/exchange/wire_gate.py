@@ -23,7 +23,9 @@ from fscomm.transports.transport import Chunk, Handle, Transport
 
 GRACE_S = 0.025  # how long exclusive rows wait for a control word that does not arrive
 BUDGET_BYTES = 1 << 20
+CHUNKS_UNDER_WAY = 2  # exclusive ones: one follows the other without a pause
 IN_FLIGHT = 2  # collision chunks: the next one is ready when one ends
+_MEASURED_BYTES = 256 << 10  # of an exchange: what smaller ones take is mostly latency
 _LOOK_S = 0.005  # between two checks of what other ranks announced, while something is held back
 
 
@@ -53,8 +55,12 @@ class WireGate:
     one budget, ranks whose budgets are used up by different workers would wait for each other.
 
     clock: seconds of any clock that does not go back.
-    budget_bytes: of exclusive chunks under way at a time. A chunk that is larger goes alone.
     awaited: the number of the last exclusive operation that another rank began to wait for since the last call.
+
+    Attributes:
+        budget_bytes: of exclusive chunks under way at a time. A chunk that is larger goes alone.
+        us_per_mb: how long the last exchange of exclusive chunks took, without the time in which it was held back; 0 if
+            there was none of some size.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class WireGate:
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         self._clock = clock
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._grace_s = grace_s
         self._awaited = awaited
         self._changed = threading.Condition()
@@ -78,6 +84,7 @@ class WireGate:
         self._number = self._released = 0  # of exclusive operations: the one that runs, the last one released
         self._ids_awaited = False
         self._stopped = False
+        self.us_per_mb = 0
 
     def enter(self) -> None:
         with self._changed:
@@ -139,6 +146,7 @@ class WireGate:
     def exchange(self, transport: Transport, chunks: Iterable[Chunk]) -> None:
         """Exclusive chunks, each when it may go and the budget has room for it."""
         under_way: deque[tuple[Handle, int]] = deque()
+        began, held_s, total = math.inf, 0.0, 0
         for chunk in chunks:
             nbytes = max(chunk.out.nbytes, chunk.inp.nbytes)
             while not (self._has_room(under_way, nbytes) and self._is_open()):
@@ -147,10 +155,15 @@ class WireGate:
                 if under_way:
                     under_way.popleft()[0].follow()
                 else:
+                    since = self._clock()
                     self.wait()
+                    held_s += self._clock() - since if total else 0.0
+            began, total = min(began, self._clock()), total + nbytes
             under_way.append((chunk.over(transport), nbytes))
         for handle, _ in under_way:
             handle.follow()
+        if total >= _MEASURED_BYTES:
+            self.us_per_mb = max(round(1e12 * (self._clock() - began - held_s) / total), 1)
 
     def exclusive_at(self) -> float:
         """The time from which exclusive work may go on; infinity if only another call can change that."""
@@ -175,7 +188,7 @@ class WireGate:
     def _has_room(self, under_way: Iterable[tuple[Handle, int]], nbytes: int) -> bool:
         in_flight_bytes = sum(size for _, size in under_way)
         # Whatever its size, one chunk may go where none is under way: else a large one would wait for ever.
-        return in_flight_bytes == 0 or in_flight_bytes + nbytes <= self._budget_bytes
+        return in_flight_bytes == 0 or in_flight_bytes + nbytes <= self.budget_bytes
 
     def _wait(self, until: Callable[[], float]) -> None:
         with self._changed:

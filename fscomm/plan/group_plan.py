@@ -244,12 +244,16 @@ def bucket(strips: Strips, classes: int, chunks: int) -> Buckets:
 class GroupPlan(ABC):
     """Of one sharding group on this rank.
 
+    Attributes:
+        chunk_bytes: what a rank sends of exclusive strips in one exchange, about. The same on all ranks.
+
     Ranks learn of each other's ids in three rounds: some numbers, then words of 8 bytes, then one bit of each unit for
     each class. Numbers, words and bits are by rank.
     """
 
     def __init__(self, layout: GroupLayout) -> None:
         self.layout = layout
+        self.chunk_bytes = layout.chunk_bytes
 
     # What the kinds of units differ in: how they are asked for, numbered and looked up.
 
@@ -364,7 +368,8 @@ class GroupPlan(ABC):
     def chunks(self, bounds: Sequence[int]) -> int:
         """In how many exchanges exclusive strips travel, the same on all ranks. Other classes stay whole: nothing more
         urgent waits for the link."""
-        return max(math.ceil(bounds[-1] / self.layout.chunk_rows), 1)
+        chunk_strips = max(self.chunk_bytes // self.layout.row_bytes, 1)
+        return max(math.ceil(bounds[-1] / chunk_strips), 1)
 
     def legs(
         self,

@@ -17,7 +17,16 @@ import torch
 # under way; each chunk costs a few hundred microseconds on the host. The size for GPUs, which have faster connections,
 # is assumed, not measured.
 CHUNK_BYTES: Mapping[str, int] = {"cpu": 512 << 10, "cuda": 16 << 20}
+_CHUNK_US = 10_000  # on links that are measured; less than a collision exchange takes on slow ones
+_MOST_CHUNK_BYTES = 16 << 20
 MOST_RANKS_PER_HOST = 64  # that a row may be passed on to: one bit each
+
+
+def chunk_bytes(least: int, us_per_mb: int) -> int:
+    """At least so many, and more on a link that carries more in `_CHUNK_US`. us_per_mb: 0 if that is not known."""
+    if us_per_mb == 0:
+        return least
+    return max(least, min(_CHUNK_US * 1_000_000 // us_per_mb, _MOST_CHUNK_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class GroupLayout:
             consecutive features that read the table.
         rows: [T] rows of the tables that this rank owns.
         kernels: how many of these tables each fused kernel has, in order; None: one has all.
-        chunk_bytes: what a rank sends of exclusive rows in one exchange, about.
+        chunk_bytes: what a rank sends of exclusive rows in one exchange, about; more on fast links.
         pooling: None where every id gets its row.
         ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
         reassigns: owners assign rows to ids, and a forward may reassign rows.
@@ -142,8 +151,3 @@ class GroupLayout:
     @property
     def row_bytes(self) -> int:
         return self.row_width * self.dtype.itemsize
-
-    @property
-    def chunk_rows(self) -> int:
-        """Exclusive rows between one rank and all others in one exchange, about."""
-        return max(self.chunk_bytes // self.row_bytes, 1)

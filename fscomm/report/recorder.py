@@ -44,6 +44,7 @@ class Recorder:
         self._held_since = 0.0
         self._trained = False  # it had a forward in training
         self._fallbacks: dict[str, str] = {}
+        self._late_ms: dict[int, float] = {}
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
         self._not_repeated: str | None = None
@@ -96,6 +97,11 @@ class Recorder:
             self._table.add(step, ("bytes", module, kind, "sent"), sent)
             self._table.add(step, ("bytes", module, kind, "received"), received)
 
+    def late(self, rank: int, ms: float) -> None:
+        """Add what this rank waited for another one that began its forward later."""
+        with self._lock:
+            self._late_ms[rank] = self._late_ms.get(rank, 0.0) + ms
+
     def buffers(self, nbytes: int) -> None:
         """Note the buffers for the rows of one more step. Those of the step before are still in use."""
         with self._lock:
@@ -141,7 +147,7 @@ class Recorder:
             self._times.settle()
             snapshot = self._table.snapshot()
             num_steps = self._table.num_steps
-            forwards, fallbacks = dict(self._forwards), dict(self._fallbacks)
+            forwards, fallbacks, late_ms = dict(self._forwards), dict(self._fallbacks), dict(self._late_ms)
         total, *steps = snapshot.reports()
         return Report(
             rank=self.rank,
@@ -156,6 +162,7 @@ class Recorder:
             parts=self._parts.chosen if self._parts is not None else 1,
             tried=tuple(self._parts.tried) if self._parts is not None else (),
             one_part=self._one_part,
+            late_ms=late_ms,
         )
 
     @contextmanager

@@ -196,6 +196,8 @@ class Report:
     """The measurements that `parts` was chosen by, the same on all ranks. Empty where a number was given."""
     one_part: str | None = None
     """Why steps are not computed in parts, where several numbers were given."""
+    late_ms: Mapping[int, float] = field(default_factory=dict)
+    """By rank that began forwards later than all others, how long this rank waited for it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, for JSON."""
@@ -228,7 +230,13 @@ class Report:
         collisions = sum(self.total.collisions.values(), Collisions())
         more_parts = 'enable(parts="auto")' if self.parts == 1 else "a larger number of parts"
         can_divide = self.parts is not None and self.one_part is None
-        return verdict(means, Setting(collisions.rate, self.transport, more_parts if can_divide else None), plain)
+        setting = Setting(collisions.rate, self.transport, more_parts if can_divide else None, self._late())
+        return verdict(means, setting, plain)
+
+    def _late(self) -> int | None:
+        """The rank that this one waited for most of the time."""
+        rank = max(self.late_ms, key=self.late_ms.__getitem__, default=None)
+        return rank if rank is not None and 2 * self.late_ms[rank] > sum(self.late_ms.values()) else None
 
     def _plain(self) -> Plain | None:
         """None if forwards ran plainly only to warm up."""

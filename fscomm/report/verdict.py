@@ -22,11 +22,13 @@ class Means(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What remedies depend on. more_parts: what gives a step more parts; None where that is not possible."""
+    """What remedies depend on. more_parts: what gives a step more parts; None where that is not possible. late: the
+    rank that the others waited for most of that time; None if there is no such one."""
 
     collision_rate: float
     transport: str
     more_parts: str | None
+    late: int | None = None
 
 
 class Plain(NamedTuple):
@@ -74,7 +76,8 @@ def verdict(means: Means, setting: Setting, plain: Plain | None) -> list[str]:
     else:
         ranked = sorted(means.waits.items(), key=lambda item: -item[1])
         named = {kind: ms for kind, ms in ranked if ms >= _NAMED * waited}
-        causes = [f"{_ms(ms)} {_cause(kind).means}" for kind, ms in named.items()]
+        late = "another rank" if setting.late is None else f"rank {setting.late}"
+        causes = [f"{_ms(ms)} {_cause(kind).means.format(late=late)}" for kind, ms in named.items()]
         if (rest := waited - sum(named.values())) >= _SMALL * means.step_ms:
             causes.append(f"{_ms(rest)} other waits")
         line = f"{line}: {', '.join(causes)}"
@@ -103,11 +106,8 @@ def _fewer_collisions(setting: Setting) -> str:
 
 _CAUSES = {
     AGREEMENT: _Cause(
-        "another rank is late",
-        lambda _: (
-            "balance the samples with fsdata.FreeScaleDataLoader, or with fsdata.rebalance around this loader. "
-            "The late rank is the one whose own report has the shortest straggler wait"
-        ),
+        "{late} is late",
+        lambda _: "balance the samples with fsdata.FreeScaleDataLoader, or with fsdata.rebalance around this loader",
     ),
     "exclusive rows": _Cause("exclusive rows (the link is slower than the compute that hides it)", _more_compute),
     "collision rows": _Cause("collision rows (sent after the update of the step before)", _fewer_collisions),

@@ -20,9 +20,10 @@ from simulated import Asked, Shape, check_gradients, check_rows, shapes, used
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds, Verdict
 from fscomm.exchange.id_exchange import BATCH, END, FAILED, IdExchange
-from fscomm.exchange.wire_gate import WireGate
+from fscomm.exchange.wire_gate import CHUNKS_UNDER_WAY, WireGate
 from fscomm.plan.masks import mask_sizes
-from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.row_plan import RowPlan
+from fscomm.plan.sharding_group import GroupLayout, chunk_bytes
 from fscomm.report.recorder import Recorder
 from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.two_levels.kernels import carriers
@@ -90,7 +91,7 @@ class Ranks:
         layouts = [shape.layouts(f"module {m}") for shape, m in zip(shapes, modules, strict=True)]
         self.layouts = list(zip(*layouts, strict=True))  # [W][G]
         self.wires = Wires(self.world_size)
-        self.gates = [Mock(WireGate) for _ in self.layouts]
+        self.gates = [Mock(WireGate, us_per_mb=0) for _ in self.layouts]
         self.channels = [PlayedChannel(self.wires, rank) for rank in range(self.world_size)]
         self.exchanges = [
             IdExchange(channel, gate, served_by(of_rank, modules), Host(), Recorder())
@@ -246,8 +247,24 @@ def test_layout_refuses_what_does_not_fit() -> None:
 
 def test_a_chunk_has_a_row_at_least_and_a_row_takes_one_bit() -> None:
     layout = BUSY.layouts()[0]
-    assert [replace(layout, chunk_bytes=nbytes).chunk_rows for nbytes in (11, 60 * 12)] == [1, 60]
+    plans = [RowPlan(replace(layout, chunk_bytes=nbytes)) for nbytes in (11, 60 * 12)]
+    assert [plan.chunks([0, 0, 121]) for plan in plans] == [121, 3]
     assert [mask_sizes(1, [np.array([rows])], 1).tolist() for rows in (0, 1, 8, 9)] == [[8], [9], [9], [10]]
+
+
+def test_chunks_are_cut_by_the_pace_of_the_slowest_link() -> None:
+    """The same on all ranks, which have measured it, or not."""
+    ranks = Ranks([BUSY], [0])
+    for gate, pace in zip(ranks.gates, (0, 2_000, 10_000), strict=True):
+        gate.us_per_mb = pace
+    ranks.step(None, 0, [BUSY.asked(0)])
+    assert {gate.budget_bytes for gate in ranks.gates} == {CHUNKS_UNDER_WAY * 1_000_000}
+
+
+@pytest.mark.parametrize(("pace", "nbytes"), [(0, 512 << 10), (40_000, 512 << 10), (5_000, 2_000_000), (1, 16 << 20)])
+def test_a_chunk_takes_as_long_as_a_collision_exchange_may_wait(pace: int, nbytes: int) -> None:
+    """And it is never smaller than what pays for its own cost, nor larger than what a GPU's chunk is."""
+    assert chunk_bytes(512 << 10, pace) == nbytes
 
 
 def test_the_ranks_of_a_host_share_the_work_of_passing_rows_on() -> None:

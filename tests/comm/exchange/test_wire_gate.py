@@ -268,6 +268,36 @@ def test_two_parts_at_a_time_are_under_way_and_asked_for_one_by_one(
     ]
 
 
+def test_the_pace_of_a_link_is_that_of_exclusive_chunks_without_the_time_they_are_held_back() -> None:
+    """Of small exchanges it is not taken: they are mostly latency."""
+    clock, wire = Clock(), Wire()
+    gate = WireGate(clock, budget_bytes=1 << 20, awaited=lambda: 0)
+    follow = Wired.follow
+
+    def parts(nbytes: int) -> Iterator[Chunk]:
+        for number, part in enumerate(parts_of([(nbytes, 4)] * 3, wire.log)[0]):
+            if number == 1:  # a control word is expected for a while
+                gate.enter()
+                gate.leave(expecting=True)
+                clock.tick = 0.001
+            yield part
+            clock.tick = 0.0
+
+    def followed(handle: Wired) -> None:
+        clock.now_s += 0.002
+        follow(handle)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wired, "follow", followed)
+        gate.exchange(wire, parts(4 << 10))
+        assert gate.us_per_mb == 0
+        held = clock.now_s
+        gate.exchange(wire, parts(1 << 20))
+    assert clock.now_s - held > GRACE_S + 0.006
+    least = 6_000 / 3 / 1.048576
+    assert least <= gate.us_per_mb < 2 * least  # the clock is asked a few times, a millisecond each
+
+
 def test_what_is_under_way_ends_before_a_closed_gate_is_waited_for() -> None:
     wire = Wire()
     gate = WireGate(Clock(), budget_bytes=BUDGET, awaited=lambda: 1)  # another rank wants it at the first look

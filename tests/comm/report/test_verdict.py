@@ -62,6 +62,21 @@ def test_it_says_how_long_a_step_is_and_what_it_waits_for(clock: Clock, recorder
     assert report.to_dict()["steps"][1]["step_ms"] == pytest.approx(38)
 
 
+@pytest.mark.parametrize(
+    ("late", "who"), [({1: 3.0, 2: 2.0}, "rank 1"), ({1: 3.0, 2: 3.0}, "another rank"), ({}, "another rank")]
+)
+def test_the_rank_that_is_late_most_of_the_time_is_named(
+    late: dict[int, float], who: str, clock: Clock, recorder: Recorder
+) -> None:
+    for step in range(2):
+        train(clock, recorder, step, 8, **{AGREEMENT: 2})
+    for rank, ms in late.items():
+        recorder.late(rank, ms)
+    report = recorder.report()
+    assert first_line(report).endswith(f": 2.0 ms {who} is late")
+    assert report.to_dict()["late_ms"] == late
+
+
 def test_a_step_with_a_pause_is_left_out(clock: Clock, recorder: Recorder) -> None:
     for step, compute_ms in enumerate((400, 19, 19, 120, 19, 0)):
         train(clock, recorder, step, compute_ms, ids=400 if step == 3 else 1)
