@@ -306,7 +306,7 @@ class Comm:
                     raise lost from error
         finally:
             if engine is not None:
-                engine.turns.take(None, None)
+                engine.scheduler.take(None, None)
             self._undo.close()
             for lookahead in list(self._lookaheads):
                 lookahead.close()
@@ -323,7 +323,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.turns.end()
+            engine.scheduler.end()
             engine.flush()
             engine.plain_runs.note_replaced(engine)
         except BaseException as error:

@@ -322,8 +322,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/engine/backward.py",
-        before="while returning.sent in returning.came:",
-        after="while returning.sent < len(returning.came):",
+        before="while returning.sent in returning.received:",
+        after="while returning.sent < len(returning.received):",
         tests=("tests/comm/exactness/test_parts.py",),
         why="gradients of parts travel in the order of their backward passes, so some travel before they are there",
     ),
@@ -343,7 +343,7 @@ BREAKS: tuple[Break, ...] = (
         why="a later part gets rows as they were before the update of the step before",
     ),
     Break(
-        file="fscomm/engine/turns.py",
+        file="fscomm/engine/part_scheduler.py",
         before="exchange and last",
         after="exchange",
         tests=("tests/comm/exactness/test_parts.py",),

@@ -52,7 +52,7 @@ class Backward:
         self._executor = executor
         self._program = program
         self._loop = loop
-        self._came: dict[Forward, dict[int, torch.Tensor]] = {}  # gradients that are not sent yet, by group
+        self._gathered: dict[Forward, dict[int, torch.Tensor]] = {}  # gradients that are not sent yet, by group
         self._reached: list[Step] = []  # by the backward pass that runs
         self._pass = -1  # its number; -1 if no pass has reached anything
         self._over: str | None = None  # the error with which the block ended; empty if it was left without one
@@ -64,11 +64,11 @@ class Backward:
         m = self._served.module_of[group]
         forward = step, m, part
         self._send_before(m, but=forward)
-        if group in self._came.get(forward, ()):
+        if group in self._gathered.get(forward, ()):
             self._send(forward)
-        came = self._came.setdefault(forward, {})
-        came[group] = gradient
-        if len(came) == sum(self._served.module_of[g] == m for g in step.hypers):
+        gathered = self._gathered.setdefault(forward, {})
+        gathered[group] = gradient
+        if len(gathered) == sum(self._served.module_of[g] == m for g in step.hypers):
             self._send(forward)
 
     def take_plain_update(self, group: int, kernel: int, read: Rows | None, update: ApplyUpdate) -> None:
@@ -79,7 +79,7 @@ class Backward:
 
     def send_gathered(self) -> None:
         """Send what backward has brought so far, before another access to tables, or a collective, inside backward."""
-        for forward in list(self._came):
+        for forward in list(self._gathered):
             self._send(forward)
 
     def reach(self, step: Step | None) -> None:
@@ -134,13 +134,13 @@ class Backward:
     def _send_before(self, m: int, *, but: Forward) -> None:
         """Autograd has reached another forward of module m: send what it brought for the forwards before."""
         calls = self._served.calls[m]
-        for forward in list(self._came):
+        for forward in list(self._gathered):
             if forward != but and forward[1] in calls:
                 self._send(forward)
 
     def _send(self, forward: Forward) -> None:
         """Update the tables with what a backward pass brought for a forward."""
-        (step, m, part), by_group = forward, self._came.pop(forward)
+        (step, m, part), by_group = forward, self._gathered.pop(forward)
         if step.num_parts > 1:
             self._take_part(step, m, part, by_group)
         else:
@@ -157,14 +157,14 @@ class Backward:
             gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, m))
             step.returning[m] = Returning(gradients=gradients)
         returning = step.returning[m]
-        if returning.gradients is None or part in returning.came or returning.sent > part:
+        if returning.gradients is None or part in returning.received or returning.sent > part:
             raise RuntimeError(
                 "a second backward through a part, or one after its step has ended: the tables of a step are "
                 "updated once, when the last part has its gradients"
             )
         returning.gradients.by_part[part].update(by_group)
-        returning.came.add(part)
-        while returning.sent in returning.came:
+        returning.received.add(part)
+        while returning.sent in returning.received:
             self._send_part(step, returning)
 
     def _send_part(self, step: Step, returning: Returning) -> None:
@@ -180,7 +180,7 @@ class Backward:
     def end_step(self, step: Step) -> None:
         """The user leaves a step in parts: those without a backward pass give nothing, if others had one."""
         for returning in step.returning.values():
-            while returning.came and returning.sent < step.num_parts:
+            while returning.received and returning.sent < step.num_parts:
                 self._send_part(step, returning)
         step.go_back_whole(in_any_case=True)
 

@@ -22,6 +22,7 @@ import torch
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
 from fscomm.engine.modes import Call, in_backward, this_call
+from fscomm.engine.part_scheduler import PartScheduler
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
 from fscomm.engine.steps.choice import Choice, Choices
@@ -29,7 +30,6 @@ from fscomm.engine.steps.in_loop import WAITING, Steps
 from fscomm.engine.steps.plain_runs import EVALUATES, TWO_THREADS, PlainRuns
 from fscomm.engine.steps.step_times import StepTimes
 from fscomm.engine.steps.to_announce import ToAnnounce
-from fscomm.engine.turns import Turns
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import executor_of
 from fscomm.exchange.handed_over import ExchangedIds
@@ -108,19 +108,19 @@ class Engine(Listener):
         self._known = NO_STEP  # the last step that all ranks are known to have announced
         self._forwards = 0  # in training
         self._looks: Counter[int] = Counter()  # at tables, by thread
-        self.turns = Turns(self, parts, averaged)
+        self.scheduler = PartScheduler(self, parts, averaged)
         self.steps = Steps(
             served.calls,
             served.groups,
-            most=1 if self.turns.in_use else WAITING,
+            most=1 if self.scheduler.in_use else WAITING,
             not_called=self.plain_runs.note_step,
         )
         self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
         self._to_announce = ToAnnounce(served, self.steps)
-        self._times = StepTimes(self.turns.numbers, recorder, device, limit_s=timeout_s)
+        self._times = StepTimes(self.scheduler.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
 
-    # The loop over batches: the look-ahead tells of it.
+    # The loop over batches: called by the look-ahead.
 
     def resume(self, epoch: Any) -> bool:
         """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten.
@@ -139,7 +139,7 @@ class Engine(Listener):
         self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
         self.plain_runs.note_replaced(self)
-        self.turns.end()
+        self.scheduler.end()
         if not self.elsewhere:
             self._move_on(resumed)
         if resumed:
@@ -151,7 +151,7 @@ class Engine(Listener):
 
     def _move_on(self, resumed: bool) -> None:
         """The user asks for a batch in the thread that trains; resumed: in another loop."""
-        if self.turns.in_use:
+        if self.scheduler.in_use:
             self.steps.leave_all()
         elif resumed:
             self.steps.leave_begun()
@@ -167,7 +167,7 @@ class Engine(Listener):
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
         with moved.behind():  # what parts and features are made of is still on its way
-            parts, on_host = self.turns.cut(moved, self._number, was_moved=was_moved)
+            parts, on_host = self.scheduler.cut(moved, self._number, was_moved=was_moved)
             given: Sequence[Parts | None] = [None] * len(self.modules)
             missing: Sequence[str | None] = [why] * len(self.modules)
             if why is None:
@@ -186,7 +186,7 @@ class Engine(Listener):
     ) -> None:
         """What each module gets in each part, or None where there is none to prefetch, and why.
 
-        Nothing is fetched for modules that nobody calls. parts: of the batch. moved: of the copies to the device.
+        Nothing is fetched for modules that are not called. parts: of the batch. moved: of the copies to the device.
         """
         self.check()
         before = self._newest
@@ -201,7 +201,7 @@ class Engine(Listener):
             follows=before.number if before is not None else None,
             modules=modules,
             arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, states),
-            parts=parts if self.turns.in_use else (),
+            parts=parts if self.scheduler.in_use else (),
         )
         self._number += 1
         self._newest = step
@@ -253,11 +253,11 @@ class Engine(Listener):
             return batch
         if self.device.runs_ahead:  # they were made in the stream of the copies
             self.device.reads(*(part for each in step.parts for part in memory_on(self.device.where, each)))
-        return InParts(batch, step.parts, partial(self.turns.take, step))
+        return InParts(batch, step.parts, partial(self.scheduler.take, step))
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
-        self.turns.end()
+        self.scheduler.end()
         self._puller, self.steps.held = None, None
         if not self.elsewhere:
             self.steps.leave_begun()
@@ -291,8 +291,8 @@ class Engine(Listener):
         self.device.refuse_capture()
         self._looks[threading.get_ident()] += 1
         call = this_call()
-        if call.training and self.turns.has_parts(m, call):
-            return self.turns.call(m, features, call)
+        if call.training and self.scheduler.has_parts(m, call):
+            return self.scheduler.call(m, features, call)
         return self.forward(m, features)
 
     def forward(self, m: int, features: Any) -> Any:
@@ -335,7 +335,7 @@ class Engine(Listener):
             self.plain_runs.note_step(m, step, why, here=True)
         self._count(m, features, call, why or WARM_UP)
         if step is not None and step.num_parts > 1 and call.training:
-            return self.turns.run_whole(m, step, features, foreign=agreed.mode == Mode.FOREIGN)
+            return self.scheduler.run_whole(m, step, features, foreign=agreed.mode == Mode.FOREIGN)
         return self.run_plainly(m, step, features, foreign=agreed.mode == Mode.FOREIGN, stale=agreed.mode == Mode.STALE)
 
     # Looking at tables.
@@ -350,7 +350,7 @@ class Engine(Listener):
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
                 self._program.wait(m)
-                self.turns.await_rows(m)
+                self.scheduler.await_rows(m)
 
     def before_collective(self) -> None:
         """The program exchanges something, in whatever thread, maybe inside backward."""
@@ -379,7 +379,7 @@ class Engine(Listener):
         self._executor.close(reason, at_exit=at_exit)
 
     def abort(self, reason: str) -> None:
-        """End everything that blocks; the other ranks are told `reason`."""
+        """End everything that blocks; the other ranks receive `reason`."""
         self.backward.close(reason)
         self._executor.abort(reason)
 
@@ -424,7 +424,7 @@ class Engine(Listener):
         """
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        parts, took = self.turns.numbers.of(number), self._times.tell()
+        parts, took = self.scheduler.numbers.of(number), self._times.unsent()
         arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took, states)
         if newest is not None:
             newest.planned = arrived
@@ -505,15 +505,15 @@ class Engine(Listener):
         groups, ids = self.served.groups[m], step.ids
         with self._recorder.wait("collision rows", step=step.number):
             step.modules[m].fetched[part].done.result()
-        came = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
-        tensors = [tensor for merge, buffer in came.values() for tensor in (merge.index, buffer)]
+        received = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
+        tensors = [tensor for merge, buffer in received.values() for tensor in (merge.index, buffer)]
         given = ids.parts[m][part]
         self.device.reads(*given, *tensors)
         rows = [
             gradient_hook(
                 codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g)
             )
-            for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, came.items(), strict=True)
+            for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, received.items(), strict=True)
         ]
         if not self.modules[m].in_part:
             return self.modules[m].output(features, given, rows)
@@ -578,7 +578,7 @@ class Engine(Listener):
                         step.modules[call].fetched.clear()
 
     def _count(self, m: int, features: Any, call: Call, why: str | None) -> None:
-        """Tell the recorder of a forward that was served, or ran plainly because of `why`."""
+        """Record a forward that was served, or ran plainly because of `why`."""
         if call.training and not call.inside_backward:
             for size in self.modules[m].forward_sizes(features):
                 self._recorder.forward(size.name, size.ids, size.nbytes, size.plainly or why)

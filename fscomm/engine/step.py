@@ -34,7 +34,7 @@ class ModuleInStep:
         warms_up: another rank may have announced nothing only because its thread that pulls batches was further ahead
             of its first forward.
         given: the KeyedJaggedTensor of the first part that was announced.
-        fetched: by piece; nothing while nobody fetches them, or if they became stale.
+        fetched: by piece; empty while they are not fetched, or if they became stale.
         called: its forward ran, maybe without gradients. calls: how often in training, over all calls of the module.
         used: its forward ran in training, in either way.
         backwards: backward passes that reached rows fetched ahead.
@@ -69,11 +69,11 @@ class ModuleInStep:
 
 @dataclass(slots=True, kw_only=True)
 class Returning:
-    """The gradients of a forward that travel part by part; None when all do. came: parts that have theirs; sent: so
+    """The gradients of a forward that travel part by part; None when all do. received: parts that have theirs; sent: so
     many parts travel; under_way: what brings them."""
 
     gradients: Gradients | None
-    came: set[int] = field(default_factory=set)
+    received: set[int] = field(default_factory=set)
     sent: int = 0
     under_way: list[Pending[None]] = field(default_factory=list)
 

@@ -32,7 +32,7 @@ from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import IdExchange, Parts
 from fscomm.exchange.lost_peers import LostPeers
 from fscomm.exchange.operations import Class, Operation, class_of_reassigned
-from fscomm.exchange.rows import RowExchange, Wire
+from fscomm.exchange.rows import RowExchange, SendPolicy
 from fscomm.exchange.wire_gate import CHUNKS_UNDER_WAY, OpenWire, WireGate
 from fscomm.exchange.worker import BACKGROUND, NORMAL, URGENT, Pending, Worker
 from fscomm.plan.number_of_parts import NOTHING, Took
@@ -110,7 +110,7 @@ class Executor(ABC):
                     served.tables(),
                     of_rows=of_rows[of_class],
                     of_gradients=gradients if of_class is Class.EXCLUSIVE else of_rows[of_class],
-                    wire=self._wire(of_class),
+                    policy=self._policy(of_class),
                     device=device,
                     recorder=recorder,
                 )
@@ -136,7 +136,7 @@ class Executor(ABC):
         """The same of collision operations that are less urgent than the next control word, if that is expected."""
 
     @abstractmethod
-    def _wire(self, of_class: Class) -> Wire:
+    def _policy(self, of_class: Class) -> SendPolicy:
         """For the operations of this class."""
 
     def exchange_ids(
@@ -288,7 +288,7 @@ class Threads(Executor):
         worker.submit(partial(self._leave, done[-1], Class.COLLISION, lambda: False))
         return done
 
-    def _wire(self, of_class: Class) -> Wire:
+    def _policy(self, of_class: Class) -> SendPolicy:
         return self.wire_gate if of_class is Class.EXCLUSIVE else OpenWire()
 
     def _awaited(self) -> int:
@@ -303,13 +303,13 @@ class Threads(Executor):
         self._device.wait(self._device.mark(), self._limit_s)
         if less_urgent:
             self.wire_gate.wait_while_expecting()
-            self._rows[Class.COLLISION].meet()  # until the last rank is ready, exclusive rows may use the link
+            self._rows[Class.COLLISION].barrier()  # until the last rank is ready, exclusive rows may use the link
         self.wire_gate.enter()
 
     def _leave(self, last: Pending[None], of_class: Class, expecting: Callable[[], bool]) -> None:
         self._device.wait(last.mark, self._limit_s)
         # A rank that is done earlier must not fill the link with exclusive rows while others still exchange.
-        self._rows[of_class].meet()
+        self._rows[of_class].barrier()
         self.wire_gate.leave(expecting=expecting())
 
 
@@ -347,7 +347,7 @@ class Streams(Executor):
     def release_up_to(self, awaited: Sequence[Pending[None]]) -> None:
         pass
 
-    def _wire(self, of_class: Class) -> Wire:
+    def _policy(self, of_class: Class) -> SendPolicy:
         return _Issued(self._workers["watch"])
 
 

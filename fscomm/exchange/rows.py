@@ -19,7 +19,7 @@ from fscomm.transports.transport import Chunk as Part
 from fscomm.transports.transport import Transport
 
 
-class Wire(Protocol):
+class SendPolicy(Protocol):
     """Which parts of an exchange go when."""
 
     def wait(self) -> None:
@@ -34,7 +34,7 @@ class Wire(Protocol):
 
 
 class RowExchange:
-    """Operations of `of_class`, one after the other. They block as their `wire` does.
+    """Operations of `of_class`, one after the other. They block as their `policy` does.
 
     tables: [G] shadows of the thread that does them.
     """
@@ -47,7 +47,7 @@ class RowExchange:
         *,
         of_rows: Transport,
         of_gradients: Transport,
-        wire: Wire,
+        policy: SendPolicy,
         device: Device,
         recorder: Recorder,
     ) -> None:
@@ -57,7 +57,7 @@ class RowExchange:
         self._tables = tables
         self._of_rows = of_rows
         self._of_gradients = of_gradients
-        self._wire = wire
+        self._policy = policy
         self._device = device
         self._recorder = recorder
 
@@ -79,30 +79,30 @@ class RowExchange:
 
     def fetch(self, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
         """Look up the rows of the piece and fill the step's buffers with those from all owners."""
-        self._wire.wait()
+        self._policy.wait()
         fetch = {g: ids.ahead(g).fetch[piece] for g in groups}
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
             mine = {g: self._tables[g].lookup(each.call, each.legs[0].index) for g, each in fetch.items()}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
             parts = (part for g, each in fetch.items() for part in self._rows(ids, g, each.legs[0], mine[g]))
-            self._wire.exchange(self._of_rows, parts)
+            self._policy.exchange(self._of_rows, parts)
             # What is passed on has to be here first.
             parts = (part for g, each in fetch.items() for leg in each.legs[1:] for part in self._passed(ids, g, leg))
-            self._wire.exchange(self._of_rows, parts)
+            self._policy.exchange(self._of_rows, parts)
 
     def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
-        """Send the gradients of the piece to the owners, on the way back that came with `ids`, of the step after.
+        """Send the gradients of the piece to the owners, on the way back that is in `ids`, of the step after.
 
         All `groups` travel, so that ranks agree on sizes, also one without gradient: an output that the loss did not
         use.
         """
-        self._wire.wait()
+        self._policy.wait()
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
             parts = [self._gradient_parts(gradients, g, _of(ids.back, g), piece) for g in groups]
-            self._wire.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
+            self._policy.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
 
     def update(self, gradients: Gradients, back: Sequence[Back | None], groups: Sequence[int], of_class: int) -> None:
-        """Apply the gradients that came for rows of a class. A group that no gradient was sent of leaves its tables
+        """Apply the received gradients of a class of rows. A group that no gradient was sent of leaves its tables
         untouched."""
         with self._recorder.span(f"{self._name} apply", step=gradients.number):
             for g in groups:
@@ -110,7 +110,7 @@ class RowExchange:
                     way = _of(back, g)
                     self._tables[g].apply(way.applies[of_class], self._received(gradients, g, way), gradients.hypers[g])
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Return when all ranks have come here."""
         self._of_rows.barrier()
 

@@ -84,7 +84,7 @@ EDGES = (
         what="received gradients",  # in one buffer, which the class makes that comes first
         first=CLASSES,
         then=("wire",),
-        by="the mark that Gradients.came gives, then the mark with which an exchange is issued",
+        by="the mark that Gradients.received gives, then the mark with which an exchange is issued",
         kept="the worker of the operation; Device.reads in HostStaged",
     ),
     Edge(

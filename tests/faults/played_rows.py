@@ -43,14 +43,14 @@ def _rows(source: int, to: int, step: int, chunk: int, count: int) -> torch.Tens
 class PlayedRows:
     """In the place of `RowExchange`: moves rows of the seed, as large as it says, by the wire of its class."""
 
-    def __init__(self, of_class: Class, layouts: list[Any], *_: Any, of_rows: Any, wire: Any, **__: Any) -> None:
-        self._class, self._seed, self._transport, self._wire = of_class, layouts[0].seed, of_rows, wire
+    def __init__(self, of_class: Class, layouts: list[Any], *_: Any, of_rows: Any, policy: Any, **__: Any) -> None:
+        self._class, self._seed, self._transport, self._policy = of_class, layouts[0].seed, of_rows, policy
 
     def run(self, operation: Operation) -> None:
-        self._wire.wait()
-        self._wire.exchange(self._transport, self._parts(operation.piece, operation.gradients))  # type: ignore[arg-type]
+        self._policy.wait()
+        self._policy.exchange(self._transport, self._parts(operation.piece, operation.gradients))  # type: ignore[arg-type]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self._transport.barrier()
 
     def _parts(self, step: int, received: list[torch.Tensor]) -> Iterator[Chunk]:

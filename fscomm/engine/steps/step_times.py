@@ -1,4 +1,4 @@
-"""Measures steps while the number of their parts is still to be chosen, and tells all ranks."""
+"""Measures steps while the number of their parts is still to be chosen. All ranks get the times with ids."""
 
 import logging
 
@@ -21,15 +21,15 @@ class StepTimes:
         self._began = self._waited = 0.0
         self._steps = 0  # of the loop that the user is in, without a pause
         self._steady = False  # the step that runs follows one in as many parts
-        self._took = NOTHING  # not told yet
+        self._took = NOTHING  # not sent yet
 
     def begin_loop(self) -> None:
         """The user begins a loop, or goes on with one after another one."""
         self._steps = 0
         self._recorder.begin_loop()
 
-    def begin(self, step: Step, left: Step | None, told: Took) -> None:
-        """The user gets `step`, and had `left` before; told: what all ranks took for an earlier one.
+    def begin(self, step: Step, left: Step | None, slowest: Took) -> None:
+        """The user gets `step`, and had `left` before; slowest: what the slowest rank took for an earlier one.
 
         Blocks until a device has done all that it was given, for as long as steps are measured.
         """
@@ -37,7 +37,7 @@ class StepTimes:
         steps, self._steps = self._steps, self._steps + 1
         if self._numbers.chosen is not None:
             return
-        self._numbers.add(told)
+        self._numbers.add(slowest)
         if self._numbers.chosen is not None:
             log.info("fscomm: %s", self._recorder.report().parts_line())
             return
@@ -54,7 +54,7 @@ class StepTimes:
             self._steady = left.num_parts == step.num_parts
         self._began, self._waited = now, waited
 
-    def tell(self) -> Took:
+    def unsent(self) -> Took:
         """What the other ranks do not know yet."""
         took, self._took = self._took, NOTHING
         return took

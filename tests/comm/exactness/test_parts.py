@@ -28,8 +28,8 @@ from worlds import World, shared_world
 import fscomm
 from fscomm import comm
 from fscomm.engine.engine import Engine
+from fscomm.engine.part_scheduler import PartScheduler
 from fscomm.engine.step import Step
-from fscomm.engine.turns import Turns
 from fscomm.exchange.executor import Threads
 from fscomm.exchange.operations import Kind, Operation
 from fscomm.loop.lookahead import Lookahead
@@ -201,7 +201,12 @@ def test_all_ranks_try_the_same_numbers() -> None:
 
 def late_looks(rank: int, size: int) -> list[str]:
     """Rows of later parts are looked up when the user's thread waits for them, and not before."""
-    urgent, later, await_rows, run_part = Threads.submit_urgent, Threads.submit_later, Turns.await_rows, Engine.run_part
+    urgent, later, await_rows, run_part = (
+        Threads.submit_urgent,
+        Threads.submit_later,
+        PartScheduler.await_rows,
+        Engine.run_part,
+    )
     held: list[Future[None]] = []
 
     def waits() -> None:
@@ -222,7 +227,7 @@ def late_looks(rank: int, size: int) -> list[str]:
         waits()
         return urgent(self, operations, **expecting)
 
-    def awaited(self: Turns, m: int) -> None:
+    def awaited(self: PartScheduler, m: int) -> None:
         waits()
         await_rows(self, m)
 
@@ -235,7 +240,7 @@ def late_looks(rank: int, size: int) -> list[str]:
         for owner, name, function in (
             (Threads, "submit_urgent", ahead),
             (Threads, "submit_later", submitted),
-            (Turns, "await_rows", awaited),
+            (PartScheduler, "await_rows", awaited),
             (Engine, "run_part", run),
         ):
             patched.enter_context(mock.patch.object(owner, name, function))

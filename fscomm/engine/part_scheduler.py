@@ -46,7 +46,7 @@ class Forwards(Protocol):
     def run_plainly(self, m: int, step: Step | None, features: Any, *, foreign: bool) -> Any: ...
 
 
-class Turns:
+class PartScheduler:
     """Of the parts of the step that is held. averaged: the DistributedDataParallel inside the model, which exchange
     gradients in the last turn.
 
