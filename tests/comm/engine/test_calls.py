@@ -98,7 +98,7 @@ def test_gradients_are_sent_in_the_order_in_which_autograd_reaches_the_calls(
     with (
         mock.patch.object(backward, "reach"),
         mock.patch.object(
-            backward, "_send", lambda forward: out.append((forward[1], sorted(backward._came.pop(forward))))
+            backward, "_send", lambda forward: out.append((forward[1], sorted(backward._gathered.pop(forward))))
         ),
     ):
         for group in reached:

@@ -201,12 +201,8 @@ def test_all_ranks_try_the_same_numbers() -> None:
 
 def late_looks(rank: int, size: int) -> list[str]:
     """Rows of later parts are looked up when the user's thread waits for them, and not before."""
-    urgent, later, await_rows, run_part = (
-        Threads.submit_urgent,
-        Threads.submit_later,
-        PartScheduler.await_rows,
-        Engine.run_part,
-    )
+    urgent, later = Threads.submit_urgent, Threads.submit_later
+    await_rows, run_part = PartScheduler.await_rows, Engine.run_part
     held: list[Future[None]] = []
 
     def waits() -> None:
