@@ -21,7 +21,7 @@ from worlds import World, shared_world
 from fscomm import comm
 from fscomm.loop import moving
 from fscomm.loop.kjt_paths import walk
-from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.group_plan import GroupPlan
 from fscomm.report.report import WARM_UP
 from fscomm.tables.torchrec.binding import TorchRecBinding
 
@@ -73,7 +73,8 @@ def compared(
     device, early = Clocks(done_share=0.5, runs_ahead=True), list[str]()
     with contextlib.ExitStack() as patched:
         if chunk_rows:
-            patched.enter_context(mock.patch.object(GroupLayout, "chunk_rows", chunk_rows))
+            fixed = property(lambda plan: chunk_rows * plan.layout.row_bytes, lambda plan, nbytes: None)
+            patched.enter_context(mock.patch.object(GroupPlan, "chunk_bytes", fixed, create=True))
         if streams:
             patched.enter_context(on_streams())
         if ahead:
