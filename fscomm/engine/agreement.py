@@ -76,7 +76,14 @@ def agree_on_modules(
         from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
         from fscomm.tables.torchrec.requirements import MakeCodecs
         from fscomm.tables.torchrec.requirements import problems as problems_here
-        from fscomm.tables.torchrec.sharded import gloo_groups, group_names, is_managed, is_quantised, is_sharded
+        from fscomm.tables.torchrec.sharded import (
+            gloo_groups,
+            group_names,
+            is_managed,
+            is_pooled,
+            is_quantised,
+            is_sharded,
+        )
     except (ImportError, AttributeError) as error:
         lacks = f"torchrec {torchrec_version()} has not what this fscomm needs: {error}"
         agreed = _agree_to_run_plainly(model, features, lacks, same, meeting)
@@ -89,17 +96,23 @@ def agree_on_modules(
                 f"ranks_per_host={ranks_per_host}, but there are {context.world_size} ranks: every host must have "
                 "equally many. Without ranks_per_host rows go straight to every rank"
             )
+        if ranks_per_host > 1 and not _is_installed("two_levels"):
+            raise ValueError(f"ranks_per_host={ranks_per_host} takes fscomm.two_levels, which is not installed")
         compile_kernels()
         found = _sharded_modules(model, is_sharded)
+        lacking = _lacking(found, {"bags": is_pooled, "managed": is_managed, "codecs": is_quantised})
+        complete = {name: module for name, module in found.items() if name not in lacking}
         make_codecs: MakeCodecs = unquantised
-        if any(map(is_quantised, found.values())):
+        if any(map(is_quantised, complete.values())):
             from fscomm.codecs.quantised import quantised_codecs
 
             make_codecs = quantised_codecs
         problem_of_maps: Callable[[Any, int], str | None] = lambda module, calls: None  # noqa: E731
-        if any(map(is_managed, found.values())):
+        if any(map(is_managed, complete.values())):
             from fscomm.managed.requirements import problem_of_maps
-        here = problems_here(found, context, calls=calls, make_codecs=make_codecs, problem_of_maps=problem_of_maps)
+        here = lacking | problems_here(
+            complete, context, calls=calls, make_codecs=make_codecs, problem_of_maps=problem_of_maps
+        )
         same |= {"modules": ", ".join(found)} | {name: sys.modules[name].__version__ for name in _VERSIONS}
         said = [json.loads(of_rank) for of_rank in all_ranks.agree(same, tell=json.dumps(here))]
     groups = {name: group_names(name, module) for name, module in found.items()}
@@ -197,6 +210,17 @@ def _trial_of(module: Any) -> Any:
     else:
         from fscomm.verify.trial_modules import trial_of
     return trial_of(module)
+
+
+def _lacking(found: Mapping[str, Any], extensions: Mapping[str, Callable[[Any], bool]]) -> dict[str, str]:
+    """Why modules cannot be served that take an extension which is deleted. extensions: which modules take each."""
+    missing = {extension: takes for extension, takes in extensions.items() if not _is_installed(extension)}
+    return {
+        name: f"it takes fscomm.{extension}, which is not installed"
+        for extension, takes in missing.items()
+        for name, module in found.items()
+        if takes(module)
+    }
 
 
 def _is_installed(extension: str) -> bool:

@@ -48,9 +48,13 @@ class TwoLevelPlan(RowPlan):
 
     def ahead(self, request: Request, served: Any, shared: Shared, reply: OwnerReply) -> Ahead:
         calls, sent = self._sent(served, shared, reply)
-        straight, received = self._from_owners(request, reply)
-        to_pass, passed = self._passed(request, reply, sending=True)
-        passed_here, incoming = self._passed(request, reply, sending=False)
+        assert reply.hosts is not None
+        peers, carriers = self._carriers(request.ids, reply.hosts)
+        straight = self._in_host(peers) | (carriers == self.layout.rank - self.layout.host.start)
+        received = self._bucket(reply.units[straight], sums(straight, request.ids.units), reply)
+        several = _in_common_order(request.ids, ~self._in_host(peers) & (reply.hosts.sum(1) > 1))
+        to_pass, passed = self._passed(several, carriers, reply, sending=True)
+        passed_here, incoming = self._passed(several, carriers, reply, sending=False)
         # In the buffer, what owners send for a class is followed by what ranks of this host pass on.
         of_owners, of_mates = received.counts.sum(1), incoming.counts.sum(1)
         starts = np.cumsum(of_owners + of_mates) - of_owners - of_mates
@@ -79,21 +83,16 @@ class TwoLevelPlan(RowPlan):
         sent = self._bucket(shared.units[straight], sums(straight, served.ids.units), reply)
         return self._read(served.rows, sent.in_place_order(served.numbers[straight]), sent), sent
 
-    def _from_owners(self, request: Request, reply: OwnerReply) -> tuple[np.ndarray, Buckets]:
-        """bool[U] which units owners send to this rank, and their places."""
-        assert reply.hosts is not None
-        peers, carriers = self._carriers(request.ids, reply.hosts)
-        straight = self._in_host(peers) | (carriers == self.layout.rank - self.layout.host.start)
-        return straight, self._bucket(reply.units[straight], sums(straight, request.ids.units), reply)
+    def _passed(
+        self, several: np.ndarray, carriers: np.ndarray, reply: OwnerReply, *, sending: bool
+    ) -> tuple[np.ndarray, Buckets]:
+        """int64[n] the units that pass between this rank and others of its host, by rank, and their places.
 
-    def _passed(self, request: Request, reply: OwnerReply, *, sending: bool) -> tuple[np.ndarray, Buckets]:
-        """int64[n] the units that pass between this rank and others of its host, by rank, and their places."""
+        several: int64 the units of other hosts that more than one rank here asks for, in a common order.
+        """
         assert reply.hosts is not None
-        layout, ids = self.layout, request.ids
-        peers, carriers = self._carriers(ids, reply.hosts)
-        several = _in_common_order(ids, ~self._in_host(peers) & (reply.hosts.sum(1) > 1))
+        layout, here = self.layout, self.layout.rank - self.layout.host.start
         carrier, wanted = carriers[several], reply.hosts[several]
-        here = layout.rank - layout.host.start
         by_peer, units = np.zeros(layout.world_size, np.int64), [np.empty(0, np.int64)]
         for mate in range(layout.ranks_per_host):
             if mate != here:

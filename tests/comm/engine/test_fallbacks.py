@@ -4,6 +4,7 @@ TorchRec on CPU cannot make the SSD kernels (they ask for a CUDA device), or tra
 served ones: operators are missing. Its UVM kernels are lookups in host memory there.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,10 +29,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     GlobalWeightDecayDefinition,
     WeightDecayMode,
 )
+from patience import PATIENCE_S
 from torchrec.modules.mc_modules import probabilistic_threshold_filter
 from worlds import shared_world
 
 import fscomm
+from fscomm.engine import agreement
 from fscomm.errors import NotServedError
 from fscomm.tables.torchrec import requirements, sharded
 from fscomm.tables.torchrec.bind import unquantised
@@ -265,3 +268,56 @@ def test_bags_in_parts_are_served_on_cuda_where_two_ranks_have_them(ranks: int, 
     for why, over_gloo in shared_world(ranks).run(in_parts_on_cuda):
         assert why is None if served else "from more than 2 ranks" in (why or "")
         assert over_gloo == []
+
+
+def deleted(extension: str) -> Any:
+    is_installed = agreement._is_installed
+    return mock.patch.object(agreement, "_is_installed", lambda name: name != extension and is_installed(name))
+
+
+def without(rank: int, size: int, extension: str, on_ranks: tuple[int, ...], config: Config) -> tuple[list[str], Any]:
+    """What differs from the plain run, and the fallbacks, where a folder of fscomm is deleted on some ranks."""
+    with contextlib.ExitStack() as patched:
+        if rank in on_ranks:
+            is_installed = agreement._is_installed
+            deleted = mock.patch.object(
+                agreement, "_is_installed", lambda name: name != extension and is_installed(name)
+            )
+            patched.enter_context(deleted)
+        found, said = compare(rank, size, config, LOOPS["base"])
+    return found, said["fallbacks"]
+
+
+@pytest.mark.parametrize("on_ranks", [(0, 1), (1,)])
+@pytest.mark.parametrize(
+    ("extension", "config", "modules"),
+    [
+        ("bags", CONFIGS["pooled mixed"], ["embeddings.a"]),
+        ("codecs", CONFIGS["quantised"], ["embeddings.a"]),
+        ("managed", behind_maps(mch), ["embeddings.b"]),
+    ],
+)
+def test_a_module_runs_plainly_without_the_extension_that_it_takes(
+    extension: str, config: Config, modules: list[str], on_ranks: tuple[int, ...]
+) -> None:
+    """The folder may be deleted on one host only."""
+    for found, fallbacks in shared_world(2).run(without, extension, on_ranks, config):
+        assert found == []
+        where = "" if on_ranks == (0, 1) else "on rank 1 "
+        assert {name: fallbacks.get(name) for name in modules} == dict.fromkeys(
+            modules, f"{where}it takes fscomm.{extension}, which is not installed"
+        )
+
+
+def refused(rank: int, size: int) -> str:
+    model, _ = build(CONFIG, size)
+    with (
+        mock.patch.object(agreement, "_is_installed", lambda name: name != "two_levels"),
+        pytest.raises(ValueError) as error,
+    ):
+        fscomm.enable(model, ranks_per_host=2, timeout_s=PATIENCE_S).__enter__()
+    return str(error.value)
+
+
+def test_rows_in_two_levels_without_their_extension() -> None:
+    assert shared_world(2).run(refused) == ["ranks_per_host=2 takes fscomm.two_levels, which is not installed"] * 2
