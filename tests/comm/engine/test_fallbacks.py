@@ -279,11 +279,7 @@ def without(rank: int, size: int, extension: str, on_ranks: tuple[int, ...], con
     """What differs from the plain run, and the fallbacks, where a folder of fscomm is deleted on some ranks."""
     with contextlib.ExitStack() as patched:
         if rank in on_ranks:
-            is_installed = agreement._is_installed
-            deleted = mock.patch.object(
-                agreement, "_is_installed", lambda name: name != extension and is_installed(name)
-            )
-            patched.enter_context(deleted)
+            patched.enter_context(deleted(extension))
         found, said = compare(rank, size, config, LOOPS["base"])
     return found, said["fallbacks"]
 
@@ -311,10 +307,7 @@ def test_a_module_runs_plainly_without_the_extension_that_it_takes(
 
 def refused(rank: int, size: int) -> str:
     model, _ = build(CONFIG, size)
-    with (
-        mock.patch.object(agreement, "_is_installed", lambda name: name != "two_levels"),
-        pytest.raises(ValueError) as error,
-    ):
+    with deleted("two_levels"), pytest.raises(ValueError, match="two_levels") as error:
         fscomm.enable(model, ranks_per_host=2, timeout_s=PATIENCE_S).__enter__()
     return str(error.value)
 
