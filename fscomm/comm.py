@@ -1,39 +1,38 @@
 """`fscomm.enable`: prioritized embedding communication for the sharded modules of a model, inside a `with`."""
 
 import contextlib
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from fscomm.device import device_of
-from fscomm.engine.agreement import Agreed, Features, agree_on_modules, note_fallbacks
+from fscomm.engine.agreement import Agreement, Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
 from fscomm.engine.hooks import install_hooks
-from fscomm.errors import NotServedError
+from fscomm.engine.schedule import StepSchedule
 from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.moving import Moving
-from fscomm.loop.parts import InOnePart
-from fscomm.plan.number_of_parts import AUTO, MOST_PARTS, NumberOfParts
 from fscomm.plan.sharding_group import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
-from fscomm.tables.binding import MOST_CALLS, Binding
+from fscomm.tables.binding import MOST_CALLS
 from fscomm.tables.torchrec.installed import torchrec_version
 from fscomm.transports.opening import agree_on, split_name
 from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting
 from fsranks.rank_context import resolve
 
+if TYPE_CHECKING:
+    from fscomm.parts.asked import AskedParts
+
 T = TypeVar("T")
-log = logging.getLogger("fscomm")
 AFTER_CTRL_C_S = 1.0  # that pending updates get to complete
 
 
@@ -57,10 +56,10 @@ class enable:
     calls: how often in a step the model calls a module, at most. Calls after those run plainly.
 
     parts: how many parts every step is computed in. The look-ahead then hands out steps, whose `parts()` are to be
-    computed in order (see `fscomm.loop.parts.InParts`). Tables are read as they were before the step and updated once,
-    with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need travel
-    while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its parts
-    had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
+    computed in order (see `fscomm.parts.batch_parts.InParts`). Tables are read as they were before the step and updated
+    once, with the gradients of all parts: to the bit as one call for the whole batch. Rows that only later parts need
+    travel while earlier ones compute, and gradients of earlier parts while later ones do. A step is over when all its
+    parts had a backward pass, or when the next one is asked for. Goes with calls=1 and ranks_per_host=1.
     Of several numbers the fastest is taken: they take turns, six steps each, the largest one first, until all are
     measured. "auto" is (1, 2, 4, 8). `report().parts` says which one it is. Where steps cannot be computed in parts,
     several numbers with a 1 among them come to one part, with the reason in the report.
@@ -103,8 +102,8 @@ class enable:
         if not (isinstance(ranks_per_host, int) and 1 <= ranks_per_host <= MOST_RANKS_PER_HOST):
             most = MOST_RANKS_PER_HOST
             raise ValueError(f"ranks_per_host must be a number from 1 to {most}, got {ranks_per_host!r}")
-        numbers = _numbers(parts)
-        if numbers and (calls > 1 or ranks_per_host > 1):
+        asked = _asked(parts)
+        if asked is not None and (calls > 1 or ranks_per_host > 1):
             raise ValueError(
                 f"parts={parts!r} goes with calls=1 and ranks_per_host=1 only, got calls={calls}, "
                 f"ranks_per_host={ranks_per_host}"
@@ -113,10 +112,17 @@ class enable:
         self._enter = partial(
             Comm.enter,
             model,
-            partial(agree_on_modules, model, dict(features or {}), calls=calls, ranks_per_host=ranks_per_host),
+            partial(
+                agree_on_modules,
+                model,
+                dict(features or {}),
+                calls=calls,
+                ranks_per_host=ranks_per_host,
+                parts=asked.given if asked is not None else (),
+            ),
             transport=transport,
             strict=strict,
-            parts=numbers,
+            asked=asked,
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
@@ -161,17 +167,17 @@ class Comm:
     def enter(
         cls,
         model: nn.Module,
-        agree: Callable[..., Agreed],
+        agree: Callable[..., Agreement],
         *,
         transport: str,
         strict: bool,
-        parts: Sequence[int] = (),
+        asked: "AskedParts | None" = None,
         timeout_s: float,
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks.
 
-        agree: which modules of `model` are served (`agree_on_modules`). parts: in which steps may be computed; none for
-        whole steps.
+        agree: which modules of `model` are served (`agree_on_modules`). asked: in how many parts steps may be computed;
+        None for whole steps.
         """
         context = resolve()
         if context.group is None:
@@ -191,16 +197,11 @@ class Comm:
         problems, modules = agreed.problems, agreed.modules
         choice = agree_on(transport, context, modules[0].device, timeout_s=timeout_s) if modules else None
         unserved = {module.name: choice.line() for module in modules} if choice and choice.name is None else {}
-        averaged = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
-        with meeting() as all_ranks:
-            why = _why_one_part(modules, problems | unserved, averaged) if max(parts, default=1) > 1 else None
-            all_ranks.agree({"parts": str(parts)})
-        numbers = _served_parts(parts, why, strict=strict)
-        if numbers is not None:
-            recorder.in_parts(numbers, why)
+        if asked is not None:
+            asked.settle(model, modules, problems | unserved, recorder, strict=strict)
         if choice is None or choice.name is None:
             note_fallbacks(recorder, unserved, strict=strict)
-            listener = Listener() if numbers is None else InOnePart()
+            listener = Listener() if asked is None else asked.listener()
             return cls(recorder, None, listener)._with_counts(agreed, problems | unserved)
         travels = choice.name if transport == "auto" else transport
         device = device_of(modules[0].device)
@@ -216,8 +217,7 @@ class Comm:
                 transport=travels,
                 strict=strict,
                 timeout_s=timeout_s,
-                parts=numbers,
-                averaged=averaged,
+                schedule=StepSchedule if asked is None else asked.schedule(recorder, device, limit_s=timeout_s),
             )
             comm = cls(recorder, engine, engine)
             failed.push(comm._give_up)
@@ -272,7 +272,7 @@ class Comm:
         """The batch that the newest look-ahead had fetched and never handed out, or None."""
         return None if self._newest_ahead is None else self._newest_ahead.unconsumed
 
-    def _with_counts(self, agreed: Agreed, unserved: Mapping[str, str]) -> "Comm":
+    def _with_counts(self, agreed: Agreement, unserved: Mapping[str, str]) -> "Comm":
         """Count the forwards of modules of which nothing is served."""
         for name in agreed.found.keys() & unserved.keys():
             count = partial(_count_plain, self._recorder, agreed, name, unserved[name])
@@ -306,7 +306,7 @@ class Comm:
                     raise lost from error
         finally:
             if engine is not None:
-                engine.scheduler.take(None, None)
+                engine.schedule.close()
             self._undo.close()
             for lookahead in list(self._lookaheads):
                 lookahead.close()
@@ -323,7 +323,7 @@ class Comm:
 
     def _end(self, engine: Engine) -> None:
         try:
-            engine.scheduler.end()
+            engine.schedule.end_step()
             engine.flush()
             engine.plain_runs.note_replaced(engine)
         except BaseException as error:
@@ -350,56 +350,20 @@ class Comm:
         engine.close(f"raised {type(error).__name__}")
 
 
-def _numbers(parts: Any) -> tuple[int, ...]:
-    """The numbers of parts that the user gave; none for whole steps.
+def _asked(parts: Any) -> "AskedParts | None":
+    """None for whole steps."""
+    if type(parts) is int and parts == 1:
+        return None
+    if find_spec("fscomm.parts") is None:
+        raise ValueError(f"parts={parts!r} takes fscomm.parts, which is not installed")
+    from fscomm.parts.asked import AskedParts
 
-    Raises:
-        ValueError: they are something else.
-    """
-    if isinstance(parts, str) and parts == "auto":
-        return AUTO
-    given: Any = parts if isinstance(parts, Sequence) else (parts,)
-    in_range = 0 < len(given) <= MOST_PARTS and all(type(k) is int and 1 <= k <= MOST_PARTS for k in given)
-    if not in_range or len({*given}) < len(given):
-        raise ValueError(
-            f"parts must be a number from 1 to {MOST_PARTS}, several of them, each once, or 'auto', got {parts!r}"
-        )
-    return () if parts == 1 else tuple(given)
+    return AskedParts(parts)
 
 
-def _why_one_part(
-    modules: Sequence[Binding], problems: Mapping[str, str], averaged: Sequence[DistributedDataParallel]
-) -> str | None:
-    """Why steps of this model cannot be computed in parts: all tables have to be read and updated once a step."""
-    whole = {module.name: why for module in modules if (why := module.whole_batches_only) is not None}
-    if refused := {**problems, **whole}:
-        return (
-            "all parts of a step are looked up in tables as they were before it, which fscomm cannot do for "
-            f"{'; '.join(f'{name}: {why}' for name, why in refused.items())}"
-        )
-    if any(each.static_graph for each in averaged):
-        return (
-            "gradients of parts are added up before DistributedDataParallel exchanges them. torch cannot do that with "
-            "static_graph=True: give DistributedModelParallel a DefaultDataParallelWrapper(static_graph=False)"
-        )
-    return None
-
-
-def _served_parts(parts: Sequence[int], why: str | None, *, strict: bool) -> NumberOfParts | None:
-    """None where steps have no parts. why: only one part can be served.
-
-    Raises:
-        NotServedError: one part was not among those asked for, or `strict`.
-    """
-    if why is None:
-        return NumberOfParts(parts) if parts else None
-    if strict or 1 not in parts:
-        raise NotServedError(f"enable(parts={parts[0] if len(parts) == 1 else list(parts)}): {why}")
-    log.warning("fscomm: steps are not computed in parts: %s", why)
-    return NumberOfParts([1])
-
-
-def _count_plain(recorder: Recorder, agreed: Agreed, name: str, why: str, module: Any, inputs: tuple[Any, ...]) -> None:
+def _count_plain(
+    recorder: Recorder, agreed: Agreement, name: str, why: str, module: Any, inputs: tuple[Any, ...]
+) -> None:
     if torch.is_grad_enabled() and inputs:
         recorder.forward(name, *agreed.forward_size(module, inputs[0]), why)
 

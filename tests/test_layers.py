@@ -165,6 +165,7 @@ EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "bags": (),
         "codecs": (),
         "managed": ("verify",),
+        "parts": (),
         "recipes": (),
         "two_levels": (),
         "verify": (),

@@ -2,6 +2,6 @@
 
 `agreement` says which modules are served, after a `trial`. The `engine` runs the loop and its forwards, in the mode
 that `modes` and the control words decide, by way of its `hooks`; `step` is what it knows of each step, and `steps`
-says which step a forward belongs to. `backward` takes gradients. `program`
-makes operations of all this, in the order of `table_order`, the law. Of steps in parts, `turns` says whose turn it is.
+says which step a forward belongs to. `schedule` says how a step is computed: an extension may compute it in parts.
+`backward` takes gradients. `program` makes operations of all this, in the order of `table_order`, the law.
 """

@@ -32,7 +32,7 @@ _VERSIONS = ("torch", "torchrec", "fbgemm_gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreed:
+class Agreement:
     """The same on every rank.
 
     Attributes:
@@ -55,13 +55,14 @@ def agree_on_modules(
     *,
     calls: int,
     ranks_per_host: int,
+    parts: Sequence[int],
     transport: str,
     strict: bool,
     context: RankContext,
     recorder: Recorder,
     meeting: Callable[[], Meeting],
     timeout_s: float,
-) -> Agreed:
+) -> Agreement:
     """Collective; blocks.
 
     Raises:
@@ -69,7 +70,7 @@ def agree_on_modules(
         NotServedError: with `strict`, something would run plainly.
         MismatchError, PeerError: the ranks do not agree or do not come.
     """
-    given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host}
+    given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host, "parts": parts}
     same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
     try:
         from fscomm.tables.torchrec.bind import unquantised
@@ -151,7 +152,7 @@ def agree_on_modules(
             **_search(make_features),
         )
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
-    return Agreed(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
+    return Agreement(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
 
 
 def _search(make_features: Callable[..., Any]) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _agree_to_run_plainly(
     lacks: str,
     same: Mapping[str, str],
     meeting: Callable[[], Meeting],
-) -> Agreed:
+) -> Agreement:
     """With a torchrec that fscomm cannot use, whose sharded modules are found by the names of their classes. Ranks that
     can use theirs give its version where this one gives the reason: all of them raise a MismatchError then."""
     with meeting() as all_ranks:
@@ -186,7 +187,7 @@ def _agree_to_run_plainly(
         all_ranks.agree({**same, "modules": ", ".join(found), "torchrec": lacks})
     unknown = {name: function for name, function in features.items() if name not in found}
     finder = FeatureFinder([], unknown, problem=lambda _: lacks, make=lambda *_: None)
-    return Agreed(found=found, problems=dict.fromkeys(found, lacks), modules=[], finder=finder)
+    return Agreement(found=found, problems=dict.fromkeys(found, lacks), modules=[], finder=finder)
 
 
 def _bind(name: str, module: Any, **options: Any) -> Binding:

@@ -10,25 +10,31 @@ depend on reads which gradients travel together: groups of one module get theirs
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fscomm.device import not_compiled
 from fscomm.engine.modes import in_backward
 from fscomm.engine.program import Program
-from fscomm.engine.step import Returning, Step
+from fscomm.engine.step import Step
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import ANY, Rows
-from fscomm.exchange.worker import Pending
 from fscomm.tables.binding import ServedModules
 from fscomm.tables.lookups import ApplyUpdate
-from fscomm.tables.shadow_kernels import Hyper
 
-Forward = tuple[Step, int, int]  # the step, the module (a later call is one of its own), which part of the step
+Forward = tuple[Step, int, int]  # the step, the module (a later call is one of its own), which of its forwards
+
+
+class Schedule(Protocol):
+    """What a backward pass asks of the schedule of steps: see `StepSchedule`."""
+
+    def complete(self, step: Step, m: int, number: int, by_group: dict[int, Any]) -> Gradients | None: ...
+
+    def pass_is_over(self, steps: Iterable[Step]) -> None: ...
 
 
 class Loop(Protocol):
@@ -36,6 +42,8 @@ class Loop(Protocol):
 
     forwarded: Step | None
     """The step of the last forward that backward may come back to."""
+
+    schedule: Schedule
 
     def step_to_come(self, number: int | None) -> Step | None:
         """The step of this number, if the user holds it or will get it."""
@@ -58,11 +66,11 @@ class Backward:
         self._over: str | None = None  # the error with which the block ended; empty if it was left without one
         self.training_thread = threading.get_ident()
 
-    def take_gradient(self, step: Step, part: int, group: int, gradient: torch.Tensor) -> None:
-        """Backward has reached rows that were fetched ahead."""
+    def take_gradient(self, step: Step, number: int, group: int, gradient: torch.Tensor) -> None:
+        """Backward has reached rows that were fetched ahead. number: of the forward, among those of the step."""
         self.reach(step)
         m = self._served.module_of[group]
-        forward = step, m, part
+        forward = step, m, number
         self._send_before(m, but=forward)
         if group in self._gathered.get(forward, ()):
             self._send(forward)
@@ -128,7 +136,7 @@ class Backward:
         self._reached.clear()
         for step in reached:
             step.open = False
-            step.go_back_whole()
+        self._loop.schedule.pass_is_over(reached)
         self._loop.pass_is_over()
 
     def _send_before(self, m: int, *, but: Forward) -> None:
@@ -140,64 +148,28 @@ class Backward:
 
     def _send(self, forward: Forward) -> None:
         """Update the tables with what a backward pass brought for a forward."""
-        (step, m, part), by_group = forward, self._gathered.pop(forward)
-        if step.num_parts > 1:
-            self._take_part(step, m, part, by_group)
-        else:
-            self._update(step, Gradients(number=step.number, by_part=[by_group], hypers=self._hypers(step, m)), [])
+        (step, m, number), by_group = forward, self._gathered.pop(forward)
+        gradients = self._loop.schedule.complete(step, m, number, by_group)
+        if gradients is not None:
+            self.update(step, m, gradients)
 
-    def _hypers(self, step: Step, m: int) -> dict[int, list[Hyper]]:
-        """A copy: another module's forward may come before a worker gets to it."""
-        return {g: step.hypers[g] for g in sorted(step.hypers) if self._served.module_of[g] == m}
+    def send(self, step: Step, gradients: Gradients, numbers: Sequence[int]) -> None:
+        """Those of some classes of strips, ahead of the others. Does not block."""
+        self._executor.check()
+        self._program.send(step, gradients, numbers)
 
-    def _take_part(self, step: Step, m: int, part: int, by_group: dict[int, torch.Tensor]) -> None:
-        """Parts travel in their order, whatever the order of their backward passes is: so it is that of all ranks."""
-        if step.returning.get(m) is None:
-            parts: list[dict[int, torch.Tensor]] = [{} for _ in step.parts]
-            gradients = Gradients(number=step.number, by_part=parts, hypers=self._hypers(step, m))
-            step.returning[m] = Returning(gradients=gradients)
-        returning = step.returning[m]
-        if returning.gradients is None or part in returning.received or returning.sent > part:
-            raise RuntimeError(
-                "a second backward through a part, or one after its step has ended: the tables of a step are "
-                "updated once, when the last part has its gradients"
-            )
-        returning.gradients.by_part[part].update(by_group)
-        returning.received.add(part)
-        while returning.sent in returning.received:
-            self._send_part(step, returning)
-
-    def _send_part(self, step: Step, returning: Returning) -> None:
-        part, returning.sent, gradients = returning.sent, returning.sent + 1, returning.gradients
-        assert gradients is not None
-        if returning.sent < step.num_parts:
-            self._executor.check()
-            returning.under_way += self._program.send_part(step, gradients, part)
-        else:
-            returning.gradients = None  # the user may hold the step for long
-            self._update(step, gradients, returning.under_way)
-
-    def end_step(self, step: Step) -> None:
-        """The user leaves a step in parts: those without a backward pass give nothing, if others had one."""
-        for returning in step.returning.values():
-            while returning.received and returning.sent < step.num_parts:
-                self._send_part(step, returning)
-        step.go_back_whole(in_any_case=True)
-
-    def _update(self, step: Step, gradients: Gradients, sent: Sequence[Pending[None]]) -> None:
-        """All gradients of the groups have come; `sent`: what brings those of earlier parts."""
-        modules = self._served.modules_of(gradients.groups)
-        for m in modules:
-            step.modules[m].backwards += 1
+    def update(self, step: Step, m: int, gradients: Gradients) -> None:
+        """All gradients of a forward of module m have come. Does not block."""
+        step.modules[m].backwards += 1
         self._executor.check()
         successor = self._loop.step_to_come(step.next)
-        to_fetch = [each for m in modules for each in self._to_fetch(m, step, successor)]
+        to_fetch = self._to_fetch(m, step, successor)
         awaited = successor if to_fetch else self._loop.forwarded
 
         def expecting() -> bool:
             return self._loop.forwarded is not awaited or (awaited is not None and awaited.fetches_reassigned)
 
-        self._program.update(step, gradients, sent, successor, to_fetch, expecting=expecting)
+        self._program.update(step, m, gradients, successor, to_fetch, expecting=expecting)
 
     def _to_fetch(self, m: int, step: Step, successor: Step | None) -> list[int]:
         """The calls of module m whose collision rows `successor` needs now that all calls of `step` had a backward."""

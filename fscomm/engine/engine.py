@@ -21,14 +21,13 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
-from fscomm.engine.modes import Call, in_backward, this_call
-from fscomm.engine.part_scheduler import PartScheduler
+from fscomm.engine.modes import Call, Decision, in_backward, this_call
 from fscomm.engine.program import Program
+from fscomm.engine.schedule import StepSchedule
 from fscomm.engine.step import Step
-from fscomm.engine.steps.choice import Choice, Choices
+from fscomm.engine.steps.choice import Choices
 from fscomm.engine.steps.in_loop import WAITING, Steps
 from fscomm.engine.steps.plain_runs import EVALUATES, TWO_THREADS, PlainRuns
-from fscomm.engine.steps.step_times import StepTimes
 from fscomm.engine.steps.to_announce import ToAnnounce
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import executor_of
@@ -38,10 +37,8 @@ from fscomm.exchange.operations import ANY, EXCLUSIVE, REASSIGNED, Rows, whole
 from fscomm.exchange.worker import Pending
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.loop.lookahead import Listener
-from fscomm.loop.moving import Moved, memory_on
-from fscomm.loop.parts import InParts
+from fscomm.loop.moving import Moved
 from fscomm.loop.random_numbers import IN_TURN
-from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
@@ -59,8 +56,7 @@ class Engine(Listener):
 
     Public methods are called by the training thread. Errors of a worker are raised by the next call that needs it.
 
-    finder: finds the features of modules in a batch. parts: in how many every step is computed; None where steps have
-    no parts. averaged: the DistributedDataParallel inside the model, whose gradients are exchanged with the last part.
+    finder: finds the features of modules in a batch. schedule: makes the schedule of the steps.
 
     Attributes:
         over: the block was left: forwards are the modules' own again.
@@ -79,8 +75,7 @@ class Engine(Listener):
         transport: str,
         strict: bool,
         timeout_s: float,
-        parts: NumberOfParts | None = None,
-        averaged: Sequence[Any] = (),
+        schedule: Callable[["Engine"], StepSchedule] = StepSchedule,
     ) -> None:
         self.modules = modules
         self.served = served = ServedModules(modules)
@@ -108,16 +103,15 @@ class Engine(Listener):
         self._known = NO_STEP  # the last step that all ranks are known to have announced
         self._forwards = 0  # in training
         self._looks: Counter[int] = Counter()  # at tables, by thread
-        self.scheduler = PartScheduler(self, parts, averaged)
-        self.steps = Steps(
+        self.schedule = schedule(self)
+        self.steps: Steps = Steps(
             served.calls,
             served.groups,
-            most=1 if self.scheduler.in_use else WAITING,
+            most=1 if self.schedule.one_at_a_time else WAITING,
             not_called=self.plain_runs.note_step,
         )
         self._choices = Choices(served, self.steps, finder, rank=context.rank, stale=self._stale)
         self._to_announce = ToAnnounce(served, self.steps)
-        self._times = StepTimes(self.scheduler.numbers, recorder, device, limit_s=timeout_s)
         self.reading = ANY  # by the plain forward that runs
 
     # The loop over batches: called by the look-ahead.
@@ -139,11 +133,12 @@ class Engine(Listener):
         self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
         self.plain_runs.note_replaced(self)
-        self.scheduler.end()
+        self.schedule.end_step()
         if not self.elsewhere:
             self._move_on(resumed)
         if resumed:
-            self._times.begin_loop()
+            self._recorder.begin_loop()
+            self.schedule.begin_loop()
             self.steps.idle = [0] * len(self.modules)
             if self._newest is not None:
                 self.end()
@@ -151,7 +146,7 @@ class Engine(Listener):
 
     def _move_on(self, resumed: bool) -> None:
         """The user asks for a batch in the thread that trains; resumed: in another loop."""
-        if self.scheduler.in_use:
+        if self.schedule.one_at_a_time:
             self.steps.leave_all()
         elif resumed:
             self.steps.leave_begun()
@@ -166,27 +161,28 @@ class Engine(Listener):
         """The next batch. Does not block."""
         was_moved = self.device.runs_ahead and moved.pulled is not moved.batch
         why = in_turn or (None if torch.is_grad_enabled() else EVALUATES)
-        with moved.behind():  # what parts and features are made of is still on its way
-            parts, on_host = self.scheduler.cut(moved, self._number, was_moved=was_moved)
+        with moved.behind():  # what features are made of is still on its way
+            batches, on_host = self.schedule.split(moved, self._number, was_moved=was_moved)
             given: Sequence[Parts | None] = [None] * len(self.modules)
             missing: Sequence[str | None] = [why] * len(self.modules)
             if why is None:
-                given, missing = self.finder.read_parts(parts, on_host)
+                given, missing = self.finder.read_parts(batches, on_host)
             mark = self.device.mark() if was_moved else None
-        self.announce_features(given, missing, parts=parts, moved=mark, depends=depends)
+        self.announce_features(given, missing, batches=batches, moved=mark, depends=depends)
 
     def announce_features(
         self,
         given: Sequence[Parts | None],
         missing: Sequence[str | None],
         *,
-        parts: Sequence[Any] = (),
+        batches: Sequence[Any] = (),
         moved: Mark = None,
         depends: bool = False,
     ) -> None:
-        """What each module gets in each part, or None where there is none to prefetch, and why.
+        """What each module gets in each of its forwards, or None where there is none to prefetch, and why.
 
-        Nothing is fetched for modules that are not called. parts: of the batch. moved: of the copies to the device.
+        Nothing is fetched for modules that are not called. batches: [k] of the forwards. moved: of the copies to the
+        device.
         """
         self.check()
         before = self._newest
@@ -201,8 +197,8 @@ class Engine(Listener):
             follows=before.number if before is not None else None,
             modules=modules,
             arrived=self._exchange_ids(DEPENDS if depends else BATCH, given, moved, states),
-            parts=parts if self.scheduler.in_use else (),
         )
+        self.schedule.announce(step, batches)
         self._number += 1
         self._newest = step
         if before is not None:
@@ -248,16 +244,12 @@ class Engine(Listener):
         self.steps.hand_out(step, batch, elsewhere=self.elsewhere)
         if verdict.stop is not None:
             raise MismatchError(verdict.stop)
-        self._times.begin(step, left, verdict.took)
-        if not step.parts:
-            return batch
-        if self.device.runs_ahead:  # they were made in the stream of the copies
-            self.device.reads(*(part for each in step.parts for part in memory_on(self.device.where, each)))
-        return InParts(batch, step.parts, partial(self.scheduler.take, step))
+        self._recorder.begin_step(step.number)
+        return self.schedule.hold(step, left, batch, verdict.measured)
 
     def finish(self) -> None:
         """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
-        self.scheduler.end()
+        self.schedule.end_step()
         self._puller, self.steps.held = None, None
         if not self.elsewhere:
             self.steps.leave_begun()
@@ -290,10 +282,7 @@ class Engine(Listener):
             return self.modules[m].plain(features)
         self.device.refuse_capture()
         self._looks[threading.get_ident()] += 1
-        call = this_call()
-        if call.training and self.scheduler.has_parts(m, call):
-            return self.scheduler.call(m, features, call)
-        return self.forward(m, features)
+        return self.schedule.call(m, features, this_call())
 
     def forward(self, m: int, features: Any) -> Any:
         """The output of module m, bitwise that of its own forward; m: its first call."""
@@ -311,14 +300,14 @@ class Engine(Listener):
         self._drop_written()
         choices = self._choices.of(m, call, features, handed_out=handed_out)
         agreed = self._exchange_modes(m, choices)
-        choice = choices[agreed.step]
-        step, m, why = choice.step, choice.m, choice.decision.why
+        decision = choices[agreed.step]
+        step, m, why = decision.step, decision.m, decision.why
         if not call.training:
             self.steps.evaluate(m, step, known=agreed.mode == Mode.PLAIN, elsewhere=self.elsewhere)
         elif step is not None and call.trains:
             self._begin(step, m, features)
         if why is not None:
-            self.plain_runs.report(m, step, choice.decision)
+            self.plain_runs.report(decision)
         if step is not None and call.trains:  # backward may come back to it
             step.modules[m].used = step.open = True
             step.fetches_reassigned = agreed.mode.served and self._fetches_reassigned(m, step)
@@ -329,14 +318,13 @@ class Engine(Listener):
             self._count(m, features, call, None)
             return self._run_served(m, step, features, agreed.mode)
         self._executor.wire_gate.stop_expecting_control_word()
-        if step is not None and choice.decision.mode.served:
+        if step is not None and decision.mode.served:
             others = name_ranks([rank for rank, mode in enumerate(agreed.modes) if not mode.served])
             why = f"{others} could not use what was fetched ahead"
             self.plain_runs.note_step(m, step, why, here=True)
         self._count(m, features, call, why or WARM_UP)
-        if step is not None and step.num_parts > 1 and call.training:
-            return self.scheduler.run_whole(m, step, features, foreign=agreed.mode == Mode.FOREIGN)
-        return self.run_plainly(m, step, features, foreign=agreed.mode == Mode.FOREIGN, stale=agreed.mode == Mode.STALE)
+        foreign, stale = agreed.mode == Mode.FOREIGN, agreed.mode == Mode.STALE
+        return self.schedule.run_plainly(m, step, features, training=call.training, foreign=foreign, stale=stale)
 
     # Looking at tables.
 
@@ -350,7 +338,7 @@ class Engine(Listener):
         with self._recorder.wait("exclusive gradients"):
             for m in range(len(self.modules)) if modules is None else modules:
                 self._program.wait(m)
-                self.scheduler.await_rows(m)
+                self.schedule.await_rows(m)
 
     def before_collective(self) -> None:
         """The program exchanges something, in whatever thread, maybe inside backward."""
@@ -409,7 +397,7 @@ class Engine(Listener):
     def _fetch(self) -> None:
         """Start to fetch the exclusive rows of the steps whose time it is."""
         for step in self.steps.to_fetch(self._known):
-            self._program.fetch_exclusive(step, range(len(self.modules)))
+            self._program.fetch(step, range(len(self.modules)), background=True)
 
     def _exchange_ids(
         self,
@@ -424,8 +412,8 @@ class Engine(Listener):
         """
         number, newest = self._number, self._newest
         before = newest.arrived if newest is not None else None
-        parts, took = self.scheduler.numbers.of(number), self._times.unsent()
-        arrived = self._executor.exchange_ids(number, before, status, given, moved, parts, took, states)
+        forwards, measured = self.schedule.forwards(number), self.schedule.unsent()
+        arrived = self._executor.exchange_ids(number, before, status, given, moved, forwards, measured, states)
         if newest is not None:
             newest.planned = arrived
         return arrived
@@ -434,7 +422,7 @@ class Engine(Listener):
         """A forward of module m in training belongs to `step`."""
         self.steps.begin(step, elsewhere=self.elsewhere)
         step.modules[self.served.calls[m].start].calls += 1
-        if step.batch is not None and step.num_parts == 1:
+        if step.batch is not None:
             why = self.finder.learn(m, step.batch, features)
             if why is not None:
                 self.plain_runs.refuse(m, why)
@@ -443,7 +431,7 @@ class Engine(Listener):
         """Why the rows of module m's ids, as they were known ahead, are not those of its forward of `step`."""
         return self.modules[m].guard.decide(step.number, step.ids.records[m])
 
-    def _exchange_modes(self, m: int, choices: Mapping[int, Choice]) -> Agreed:
+    def _exchange_modes(self, m: int, choices: Mapping[int, Decision]) -> Agreed:
         step, before = self.held, self.forwarded
         held = NO_STEP if self.elsewhere or step is None else step.number
         return self._executor.control_words.exchange(
@@ -452,7 +440,7 @@ class Engine(Listener):
             held=held,
             passes=sum(before.modules[call].backwards for call in self.served.calls[m]) if before is not None else 0,
             newest=self._number - 1,
-            modes={number: choice.decision.mode for number, choice in choices.items()},
+            modes={number: choice.mode for number, choice in choices.items()},
         )
 
     def _run_served(self, m: int, step: Step, features: Any, mode: Mode) -> Any:
@@ -468,16 +456,16 @@ class Engine(Listener):
         self._executor.wire_gate.stop_expecting_control_word()
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
-            self._program.fetch_collision(step, m)
+            self._program.fetch(step, [m], background=False)
         if mode >= Mode.FETCH_ALL:  # an update came that was not expected
-            self._program.fetch_exclusive(step, [m])
+            self._program.fetch(step, [m], background=True)
         if reassigned:
             with self._recorder.wait(f"{self.modules[m].guard.reassigns} rows", step=step.number):
                 fetched[REASSIGNED].done.result()
         with self._recorder.wait("exclusive rows", step=step.number):
             fetched[EXCLUSIVE].done.result()
         step.hypers.update(hypers)
-        return self.run_part(m, step, features, 0)
+        return self.output(m, step, features, 0)
 
     def _fetches_reassigned(self, m: int, step: Step) -> bool:
         """Whether a forward of module m, with rows fetched ahead, looks up rows that it reassigns, on any rank."""
@@ -500,18 +488,19 @@ class Engine(Listener):
         finally:
             self._renewing = None
 
-    def run_part(self, m: int, step: Step, features: Any, part: int) -> Any:
-        """With the rows that this part needs; those of the parts before are here."""
+    def output(self, m: int, step: Step, features: Any, number: int) -> Any:
+        """Of a forward with rows fetched ahead; number: of the forward in its step. What those before it need is here.
+        Blocks until its own rows are."""
         groups, ids = self.served.groups[m], step.ids
         with self._recorder.wait("collision rows", step=step.number):
-            step.modules[m].fetched[part].done.result()
+            step.modules[m].fetched[number].done.result()
         received = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in received.values() for tensor in (merge.index, buffer)]
-        given = ids.parts[m][part]
+        given = ids.parts[m][number]
         self.device.reads(*given, *tensors)
         rows = [
             gradient_hook(
-                codec.rows.decode(merge.output(buffer, part)), partial(self.backward.take_gradient, step, part, g)
+                codec.rows.decode(merge.output(buffer, number)), partial(self.backward.take_gradient, step, number, g)
             )
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, received.items(), strict=True)
         ]

@@ -2,6 +2,7 @@
 control words."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ IRREGULAR = "an id lies outside its table, or gets two rows in one batch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A mode, and why it is plain, if the user should know it.
+    """How a forward would run, if it belongs to `step` (None: to none), and as which call of its module: m.
 
-    lasting: no batch will ever be served in this place of the program: an error with `strict`. If not, `why` is about
-    this step.
+    why: it would run plainly, if the user should know it. lasting: no batch will ever be served in this place of the
+    program: an error with `strict`. If not, `why` is about this step.
     """
 
+    step: Step | None
+    m: int
     mode: Mode
     why: str | None = None
     lasting: bool = False
@@ -70,8 +73,7 @@ def compare(
 
     served: they were announced, on all ranks. looked: they were not found in the batch.
     """
-    module, what = step.modules[m], None
-    batch = step.parts[0] if step.parts else step.batch
+    module, batch, what = step.modules[m], step.batch, None
     if served:
         what = "features" if module.features is None else module.features[0].difference(features)
     again = call.inside_backward or module.used  # what a second call gets says nothing about the first one
@@ -105,9 +107,10 @@ def decide(
     stale: why the rows of its ids, as they were known ahead, are not those of the forward; None: they are.
     too_many: why the batch may be one that waits no longer.
     """
+    of_step = partial(Decision, step=step, m=m)
     if step is None:
         why = "no batch was announced for it: use comm.lookahead(loader)"
-        return Decision(mode=Mode.FOREIGN, why=why, lasting=True)
+        return of_step(mode=Mode.FOREIGN, why=why, lasting=True)
     module = step.modules[m]
     plain = Mode.PLAIN if differs is None else Mode.FOREIGN
     again = "it is called again inside backward (activation checkpointing)"
@@ -117,17 +120,17 @@ def decide(
     outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
     rules = (
-        (call.inside_backward, Decision(mode=plain, why=again, lasting=True)),
-        (module.used, Decision(mode=plain, why=often, lasting=True)),
-        (call.tensors_hooked, Decision(mode=plain, why=hooked, lasting=True)),
-        (module.missing is not None, Decision(mode=Mode.PLAIN, why=module.missing, lasting=True)),
-        (handed_out, Decision(mode=Mode.PLAIN, why=outside)),
-        (module.features is None, Decision(mode=Mode.PLAIN)),
-        (not served, Decision(mode=Mode.PLAIN, why=elsewhere)),
-        (differs is not None, Decision(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
-        (served and m in step.ids.irregular, Decision(mode=Mode.PLAIN, why=IRREGULAR)),
-        (stale is not None, Decision(mode=Mode.STALE, why=stale)),
-        (EXCLUSIVE not in module.fetched, Decision(mode=Mode.FETCH_ALL)),
-        (0 not in module.fetched, Decision(mode=Mode.FETCH)),
+        (call.inside_backward, of_step(mode=plain, why=again, lasting=True)),
+        (module.used, of_step(mode=plain, why=often, lasting=True)),
+        (call.tensors_hooked, of_step(mode=plain, why=hooked, lasting=True)),
+        (module.missing is not None, of_step(mode=Mode.PLAIN, why=module.missing, lasting=True)),
+        (handed_out, of_step(mode=Mode.PLAIN, why=outside)),
+        (module.features is None, of_step(mode=Mode.PLAIN)),
+        (not served, of_step(mode=Mode.PLAIN, why=elsewhere)),
+        (differs is not None, of_step(mode=Mode.WRONG if explicit else Mode.FOREIGN, why=other)),
+        (served and m in step.ids.irregular, of_step(mode=Mode.PLAIN, why=IRREGULAR)),
+        (stale is not None, of_step(mode=Mode.STALE, why=stale)),
+        (EXCLUSIVE not in module.fetched, of_step(mode=Mode.FETCH_ALL)),
+        (0 not in module.fetched, of_step(mode=Mode.FETCH)),
     )
-    return next((decision for holds, decision in rules if holds), Decision(mode=Mode.FAST))
+    return next((decision for holds, decision in rules if holds), of_step(mode=Mode.FAST))

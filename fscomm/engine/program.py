@@ -1,6 +1,7 @@
 """The operations on tables, made in program order: what each waits for, and which rows fetched ahead it makes stale.
 
-Every method submits and returns. Methods are called in program order, by the thread that trains or runs backward.
+Every method but the waits submits and returns. Methods are called in program order, by the thread that trains or runs
+backward. What classes of rows a step has, and when each is due, is data (`RowClasses`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,19 +12,17 @@ from fscomm.engine.table_order import TableOrder
 from fscomm.exchange.executor import Executor
 from fscomm.exchange.handed_over import Gradients
 from fscomm.exchange.operations import (
-    EXCLUSIVE,
     REASSIGNED,
+    SHARED_ROWS,
     Class,
+    Due,
     Kind,
     Operation,
+    RowClass,
     Rows,
     class_of_reassigned,
-    collision,
-    exclusive,
     not_reassigned,
     reassigned,
-    used_first,
-    used_later,
     whole,
 )
 from fscomm.exchange.worker import Pending
@@ -51,26 +50,18 @@ class Program:
         orders = [TableOrder(is_done) for _ in served.modules]
         self._order = [orders[calls.start] for calls in served.calls]
 
-    def fetch_exclusive(self, step: Step, modules: Sequence[int]) -> None:
-        """The exclusive rows of `modules`."""
-        rows = {m: self._ahead(m, step, exclusive(step.number, step.follows)) for m in modules}
-        operation = self._fetch(step, rows, EXCLUSIVE)
-        self._note_fetched(step, operation, self._executor.submit(operation))
-
-    def fetch_collision(self, step: Step, m: int) -> None:
-        """The collision rows of module m."""
-        operations = [self._fetch_piece(step, [m], piece) for piece in range(step.num_parts)]
-        done = self._executor.submit_urgent(operations, expecting=lambda: False)
-        for operation, fetched in zip(operations, done, strict=True):
-            self._note_fetched(step, operation, fetched)
+    def fetch(self, step: Step, modules: Sequence[int], *, background: bool) -> None:
+        """The rows of `modules` that travel in the background, or all others, which a forward of `step` needs now."""
+        classes = [each for each in step.classes.ahead if (each.due is Due.BACKGROUND) == background]
+        fetches = [self._fetch_ahead(step, modules, each) for each in classes]
+        self._note_fetched(step, fetches, self._executor.submit(fetches, Due.BACKGROUND if background else Due.NOW))
 
     def fetch_reassigned(self, step: Step, m: int) -> None:
         """The rows of module m that the forward of `step` has just made new."""
         name = self._served.modules[m].guard.reassigns
         assert name is not None
-        operation = self._fetch(step, {m: reassigned(step.number)}, REASSIGNED, class_of_reassigned(name))
-        (done,) = self._executor.submit_urgent([operation], expecting=lambda: False)
-        self._note_fetched(step, operation, done)
+        fetch = self._fetch(step, {m: reassigned(step.number)}, REASSIGNED, class_of_reassigned(name))
+        self._note_fetched(step, [fetch], self._executor.submit([fetch], Due.NOW))
 
     def await_reassigned(self, step: Step, m: int, *, on_all_ranks: bool) -> None:
         """Block until the rows that the forward of `step` is about to reassign have all updates so far.
@@ -85,65 +76,48 @@ class Program:
         else:
             self._await(updates)
 
-    def send_part(self, step: Step, gradients: Gradients, part: int) -> list[Pending[None]]:
-        """The collision gradients of a part that is not the last one."""
-        assert step.planned is not None
-        pieces = part, step.num_parts + part
-        return self._executor.submit_later([self._send(step, gradients, gradients.groups, piece) for piece in pieces])
+    def send(self, step: Step, gradients: Gradients, numbers: Sequence[int]) -> None:
+        """Gradients that are ready before others of their forward. numbers: of the strips that travel."""
+        operations = [self._send(step, gradients, each, SHARED_ROWS) for each in numbers]
+        gradients.sent.extend(self._executor.submit(operations, Due.NEXT))
 
     def update(
         self,
         step: Step,
+        m: int,
         gradients: Gradients,
-        sent: Sequence[Pending[None]],
         successor: Step | None,
         to_fetch: Sequence[int],
         *,
         expecting: Callable[[], bool],
     ) -> None:
-        """All classes of `gradients`, when their last part is there; behind each collision class, the collision rows
-        that are next: those of `successor` for the modules `to_fetch`.
+        """All classes of the `gradients` of a forward of module m, in the order in which they are due; behind each, the
+        rows as urgent as it that `successor` needs for the modules `to_fetch`.
 
-        sent: the gradients of the parts before.
+        expecting: whether a control word will follow soon, or rows that a forward reassigns.
         """
-        modules = self._served.modules_of(gradients.groups)
-        shared, parts = collision(step.number, step.next), step.num_parts
-        soon = dict.fromkeys(modules, used_first(shared, step.next) if parts > 1 else shared)
-        urgent = [
-            self._send(step, gradients, gradients.groups, parts - 1),
-            self._update(step, gradients, soon, 0, sent),
-        ]
-        fetches = []
-        if successor is not None and to_fetch:
-            fetches = [self._fetch_piece(successor, to_fetch, piece) for piece in range(successor.num_parts)]
-        done = self._executor.submit_urgent([*urgent, *fetches[:1]], expecting=expecting)
-        updated = [done[1]]
-        self._note_updated(soon, done[1])
-        fetched = done[2:]
-        unhurried = []
-        later = dict.fromkeys(modules, used_later(shared, step.next))
-        if parts > 1:
-            unhurried = [
-                self._send(step, gradients, gradients.groups, 2 * parts - 1),
-                self._update(step, gradients, later, 1, sent),
-            ]
-        if unhurried or fetches[1:]:
-            done = self._executor.submit_later([*unhurried, *fetches[1:]])
-            fetched += done[len(unhurried) :]
-        if unhurried:
-            updated.append(done[1])
-            self._note_updated(later, done[1])
-        for fetch, rows_are_here in zip(fetches, fetched, strict=True):
-            assert successor is not None
-            self._note_fetched(successor, fetch, rows_are_here)
-        own = exclusive(step.number, step.next)
-        for m in modules:
-            of_module = [g for g in gradients.groups if self._served.module_of[g] == m]
-            self._executor.submit(self._send(step, gradients, of_module, EXCLUSIVE))
-            # Gradients of bags with rows of several classes have come with the most urgent one.
-            before = updated if self._served.pooled(m) else []
-            update = self._executor.submit(self._update(step, gradients, {m: own}, EXCLUSIVE, before))
-            self._note_updated({m: own}, update)
+        updated: list[Pending[None]] = []
+        for due in Due:
+            operations, rows, fetches = [], [], []
+            for each in step.classes.back:
+                if each.due is due:
+                    rows.append({m: each.narrowed(each.rows(step.number, step.next), step.next)})
+                    # Background rows have gradients of their own, unless units mix classes: those come with the others.
+                    with_others = due is not Due.BACKGROUND or self._served.mixes_classes(m)
+                    after = [*gradients.sent, *updated] if with_others else []
+                    operations.append(self._send(step, gradients, each.sends, each))
+                    operations.append(self._update(step, gradients, rows[-1], each, after))
+            if successor is not None and to_fetch and due is not Due.BACKGROUND:
+                due_now = [each for each in successor.classes.ahead if each.due is due]
+                fetches = [self._fetch_ahead(successor, to_fetch, each) for each in due_now]
+            if not operations and not fetches:
+                continue
+            done = self._executor.submit([*operations, *fetches], due, expecting=expecting)
+            for of_class, update in zip(rows, done[1 : len(operations) : 2], strict=True):
+                self._note_updated(of_class, update)
+                updated.append(update)
+            if successor is not None:
+                self._note_fetched(successor, fetches, done[len(operations) :])
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: ApplyUpdate) -> None:
         """One kernel, with gradients that TorchRec has brought to this rank."""
@@ -154,7 +128,8 @@ class Program:
             after=self._order[m].before(rows),
             plainly=(group, kernel, update),
         )
-        self._note_updated(operation.rows, self._executor.submit(operation))
+        (done,) = self._executor.submit([operation])
+        self._note_updated(operation.rows, done)
 
     def wait(self, m: int) -> None:
         """Block until the tables of module m have all updates so far. From any thread."""
@@ -166,39 +141,40 @@ class Program:
         for update in pending:
             update.result()
 
-    def _fetch_piece(self, step: Step, modules: Sequence[int], piece: int) -> Operation:
-        """Of the collision class. Of a pooled table all rows of the bags that hold a collision row are read."""
+    def _fetch_ahead(self, step: Step, modules: Sequence[int], each: RowClass) -> Operation:
+        """Of one class, but for rows that the forward of `step` will reassign."""
         rows = {}
         for m in modules:
-            read = whole(step.number) if self._served.pooled(m) else collision(step.number, step.follows)
-            rows[m] = self._ahead(m, step, read if piece else used_first(read, step.number))
-        return self._fetch(step, rows, piece)
+            read = each.rows(step.number, step.follows)
+            # A unit that mixes classes travels with the most urgent one, and is read whole.
+            if each.due is not Due.BACKGROUND and self._served.mixes_classes(m):
+                read = whole(step.number)
+            read = each.narrowed(read, step.number)
+            reassigns = self._served.modules[m].guard.reassigns is not None
+            rows[m] = not_reassigned(read, step.number) if reassigns else read
+        return self._fetch(step, rows, each.number, each.of_class)
 
-    def _ahead(self, m: int, step: Step, rows: Rows) -> Rows:
-        """Those of `rows` that may be fetched before the forward of `step`."""
-        return rows if self._served.modules[m].guard.reassigns is None else not_reassigned(rows, step.number)
-
-    def _fetch(self, step: Step, rows: Mapping[int, Rows], piece: int, of_class: Class | None = None) -> Operation:
+    def _fetch(self, step: Step, rows: Mapping[int, Rows], number: int, of_class: Class) -> Operation:
         return Operation(
             kind=Kind.FETCH,
-            of_class=of_class or _class_of(piece),
+            of_class=of_class,
             rows=rows,
             groups=[g for m in rows for g in self._served.groups[m]],
-            after=[each for m in rows for each in self._order[m].before(rows[m])],
+            after=[update for m in rows for update in self._order[m].before(rows[m])],
             ids=step.arrived,
-            piece=piece,
+            number=number,
         )
 
-    def _send(self, step: Step, gradients: Gradients, groups: Sequence[int], piece: int) -> Operation:
+    def _send(self, step: Step, gradients: Gradients, number: int, each: RowClass) -> Operation:
         assert step.planned is not None
         return Operation(
             kind=Kind.SEND_BACK,
-            of_class=_class_of(piece),
-            groups=groups,
+            of_class=each.of_class,
+            groups=gradients.groups,
             after=[step.planned],
             ids=step.planned,
             gradients=gradients,
-            piece=piece,
+            number=number,
         )
 
     def _update(
@@ -206,24 +182,25 @@ class Program:
         step: Step,
         gradients: Gradients,
         rows: Mapping[int, Rows],
-        of_class: int,
-        sent: Sequence[Pending[None]],
+        each: RowClass,
+        after: Sequence[Pending[None]],
     ) -> Operation:
-        """sent: what brings the gradients, but for the operation just before."""
+        """after: what brings the gradients, but for the operation just before."""
         return Operation(
             kind=Kind.UPDATE,
-            of_class=_class_of(of_class),
+            of_class=each.of_class,
             rows=rows,
-            groups=[g for g in gradients.groups if self._served.module_of[g] in rows],
-            after=[*sent, *(each for m in rows for each in self._order[m].before(rows[m]))],
+            groups=gradients.groups,
+            after=[*after, *(update for m in rows for update in self._order[m].before(rows[m]))],
             ids=step.planned,
             gradients=gradients,
-            piece=of_class,
+            number=each.number,
         )
 
-    def _note_fetched(self, step: Step, operation: Operation, done: Pending[None]) -> None:
-        for m, rows in operation.rows.items():
-            step.modules[m].fetched[operation.piece] = Fetched(done=done, rows=rows)
+    def _note_fetched(self, step: Step, fetches: Sequence[Operation], done: Sequence[Pending[None]]) -> None:
+        for fetch, rows_are_here in zip(fetches, done, strict=True):
+            for m, rows in fetch.rows.items():
+                step.modules[m].fetched[fetch.number] = Fetched(done=rows_are_here, rows=rows)
 
     def _note_updated(self, rows: Mapping[int, Rows], update: Pending[None]) -> None:
         for m, of_module in rows.items():
@@ -234,10 +211,5 @@ class Program:
                     module = step.modules[call]
                     if not module.used:
                         stale = [each for each, fetched in module.fetched.items() if fetched.rows.may_meet(of_module)]
-                        for piece in stale:
-                            del module.fetched[piece]
-
-
-def _class_of(number: int) -> Class:
-    """Of a piece, or of a class of rows."""
-    return Class.EXCLUSIVE if number == EXCLUSIVE else Class.COLLISION
+                        for number in stale:
+                            del module.fetched[number]

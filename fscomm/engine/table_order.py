@@ -39,11 +39,9 @@ The forward of some modules *reassigns* rows: gives them to another id (`fscomm/
 are within n, whether n looks them up or not, and what is fetched ahead is without `Reassigned` of n. So they wait for
 all updates of the id before, and no other row does.
 
-Of a step in parts the place of all reads is the first part's forward, and that of the update the last part's backward
-pass. Collision rows are fetched part after part, and updated in two: those that the first part of n+1 uses (within n,
-n+1 and `FirstPart` of n+1), then all others (without that). What is fetched for the first part meets the first update
-only. Rows for later parts may still be looked up while the user computes the first one: so whoever looks at the tables
-by hand, maybe to write, waits for these look-ups, too.
+A schedule may compute a step in several forwards of a module (`fscomm/parts/row_classes.py`). Then the place of all
+reads is the first of them, and that of the update the backward pass that is the last one. Rows for later forwards may
+still be looked up meanwhile: so whoever looks at the tables by hand, maybe to write, waits for these look-ups, too.
 
 A step whose neighbours were not announced to all ranks has one class only. The table holds for it, too: all of its
 rows, or none of them, are then "within n" or "without n".

@@ -31,11 +31,10 @@ from fscomm.exchange.control_word import ControlWords
 from fscomm.exchange.handed_over import ExchangedIds
 from fscomm.exchange.id_exchange import IdExchange, Parts
 from fscomm.exchange.lost_peers import LostPeers
-from fscomm.exchange.operations import Class, Operation, class_of_reassigned
+from fscomm.exchange.operations import Class, Due, Operation, class_of_reassigned
 from fscomm.exchange.rows import RowExchange, SendPolicy
 from fscomm.exchange.wire_gate import CHUNKS_UNDER_WAY, OpenWire, WireGate
 from fscomm.exchange.worker import BACKGROUND, NORMAL, URGENT, Pending, Worker
-from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import ServedModules
 from fscomm.transports.opening import ORDERED_BY_THE_DEVICE, open_transport
@@ -45,6 +44,10 @@ from fsranks.messages import Signals
 from fsranks.rank_context import RankContext
 
 Closable = TypeVar("Closable", AnyGroup, Transport)
+
+
+def _never() -> bool:
+    return False
 
 
 class Executor(ABC):
@@ -120,20 +123,14 @@ class Executor(ABC):
             opened.pop_all()
 
     @abstractmethod
-    def submit(self, operation: Operation) -> Pending[None]:
-        """Let it be done, once all that it waits for is done. Does not block."""
+    def submit(
+        self, operations: Sequence[Operation], due: Due = Due.BACKGROUND, *, expecting: Callable[[], bool] = _never
+    ) -> list[Pending[None]]:
+        """Let each be done, once all that it waits for is done. Does not block.
 
-    @abstractmethod
-    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        """The same of collision operations, or of reassigned rows, one after the other: nothing exclusive begins on any
-        rank meanwhile.
-
-        expecting: whether a control word will follow soon, or rows that a forward reassigns.
+        due: of all of them. Nothing in the background begins on any rank while others run, which are of one class.
+        expecting: whether a control word will follow soon on what is due now, or rows that a forward reassigns.
         """
-
-    @abstractmethod
-    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
-        """The same of collision operations that are less urgent than the next control word, if that is expected."""
 
     @abstractmethod
     def _policy(self, of_class: Class) -> SendPolicy:
@@ -147,13 +144,13 @@ class Executor(ABC):
         given: Sequence[Parts | None],
         moved: Mark = None,
         parts: int = 1,
-        took: Took = NOTHING,
+        measured: Sequence[int] = (),
         states: Mapping[int, Any] = MappingProxyType({}),
     ) -> Pending[ExchangedIds]:
         """As `IdExchange.run`, in the ids worker. It runs behind the copies that `moved` features to the device, and
         behind all that the device has to do until now only where the ids have to come from there."""
         from_device = any(on_host is None for features in given if features is not None for _, on_host in features)
-        work = partial(self._ids.run, number, before, status, given, parts, took, states)
+        work = partial(self._ids.run, number, before, status, given, parts, measured, states)
         return self._workers["ids"].submit(work, behind=self._device.mark() if from_device else moved)
 
     def await_ids(self, arrived: Pending[ExchangedIds]) -> ExchangedIds:
@@ -246,13 +243,27 @@ class Threads(Executor):
         # enter before it: they would keep the link while that work still needs it.
         self._held_up: dict[Class, Pending[Any]] = {}
 
-    def submit(self, operation: Operation) -> Pending[None]:
-        worker = self._workers[operation.of_class.name]
-        if operation.of_class is not Class.EXCLUSIVE:
-            return worker.submit(partial(self._run, operation))
-        self._exclusive += 1
-        done = worker.submit(partial(self._run, operation, self._exclusive))
-        done.number = self._exclusive
+    def submit(
+        self, operations: Sequence[Operation], due: Due = Due.BACKGROUND, *, expecting: Callable[[], bool] = _never
+    ) -> list[Pending[None]]:
+        """The link is kept at once if neither the operations nor earlier work of the worker have to wait for another
+        worker, which may need the link itself, or for a device, which has to compute the gradients first. Otherwise it
+        is kept when the waiting is over.
+        """
+        if due is Due.BACKGROUND:
+            return [self._hand_over(operation) for operation in operations]
+        of_class = operations[-1].of_class
+        worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
+        after = [each for operation in operations for each in operation.after]
+        if due is Due.NOW:
+            self.wire_gate.release_up_to(self._awaited())
+        waits = due is Due.NEXT or self._device.runs_ahead or not all(each.done() for each in after)
+        if waits or not (held_up is None or held_up.done()):
+            self._held_up[of_class] = worker.submit(partial(self._enter_after, after, less_urgent=due is Due.NEXT))
+        else:
+            self.wire_gate.enter()
+        done = [self._hand_over(operation) for operation in operations]
+        worker.submit(partial(self._leave, done[-1], of_class, expecting if due is Due.NOW else _never))
         return done
 
     def release_all(self) -> None:
@@ -262,41 +273,25 @@ class Threads(Executor):
     def release_up_to(self, awaited: Sequence[Pending[None]]) -> None:
         self.wire_gate.release_up_to(max((each.number for each in awaited), default=0))
 
-    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        """The link is kept at once if neither they nor earlier work of the worker have to wait for another worker,
-        which may need the link itself, or for a device, which has to compute the gradients first. Otherwise it is kept
-        when the waiting is over.
-        """
-        self.wire_gate.release_up_to(self._awaited())
-        after = [each for operation in operations for each in operation.after]
-        of_class = operations[-1].of_class
-        worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
-        waits = self._device.runs_ahead or not all(each.done() for each in after)
-        if not waits and (held_up is None or held_up.done()):
-            self.wire_gate.enter()
-        else:
-            self._held_up[of_class] = worker.submit(partial(self._enter_after, after))
-        done = [self.submit(operation) for operation in operations]
-        worker.submit(partial(self._leave, done[-1], of_class, expecting))
-        return done
-
-    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
-        worker = self._workers[Class.COLLISION.name]
-        after = [each for operation in operations for each in operation.after]
-        self._held_up[Class.COLLISION] = worker.submit(partial(self._enter_after, after, less_urgent=True))
-        done = [self.submit(operation) for operation in operations]
-        worker.submit(partial(self._leave, done[-1], Class.COLLISION, lambda: False))
-        return done
-
     def _policy(self, of_class: Class) -> SendPolicy:
         return self.wire_gate if of_class is Class.EXCLUSIVE else OpenWire()
+
+    def _hand_over(self, operation: Operation) -> Pending[None]:
+        """To its worker."""
+        worker = self._workers[operation.of_class.name]
+        if operation.of_class is not Class.EXCLUSIVE:
+            return worker.submit(partial(self._run, operation))
+        self._exclusive += 1
+        done = worker.submit(partial(self._run, operation, self._exclusive))
+        done.number = self._exclusive
+        return done
 
     def _awaited(self) -> int:
         """Releases all that were submitted: a rank that left out a backward pass has other numbers than this one."""
         others = self._signals.received()
         return max(*others, self._exclusive) if others else 0
 
-    def _enter_after(self, after: Sequence[Pending[Any]], *, less_urgent: bool = False) -> None:
+    def _enter_after(self, after: Sequence[Pending[Any]], *, less_urgent: bool) -> None:
         for each in after:
             each.result()
         # `result` only orders the worker's stream. Before the link is kept, the device must have computed what is sent.
@@ -325,21 +320,23 @@ class Streams(Executor):
             of_class: self._device.stream(priority=URGENT if of_class.urgent else NORMAL)
             for of_class in (*self._classes, Class.PLAIN)
         }
-        self._urgent: dict[Class, Pending[None]] = {}  # by class, the last operation of `submit_urgent`
+        self._urgent: dict[
+            Class, Pending[None]
+        ] = {}  # by class, the last operation that was more urgent than exclusive ones
 
-    def submit(self, operation: Operation) -> Pending[None]:
-        # In place of the gate: on the device, exclusive rows start only behind the collision rows issued before them.
-        if operation.of_class is Class.EXCLUSIVE:
-            operation = replace(operation, after=[*operation.after, *self._urgent.values()])
-        return self._workers["issue"].submit(partial(self._run, operation), stream=self._streams[operation.of_class])
-
-    def submit_urgent(self, operations: Sequence[Operation], *, expecting: Callable[[], bool]) -> list[Pending[None]]:
-        done = [self.submit(operation) for operation in operations]
-        self._urgent[operations[-1].of_class] = done[-1]
+    def submit(
+        self, operations: Sequence[Operation], due: Due = Due.BACKGROUND, *, expecting: Callable[[], bool] = _never
+    ) -> list[Pending[None]]:
+        done = []
+        for operation in operations:
+            # In place of the gate: on the device, exclusive rows start only behind the collision rows issued before.
+            if operation.of_class is Class.EXCLUSIVE:
+                operation = replace(operation, after=[*operation.after, *self._urgent.values()])
+            stream = self._streams[operation.of_class]
+            done.append(self._workers["issue"].submit(partial(self._run, operation), stream=stream))
+        if due is not Due.BACKGROUND:
+            self._urgent[operations[-1].of_class] = done[-1]
         return done
-
-    def submit_later(self, operations: Sequence[Operation]) -> list[Pending[None]]:
-        return self.submit_urgent(operations, expecting=lambda: False)
 
     def release_all(self) -> None:
         pass

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fscomm.device import Mark
+from fscomm.exchange.worker import Pending
 from fscomm.plan.group_plan import Back, Fetch, Merge
-from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.report.report import Collisions
 from fscomm.tables.shadow_kernels import Hyper
 
@@ -49,7 +49,7 @@ class Verdict:
         ended: no rank has one.
         depends: on some rank the loader depends on the training step.
         us_per_mb: of the slowest rank's link; 0: not known.
-        took: the step that the ranks measured last, on the slowest rank.
+        measured: by the schedule of the steps, the largest of all ranks.
     """
 
     stop: str | None = None
@@ -57,7 +57,7 @@ class Verdict:
     ended: bool = False
     depends: bool = False
     us_per_mb: int = 0
-    took: Took = NOTHING
+    measured: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,11 +96,13 @@ class Gradients:
     Attributes:
         by_part: [k] of each part of the step, by group: the gradients; an output that the loss did not use has none.
         hypers: by group and kernel, as taken at the forward.
+        sent: what brings those that travel before the others.
     """
 
     number: int
     by_part: Sequence[dict[int, torch.Tensor]]
     hypers: Mapping[int, list[Hyper]]
+    sent: list[Pending[None]] = field(default_factory=list)
     _received: dict[int, tuple[torch.Tensor, Mark]] = field(default_factory=dict)
     _making: threading.Lock = field(default_factory=threading.Lock)
 
@@ -113,9 +115,9 @@ class Gradients:
         """Whether any part has a gradient of the group: without one its tables stay as they are."""
         return any(group in of_part for of_part in self.by_part)
 
-    def strips(self, group: int, back: Back, piece: int, dim: int) -> torch.Tensor | None:
-        """[n, dim] the gradient of the part that `piece` is of, or of all parts; None if there is none."""
-        parts = range(back.parts) if piece < 0 else [piece % back.parts]
+    def strips(self, group: int, back: Back, number: int, dim: int) -> torch.Tensor | None:
+        """[n, dim] the gradient of the part that a class of strips is of, or of all parts; None if there is none."""
+        parts = range(back.parts) if number < 0 else [number % back.parts]
         found = {part: self.by_part[part][group].reshape(-1, dim) for part in parts if group in self.by_part[part]}
         if len(parts) == 1 or not found:
             return next(iter(found.values()), None)

@@ -22,7 +22,6 @@ from fscomm.exchange.worker import Pending
 from fscomm.plan.arrays import segments, starts_of, transposed
 from fscomm.plan.group_plan import Ahead, Back, GroupPlan, OwnerReply, Shared
 from fscomm.plan.masks import mask_sizes, pack_masks, unpack_masks
-from fscomm.plan.number_of_parts import NOTHING, Took
 from fscomm.plan.row_plan import Mapped, RowPlan, outputs
 from fscomm.plan.sharding_group import chunk_bytes
 from fscomm.report.recorder import Recorder
@@ -32,7 +31,6 @@ from fsranks.control_group import AnyGroup
 from fsranks.errors import name_ranks
 
 BATCH, END, FAILED, DEPENDS = range(4)
-WORDS = 4 + len(NOTHING)  # status, step number, bits of the modules served; pace of the link; what an earlier step took
 _NOTHING = np.empty(0, np.int64)
 Parts = Sequence[tuple[Any, Any]]
 """[k] The features of a module in each part of a step, and the same in host memory or None."""
@@ -92,7 +90,7 @@ class IdExchange:
         status: int,
         given: Sequence[Parts | None],
         parts: int = 1,
-        took: Took = NOTHING,
+        measured: Sequence[int] = (),
         states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Exchange what is asked of the owners. given: [M] for each module its features in each of the `parts` of a
@@ -107,7 +105,7 @@ class IdExchange:
                 if features is not None:
                     groups = served.groups[m]
                     prepared[m], requests[groups.start : groups.stop] = self._prepare(m, features)
-            ids = self.exchange(number, before.result() if before else None, status, requests, parts, took, states)
+            ids = self.exchange(number, before.result() if before else None, status, requests, parts, measured, states)
         for m, given_to in enumerate(prepared):
             mapped = [ids.mapped[g] for g in served.groups[m]]
             if given_to is not None and mapped[0] is not None:
@@ -122,16 +120,16 @@ class IdExchange:
         status: int,
         requests: Sequence[Any],
         parts: int = 1,
-        took: Took = NOTHING,
+        measured: Sequence[int] = (),
         states: Mapping[int, Any] = MappingProxyType({}),
     ) -> ExchangedIds:
         """Announce step `number` to all ranks; plan it, and the way back of the step `before` it.
 
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
-        parts: of the step, the same on all ranks. took: a step that this rank measured.
+        parts: of the step, the same on all ranks. measured: numbers whose largest ones all ranks get; as many on each.
         """
         bits, pace = _modules_of(requests, self._modules), self._wire_gate.us_per_mb
-        words, numbers = self._sizes([status, number, bits, pace, *took], requests, parts)
+        words, numbers = self._sizes([status, number, bits, pace, *measured], requests, parts)
         verdict = judge(words)
         self._cut_by(verdict.us_per_mb)
         goes_on = status in (BATCH, DEPENDS) and verdict.stop is None
@@ -202,7 +200,9 @@ class IdExchange:
     def _sizes(self, status: Sequence[int], requests: Sequence[Any], parts: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """int64[W, words] the `status` of every rank; [G] int64[W, n] the numbers that each rank sends this owner of
         its ids."""
-        numbers_to = np.stack([np.full(self._world_size, WORDS), *(plan.numbers_to(parts) for plan in self._plans)])
+        numbers_to = np.stack(
+            [np.full(self._world_size, len(status)), *(plan.numbers_to(parts) for plan in self._plans)]
+        )
         numbers = [
             plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
             for plan, request, each in zip(self._plans, requests, numbers_to[1:], strict=True)
@@ -437,8 +437,9 @@ def _modules_of(requests: Sequence[Any], modules: Sequence[int]) -> int:
 
 
 def judge(words: np.ndarray) -> Verdict:
-    """What the words int64[W, WORDS] of all ranks amount to, the same on each."""
-    status, numbers, served = words.T[:3]
+    """What the words int64[W, n] of all ranks amount to, the same on each: status, step number, bits of the modules
+    served, pace of the link, and what was measured."""
+    status, numbers, served, pace = words.T[:4]
     if len(set(numbers.tolist())) > 1:
         return Verdict(stop=f"the ranks are at different steps: {numbers.tolist()} by rank")
     if (status == FAILED).any():
@@ -451,11 +452,10 @@ def judge(words: np.ndarray) -> Verdict:
             "Every rank must take the same number of steps: make the loaders equally long"
         )
     depends = bool((status == DEPENDS).any())
-    pace, *took = words[:, 3:].max(0).tolist()
     return Verdict(
         served=int(np.bitwise_and.reduce(served)),
         ended=bool(ended),
         depends=depends,
-        us_per_mb=pace,
-        took=Took(*took),
+        us_per_mb=int(pace.max()),
+        measured=tuple(words[:, 4:].max(0).tolist()),
     )

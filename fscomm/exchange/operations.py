@@ -9,7 +9,7 @@
 An operation waits for those in `after`, and for nothing else: `fscomm/engine/table_order.py` is the law behind that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from fscomm.exchange.worker import Pending
 from fscomm.tables.lookups import ApplyUpdate
 
 EXCLUSIVE = -1
-"""The number of what is exclusive, among pieces and among classes of rows."""
+"""The number of what is exclusive, among classes of strips and of units."""
 REASSIGNED = 1
 """That of rows that a forward reassigns, in steps that may have such rows."""
 
@@ -57,17 +57,10 @@ def class_of_reassigned(name: str) -> Class:
     return Class(name, urgent=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPart:
-    """Of a step; all of it, if it has one part."""
-
-    step: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows that lie in all of the steps `within` and in none of the steps `without`: int for a step, `FirstPart` for
-    what the first part of a step uses, or `Reassigned`. What a forward reassigns is in its step, too."""
+    """Rows that lie in all of the sets `within` and in none of the sets `without`. A set is what a step uses (its
+    number), or some of that, such as `Reassigned`. What a forward reassigns is in its step, too."""
 
     within: frozenset[object] = frozenset()
     without: frozenset[object] = frozenset()
@@ -101,16 +94,6 @@ def collision(step: int, neighbour: int | None) -> Rows:
     return Rows(within=frozenset({step} if neighbour is None else {step, neighbour}))
 
 
-def used_first(rows: Rows, step: int | None) -> Rows:
-    """Those of them that the first part of `step` uses; step: None if there is none."""
-    return rows if step is None else replace(rows, within=rows.within | {FirstPart(step)})
-
-
-def used_later(rows: Rows, step: int | None) -> Rows:
-    """Those of them that the first part of `step` does not use."""
-    return rows if step is None else replace(rows, without=rows.without | {FirstPart(step)})
-
-
 def reassigned(step: int) -> Rows:
     """Rows that the forward of `step` makes new."""
     return Rows(within=frozenset({step, Reassigned(step)}))
@@ -119,6 +102,48 @@ def reassigned(step: int) -> Rows:
 def not_reassigned(rows: Rows, step: int) -> Rows:
     """Those of them that the forward of `step` does not make new."""
     return replace(rows, without=rows.without | {Reassigned(step)})
+
+
+class Due(Enum):
+    """When the operations of a class of rows may use the link."""
+
+    NOW = "before the next control word: a forward waits for these rows first"
+    NEXT = "once no control word is expected"
+    BACKGROUND = "while nothing else needs the link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowClass:
+    """Rows of a step that are fetched together before it, or updated together after it.
+
+    Attributes:
+        number: in the plan: of strips before the step, of units after it.
+        of_class: whose worker and transport it has.
+        rows: of a step and its neighbour (the step before for fetches, the step after for updates).
+        narrowed: those of such rows that are in this class; with the later one of the two steps.
+        sends: the number of the strips whose gradients are sent just before the update.
+    """
+
+    number: int
+    of_class: Class
+    due: Due
+    rows: Callable[[int, int | None], Rows]
+    narrowed: Callable[[Rows, int | None], Rows] = lambda rows, _: rows
+    sends: int = EXCLUSIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowClasses:
+    """Of one step, the most urgent ones first: `ahead` of it, and on the way `back`."""
+
+    ahead: tuple[RowClass, ...]
+    back: tuple[RowClass, ...]
+
+
+EXCLUSIVE_ROWS = RowClass(number=EXCLUSIVE, of_class=Class.EXCLUSIVE, due=Due.BACKGROUND, rows=exclusive)
+SHARED_ROWS = RowClass(number=0, of_class=Class.COLLISION, due=Due.NOW, rows=collision, sends=0)
+TWO_CLASSES = RowClasses(ahead=(SHARED_ROWS, EXCLUSIVE_ROWS), back=(SHARED_ROWS, EXCLUSIVE_ROWS))
+"""Of a step that each module runs in one forward (Algorithm 2 of the paper)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,7 +156,7 @@ class Operation:
         after: what it waits for.
         ids: whose plan says what travels: of a fetch, its own step; else the step after that of the gradients.
         gradients: sent back, or applied.
-        piece: which piece of the plan travels; of an update, which class of rows.
+        number: of the strips that travel, in the plan; of an update, of the units whose rows are updated.
         plainly: the update of one kernel of a module that runs plainly: the group, the kernel's number, and what to do.
     """
 
@@ -142,7 +167,7 @@ class Operation:
     after: Sequence[Pending[Any]] = ()
     ids: Pending[ExchangedIds] | None = None
     gradients: Gradients | None = None
-    piece: int = EXCLUSIVE
+    number: int = EXCLUSIVE
     plainly: tuple[int, int, ApplyUpdate] | None = None
 
     def __str__(self) -> str:

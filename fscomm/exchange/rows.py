@@ -1,6 +1,6 @@
 """The operations of one class, as a worker does them (Algorithm 2 of the paper, with the sends ordered by the wire).
 
-Collision rows and gradients go piece by piece, exclusive ones in chunks.
+Each class of collision rows and gradients travels whole, exclusive ones in chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,20 +67,20 @@ class RowExchange:
         ids, groups, gradients = operation.ids.result(), operation.groups, operation.gradients
         if operation.kind is Kind.FETCH:
             if ids.verdict.stop is None:
-                self.fetch(ids, [g for g in groups if ids.groups[g] is not None], operation.piece)
+                self.fetch(ids, [g for g in groups if ids.groups[g] is not None], operation.number)
             return
         assert gradients is not None
         if self._class is not Class.EXCLUSIVE and (ids.verdict.stop is not None or ids.verdict.ended):
             return
         if operation.kind is Kind.SEND_BACK:
-            self.send_back(gradients, ids, groups, operation.piece)
+            self.send_back(gradients, ids, groups, operation.number)
         else:
-            self.update(gradients, ids.back, groups, operation.piece)
+            self.update(gradients, ids.back, groups, operation.number)
 
-    def fetch(self, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
-        """Look up the rows of the piece and fill the step's buffers with those from all owners."""
+    def fetch(self, ids: ExchangedIds, groups: Sequence[int], number: int) -> None:
+        """Look up the rows of a class and fill the step's buffers with those from all owners."""
         self._policy.wait()
-        fetch = {g: ids.ahead(g).fetch[piece] for g in groups}
+        fetch = {g: ids.ahead(g).fetch[number] for g in groups}
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
             mine = {g: self._tables[g].lookup(each.call, each.legs[0].index) for g, each in fetch.items()}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
@@ -90,15 +90,15 @@ class RowExchange:
             parts = (part for g, each in fetch.items() for leg in each.legs[1:] for part in self._passed(ids, g, leg))
             self._policy.exchange(self._of_rows, parts)
 
-    def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int], piece: int) -> None:
-        """Send the gradients of the piece to the owners, on the way back that is in `ids`, of the step after.
+    def send_back(self, gradients: Gradients, ids: ExchangedIds, groups: Sequence[int], number: int) -> None:
+        """Send the gradients of a class of strips to the owners, on the way back that is in `ids`, of the step after.
 
         All `groups` travel, so that ranks agree on sizes, also one without gradient: an output that the loss did not
         use.
         """
         self._policy.wait()
         with self._recorder.span(f"{self._name} gradients", step=gradients.number):
-            parts = [self._gradient_parts(gradients, g, _of(ids.back, g), piece) for g in groups]
+            parts = [self._gradient_parts(gradients, g, _of(ids.back, g), number) for g in groups]
             self._policy.exchange(self._of_gradients, (part for of_group in parts for part in of_group))
 
     def update(self, gradients: Gradients, back: Sequence[Back | None], groups: Sequence[int], of_class: int) -> None:
@@ -134,8 +134,8 @@ class RowExchange:
         buffer = ids.ahead(group).buffer
         return self._parts(ids.number, group, "rows", leg, buffer, buffer.index_select(0, leg.index))
 
-    def _gradient_parts(self, gradients: Gradients, group: int, way: Back, piece: int) -> Iterator[Part]:
-        leg, given = way.legs[piece], gradients.strips(group, way, piece, self._layouts[group].dim)
+    def _gradient_parts(self, gradients: Gradients, group: int, way: Back, number: int) -> Iterator[Part]:
+        leg, given = way.legs[number], gradients.strips(group, way, number, self._layouts[group].dim)
         if given is None:
             mine = self._new_gradients(group, len(leg.index)).zero_()
         else:

@@ -125,6 +125,11 @@ class GroupLayout:
         return np.array([run for runs in self.runs for run in runs], np.int64)
 
     @property
+    def mixes_classes(self) -> bool:
+        """A unit may have rows of several classes: a bag travels whole."""
+        return self.pooling is not None
+
+    @property
     def two_levels(self) -> bool:
         """A row goes to another host once, to a rank that passes it on there. Pooled vectors have one requester."""
         return self.pooling is None and 1 < self.ranks_per_host < self.world_size
@@ -133,10 +138,6 @@ class GroupLayout:
     def classes_ahead(self) -> int:
         """C of the rows before a step. Reassigned rows have one of their own."""
         return 2 if self.reassigns else 1
-
-    def pieces_ahead(self, parts: int) -> int:
-        """P of the rows before a step in so many parts."""
-        return parts + self.classes_ahead - 1
 
     @property
     def host(self) -> slice:

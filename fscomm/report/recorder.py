@@ -8,18 +8,17 @@ runs ahead of.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fscomm.device import Device
-from fscomm.plan.number_of_parts import NumberOfParts
 from fscomm.report.host_times import HostTimes
-from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report
+from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report, Tried
 from fscomm.report.step_table import STEP, StepTable
 from fscomm.report.stream_times import StreamTimes
 from fsranks.observers import observers
@@ -27,6 +26,16 @@ from fsranks.observers import observers
 _NOT_OBSERVED = nullcontext()
 _OURS = "fscomm"
 _NOT_THE_USERS = (_OURS, "torch", "torchrec", "fbgemm_gpu")
+
+
+class _Numbers(Protocol):
+    """In how many parts steps are: see `Report.parts` and `Report.tried`."""
+
+    @property
+    def chosen(self) -> int | None: ...
+
+    @property
+    def tried(self) -> Sequence[Tried]: ...
 
 
 class Recorder:
@@ -48,7 +57,7 @@ class Recorder:
         self._forwards: dict[str, Forwards] = {}
         self._transport: str | None = None
         self._not_repeated: str | None = None
-        self._parts: NumberOfParts | None = None
+        self._parts: _Numbers | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
         self._times: Any = HostTimes(clock, self._add)
@@ -137,7 +146,7 @@ class Recorder:
         if where.type == "cuda" and not torch.are_deterministic_algorithms_enabled():  # fbgemm asks for this setting
             self._not_repeated = ATOMICS
 
-    def in_parts(self, numbers: NumberOfParts, why: str | None) -> None:
+    def in_parts(self, numbers: "_Numbers", why: str | None) -> None:
         """Note how many parts steps are computed in, and why there is only one."""
         self._parts, self._one_part = numbers, why
 

@@ -9,11 +9,10 @@ blocked, and hidden the time that other streams work beside it.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fscomm.plan.number_of_parts import Tried
 from fscomm.report.verdict import AGREEMENT, Plain, Setting, typical, verdict
 
 VERSION = 1
@@ -32,6 +31,15 @@ class _Summed:
 
     def __add__(self, other: Self) -> Self:
         return type(self)(**{name: _added(getattr(self, name), getattr(other, name)) for name in self.__slots__})
+
+
+class Tried(NamedTuple):
+    """Medians over the measured `steps` of one number of parts, of the slowest rank each, in milliseconds."""
+
+    parts: int
+    steps: int
+    step_ms: float
+    exposed_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

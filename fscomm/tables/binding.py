@@ -174,9 +174,9 @@ class ServedModules:
         """[G] the tables of every group, with shadow kernels for one worker."""
         return [module.tables(number) for module in self.modules for number in range(len(module.layouts))]
 
-    def pooled(self, m: int) -> bool:
-        """Whether the tables of module m are pooled."""
-        return self.layouts[self.groups[m].start].pooling is not None
+    def mixes_classes(self, m: int) -> bool:
+        """Whether what travels for module m may have rows of several classes."""
+        return self.layouts[self.groups[m].start].mixes_classes
 
     def same_tables(self, group: int) -> list[int]:
         """The numbers of this group in all calls of its module."""

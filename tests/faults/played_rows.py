@@ -15,7 +15,7 @@ from played_threads import queue_of, result_of, threading_of
 from fscomm.device import Host
 from fscomm.exchange import executor, wire_gate, worker
 from fscomm.exchange.control_word import NO_STEP, Mode
-from fscomm.exchange.operations import Class, Kind, Operation
+from fscomm.exchange.operations import Class, Due, Kind, Operation
 from fscomm.report.recorder import Recorder
 from fscomm.transports.transport import Chunk
 from fsranks.meeting import Meeting
@@ -48,7 +48,7 @@ class PlayedRows:
 
     def run(self, operation: Operation) -> None:
         self._policy.wait()
-        self._policy.exchange(self._transport, self._parts(operation.piece, operation.gradients))  # type: ignore[arg-type]
+        self._policy.exchange(self._transport, self._parts(operation.number, operation.gradients))  # type: ignore[arg-type]
 
     def barrier(self) -> None:
         self._transport.barrier()
@@ -102,8 +102,8 @@ def exchange_rows(job: Job, rank: int, seed: int, slip: Callable[[int], bool]) -
             made.control_words.exchange("module", 0, held=step, passes=step, newest=step, modes=modes)
             shared, own = [], []
             last = step == STEPS - 1
-            urgent = made.submit_urgent([_fetch(Class.COLLISION, step, shared)], expecting=lambda last=last: not last)
-            later = made.submit(_fetch(Class.EXCLUSIVE, step, own))
+            urgent = made.submit([_fetch(Class.COLLISION, step, shared)], Due.NOW, expecting=lambda last=last: not last)
+            later = made.submit([_fetch(Class.EXCLUSIVE, step, own)])[0]
             urgent[0].result()
             if before is not None:
                 made.release_up_to([before])
@@ -113,7 +113,7 @@ def exchange_rows(job: Job, rank: int, seed: int, slip: Callable[[int], bool]) -
 
 
 def _fetch(of_class: Class, step: int, received: list[torch.Tensor]) -> Operation:
-    return Operation(kind=Kind.FETCH, of_class=of_class, piece=step, gradients=received)  # type: ignore[arg-type]
+    return Operation(kind=Kind.FETCH, of_class=of_class, number=step, gradients=received)  # type: ignore[arg-type]
 
 
 def check_rows(steps: list[list[list[torch.Tensor]]], seed: int, size: int) -> None:

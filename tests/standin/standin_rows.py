@@ -18,7 +18,7 @@ from torch import nn
 
 from fscomm.comm import Comm
 from fscomm.compose import compile_kernels
-from fscomm.engine.agreement import Agreed
+from fscomm.engine.agreement import Agreement
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.plan.group_plan import AskedIds, Request
 from fscomm.plan.row_plan import RowPlan
@@ -212,19 +212,19 @@ def forward_size(module: ShardedRows, features: Ids) -> tuple[int, int]:
     return number, 4 * number * module.dim
 
 
-def all_served(model: nn.Module, calls: int) -> Agreed:
+def all_served(model: nn.Module, calls: int) -> Agreement:
     """What ranks agree on for a model of `ShardedRows`, without asking each other."""
     compile_kernels()
     found = {name: each for name, each in model.named_modules() if isinstance(each, ShardedRows)}
     modules: list[Binding] = [bind(name, module) for name, module in found.items() for _ in range(calls)]
     finder = FeatureFinder([module.name for module in modules], {}, problem=lambda _: None, make=make_ids)
-    return Agreed(found=found, problems={}, modules=modules, finder=finder, forward_size=forward_size)
+    return Agreement(found=found, problems={}, modules=modules, finder=finder, forward_size=forward_size)
 
 
 @contextlib.contextmanager
 def enabled(model: nn.Module, *, transport: str, strict: bool = False, calls: int = 1) -> Iterator[Comm]:
     """As `fscomm.enable`, for a model of `ShardedRows`."""
-    agree: Callable[..., Agreed] = lambda **_: all_served(model, calls)  # noqa: E731
+    agree: Callable[..., Agreement] = lambda **_: all_served(model, calls)  # noqa: E731
     comm = Comm.enter(model, agree, transport=transport, strict=strict, timeout_s=PATIENCE_S)
     try:
         yield comm

@@ -91,7 +91,7 @@ def demo(
         from freescale_tools.demo.discover import MAX_LENGTH, discover
         from freescale_tools.demo.link import parse_link
         from freescale_tools.write.synth.presets import Lengths, demo_set
-        from fscomm.plan.number_of_parts import MOST_PARTS
+        from fscomm.parts.number_of_parts import MOST_PARTS
 
         if parts > MOST_PARTS:
             raise UsageError(f"--parts must be at most {MOST_PARTS}, got {parts}: each is one more pass of the model")

@@ -20,7 +20,7 @@ from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, calibrated, nu
 from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, WAYS
 from freescale_tools.model.waiting import Waiting
 from freescale_tools.model.workload import Workload, at_ranks, workload
-from fscomm.plan.number_of_parts import MOST_PARTS
+from fscomm.parts.number_of_parts import MOST_PARTS
 
 FACTORS = {"assumed": 2.0, "paper": 1.5, "data sheet": 1.2, "measured": 1.1, "calibration": 1.1}
 """Words in a source, and the factor within which its number may be wrong. What all-to-alls of another number of ranks

@@ -5,7 +5,7 @@ hold the same ids on this rank, both are named, and all ranks choose together (`
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fscomm.engine.modes import Call, Decision, compare, decide
@@ -14,16 +14,6 @@ from fscomm.engine.steps.in_loop import TOO_MANY, Steps
 from fscomm.exchange.control_word import NO_STEP, Mode
 from fscomm.loop.feature_finder import TRIES, FeatureFinder
 from fscomm.tables.binding import ServedModules
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A step that a forward may belong to, and how it would run then. step: None: it belongs to none. m: of the call
-    that it is."""
-
-    step: Step | None
-    m: int
-    decision: Decision
 
 
 class Choices:
@@ -45,7 +35,7 @@ class Choices:
         self._stale = stale
         self._looked_for = [0] * len(served.modules)
 
-    def of(self, m: int, call: Call, features: Any, *, handed_out: bool) -> dict[int, Choice]:
+    def of(self, m: int, call: Call, features: Any, *, handed_out: bool) -> dict[int, Decision]:
         """By the number of each step that a forward of module m may belong to, the likeliest first; m: its first
         call. handed_out: whether the user has memory of its tables."""
         begun = self._steps.begun
@@ -57,10 +47,11 @@ class Choices:
         choices = {}
         for step, of in zip(steps, calls, strict=True):
             another, oldest = bool(same) and step not in same, step is steps[0]
-            decision = self._decide(of, step, call, features, another=another, corrects=oldest, handed_out=handed_out)
-            choices[step.number] = Choice(step, of, decision)
+            choices[step.number] = self._decide(
+                of, step, call, features, another=another, corrects=oldest, handed_out=handed_out
+            )
         none = self._decide(m, None, call, features, another=bool(steps), corrects=False, handed_out=handed_out)
-        return {**choices, NO_STEP: Choice(None, m, none)}
+        return {**choices, NO_STEP: none}
 
     def _call(self, m: int, step: Step, call: Call) -> int:
         """Which call of module m a forward is, if it belongs to `step`."""
@@ -92,7 +83,7 @@ class Choices:
         served = step is not None and not step.unserved(self._served.groups[m])
         if not call.training:
             known = served and step is not None and step.modules[m].matches(features)
-            return Decision(mode=Mode.PLAIN if known else Mode.FOREIGN)
+            return Decision(step=step, m=m, mode=Mode.PLAIN if known else Mode.FOREIGN)
         differs, corrected = ("they are those of another batch" if another else None), False
         if step is not None and not another:
             looked = step.modules[m].not_found
@@ -110,7 +101,7 @@ class Choices:
             calls=calls,
             served=served,
             differs=None if differs is None else f"on rank {self._rank} {differs}",
-            explicit=(step is not None and step.num_parts > 1 and not corrected)
+            explicit=(step is not None and step.must_match and not corrected)
             or (m in self._finder.explicit and not full),
             handed_out=handed_out,
             stale=stale,

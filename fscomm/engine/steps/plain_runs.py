@@ -52,13 +52,13 @@ class PlainRuns:
         if self._strict:
             raise NotServedError(f"{self._modules[m].name}: {why}")
 
-    def report(self, m: int, step: Step | None, decision: Decision) -> None:
-        """What this rank wants for module m in `step`, and why."""
+    def report(self, decision: Decision) -> None:
+        """Why a forward runs plainly."""
         assert decision.why is not None
         if decision.lasting:
-            self.refuse(m, decision.why)
-        elif step is not None:
-            self.note_step(m, step, decision.why, here=True)
+            self.refuse(decision.m, decision.why)
+        elif decision.step is not None:
+            self.note_step(decision.m, decision.step, decision.why, here=True)
 
     def note_replaced(self, engine: Any) -> None:
         """Report the modules whose forward was replaced by other code than that of `engine`. Their kernels keep the

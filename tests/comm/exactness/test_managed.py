@@ -28,7 +28,7 @@ from worlds import shared_world
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
 from fscomm.exchange.handed_over import Gradients
-from fscomm.exchange.operations import EXCLUSIVE, Class, Kind, class_of_reassigned
+from fscomm.exchange.operations import EXCLUSIVE, Class, Due, Kind, class_of_reassigned
 from fscomm.exchange.operations import Operation as FetchOrUpdate
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.wire_gate import WireGate
@@ -260,9 +260,9 @@ def beside(rank: int, size: int) -> list[Class]:
         patch.setattr(RowExchange, "run", running)
         classes = Class.COLLISION, Class.EXCLUSIVE, EVICTED_ROWS
         by_class = {each: FetchOrUpdate(kind=Kind.FETCH, of_class=each) for each in classes}
-        done = executor.submit_urgent([by_class[Class.COLLISION]], expecting=lambda: False)
-        done.append(executor.submit(by_class[Class.EXCLUSIVE]))
-        executor.submit_urgent([by_class[EVICTED_ROWS]], expecting=lambda: False)[0].result(PATIENCE_S)
+        done = executor.submit([by_class[Class.COLLISION]], Due.NOW)
+        done += executor.submit([by_class[Class.EXCLUSIVE]])
+        executor.submit([by_class[EVICTED_ROWS]], Due.NOW)[0].result(PATIENCE_S)
         may_end.set()
         for each in done:
             each.result(PATIENCE_S)

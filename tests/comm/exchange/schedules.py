@@ -34,12 +34,14 @@ from stream_doubles import (
 )
 
 from fscomm.engine import engine
+from fscomm.engine.schedule import StepSchedule
 from fscomm.exchange import executor
 from fscomm.exchange.id_exchange import IdExchange
 from fscomm.exchange.worker import Pending
 from fscomm.loop import moving
 from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.plan.number_of_parts import NumberOfParts
+from fscomm.parts.number_of_parts import NumberOfParts
+from fscomm.parts.schedule import PartSchedule
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 from fscomm.tables import group_tables
 from fscomm.tables.group_tables import as_they_are
@@ -186,7 +188,14 @@ class Schedule:
     def _run(self) -> None:
         names = self.random.choice(["a", "b", "ab"])
         modules = [self._module(number, name) for number, name in enumerate(names)]
-        numbers = NumberOfParts([self.parts]) if self.parts > 1 else None
+        in_parts = partial(
+            PartSchedule,
+            numbers=NumberOfParts([self.parts]),
+            averaged=[],
+            recorder=Quiet(),
+            device=self.device,
+            limit_s=PATIENCE_S,
+        )
         readers: Any = {module.name: partial(_ids_of, module.number) for module in modules}
         finder = FeatureFinder([each.name for each in modules], readers, problem=lambda _: None, make=lambda *_: None)
         self.loop = loop = Loop(
@@ -198,7 +207,7 @@ class Schedule:
             transport=self.kind,
             strict=False,
             timeout_s=PATIENCE_S,
-            parts=numbers,
+            schedule=in_parts if self.parts > 1 else StepSchedule,
         )
         for module in modules:
             module.engine = loop

@@ -15,7 +15,7 @@ from test_id_exchange import served_by
 from fscomm.device import Host
 from fscomm.exchange import executor
 from fscomm.exchange.executor import Executor, executor_of
-from fscomm.exchange.operations import Class, Kind, Operation, class_of_reassigned
+from fscomm.exchange.operations import Class, Due, Kind, Operation, class_of_reassigned
 from fscomm.exchange.rows import RowExchange
 from fscomm.report.recorder import Recorder
 from fscomm.tables.forward_guard import ForwardGuard
@@ -62,7 +62,7 @@ def fetch(of_class: Class, **more: Any) -> Operation:
 
 
 def urgent(made: Executor, **more: Any) -> Any:
-    (done,) = made.submit_urgent([fetch(Class.COLLISION, **more)], expecting=lambda: False)
+    (done,) = made.submit([fetch(Class.COLLISION, **more)], Due.NOW)
     return done
 
 
@@ -76,7 +76,7 @@ def test_the_wire_is_not_kept_for_what_waits_for_the_wire() -> None:
             made.wire_gate.wait()
 
     with executing("gloo", Host(), run, begun) as (made, ended):
-        urgent(made, after=[made.submit(fetch(Class.EXCLUSIVE))])
+        urgent(made, after=made.submit([fetch(Class.EXCLUSIVE)]))
         at_once = urgent(made)
         begun.set()
         at_once.result(PATIENCE_S)
@@ -98,7 +98,7 @@ def test_exclusive_rows_have_the_wire_while_the_device_computes_gradients() -> N
     device = ahead()
     with mock.patch.object(device, "wait", wait), executing("host-staged", device, run, computed) as (made, ended):
         collision = urgent(made)
-        made.submit(fetch(Class.EXCLUSIVE)).result(PATIENCE_S)
+        made.submit([fetch(Class.EXCLUSIVE)])[0].result(PATIENCE_S)
         computed.set()
         collision.result(PATIENCE_S)
     assert ended == ["exclusive", "collision"]
@@ -117,7 +117,7 @@ def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(tra
             over.wait(0.0 if transport == "nccl" else PATIENCE_S)
 
     with executing(transport, ahead(), run, over) as (made, ended):
-        exclusive = made.submit(fetch(Class.EXCLUSIVE))
+        (exclusive,) = made.submit([fetch(Class.EXCLUSIVE)])
         assert begun.wait(PATIENCE_S)
         urgent(made).result(PATIENCE_S)
         over.set()
@@ -128,10 +128,10 @@ def test_collision_rows_do_not_wait_behind_exclusive_rows_that_pass_the_host(tra
 def test_on_streams_exclusive_operations_are_behind_the_collision_operations_before_them() -> None:
     after: list[list[Any]] = []
     with executing("nccl", ahead(), lambda operation: after.append(list(operation.after))) as (made, _):
-        made.submit(fetch(Class.EXCLUSIVE))
-        *_, collision = made.submit_urgent([fetch(Class.COLLISION)] * 2, expecting=lambda: True)
-        made.submit(fetch(Class.EXCLUSIVE))
-        made.submit(fetch(Class.COLLISION))
-        (late,) = made.submit_urgent([fetch(class_of_reassigned("renewed"))], expecting=lambda: True)
-        made.submit(fetch(Class.EXCLUSIVE)).result(PATIENCE_S)
+        made.submit([fetch(Class.EXCLUSIVE)])
+        *_, collision = made.submit([fetch(Class.COLLISION)] * 2, Due.NOW, expecting=lambda: True)
+        made.submit([fetch(Class.EXCLUSIVE)])
+        made.submit([fetch(Class.COLLISION)])
+        (late,) = made.submit([fetch(class_of_reassigned("renewed"))], Due.NOW, expecting=lambda: True)
+        made.submit([fetch(Class.EXCLUSIVE)])[0].result(PATIENCE_S)
     assert after == [[], [], [], [collision], [], [], [collision, late]]

@@ -12,8 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fscomm.loop import tensors
 from fscomm.loop.kjt_paths import BatchSnapshot, find
 from fscomm.loop.moving import Moving, to_device
-from fscomm.loop.parts import cut_batch
 from fscomm.loop.tensors import contents, equal
+from fscomm.parts.batch_parts import cut_batch
 from fscomm.recipes.search import recipe
 from fscomm.tables.torchrec.features import make_features
 

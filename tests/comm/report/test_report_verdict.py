@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_meter import Clock
 
-from fscomm.plan.number_of_parts import NumberOfParts
+from fscomm.parts.number_of_parts import NumberOfParts
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP, Collisions, Report
 from fscomm.report.verdict import AGREEMENT

@@ -28,14 +28,14 @@ from worlds import World, shared_world
 import fscomm
 from fscomm import comm
 from fscomm.engine.engine import Engine
-from fscomm.engine.part_scheduler import PartScheduler
 from fscomm.engine.step import Step
 from fscomm.exchange.executor import Threads
-from fscomm.exchange.operations import Kind, Operation
+from fscomm.exchange.operations import Due, Kind, Operation
 from fscomm.loop.lookahead import Lookahead
 from fscomm.loop.moving import Moving
-from fscomm.loop.parts import InOnePart, cut_batch, cut_points
-from fscomm.plan.number_of_parts import SPAN, NumberOfParts
+from fscomm.parts.batch_parts import InOnePart, cut_batch, cut_points
+from fscomm.parts.number_of_parts import SPAN, NumberOfParts
+from fscomm.parts.schedule import PartSchedule
 from fscomm.report.recorder import Recorder
 from fscomm.tables.torchrec.features import make_features
 from fsranks.errors import MismatchError
@@ -201,8 +201,7 @@ def test_all_ranks_try_the_same_numbers() -> None:
 
 def late_looks(rank: int, size: int) -> list[str]:
     """Rows of later parts are looked up when the user's thread waits for them, and not before."""
-    urgent, later = Threads.submit_urgent, Threads.submit_later
-    await_rows, run_part = PartScheduler.await_rows, Engine.run_part
+    submit, await_rows, output = Threads.submit, PartSchedule.await_rows, Engine.output
     held: list[Future[None]] = []
 
     def waits() -> None:
@@ -210,34 +209,36 @@ def late_looks(rank: int, size: int) -> list[str]:
             each.set_result(None)
         held.clear()
 
-    def submitted(self: Threads, operations: Sequence[Operation]) -> list[Any]:
+    def submitted(
+        self: Threads, operations: Sequence[Operation], due: Due = Due.BACKGROUND, **expecting: Any
+    ) -> list[Any]:
+        if due is Due.NOW:
+            waits()
+        if due is not Due.NEXT:
+            return submit(self, operations, due, **expecting)
         fetches = [each for each in operations if each.kind is Kind.FETCH]
-        done = later(self, operations[: len(operations) - len(fetches)])
+        others = operations[: len(operations) - len(fetches)]
+        done = submit(self, others, due) if others else []
         if fetches:
             held.append(Future())
             fetches[0] = replace(fetches[0], after=[*fetches[0].after, held[-1]])
-            done += later(self, fetches)
+            done += submit(self, fetches, due)
         return done
 
-    def ahead(self: Threads, operations: Sequence[Operation], **expecting: Any) -> list[Any]:
-        waits()
-        return urgent(self, operations, **expecting)
-
-    def awaited(self: PartScheduler, m: int) -> None:
+    def awaited(self: PartSchedule, m: int) -> None:
         waits()
         await_rows(self, m)
 
-    def run(self: Engine, m: int, step: Step, features: Any, part: int) -> Any:
-        if part > 0:
+    def run(self: Engine, m: int, step: Step, features: Any, number: int) -> Any:
+        if number > 0:
             waits()
-        return run_part(self, m, step, features, part)
+        return output(self, m, step, features, number)
 
     with contextlib.ExitStack() as patched:
         for owner, name, function in (
-            (Threads, "submit_urgent", ahead),
-            (Threads, "submit_later", submitted),
-            (PartScheduler, "await_rows", awaited),
-            (Engine, "run_part", run),
+            (Threads, "submit", submitted),
+            (PartSchedule, "await_rows", awaited),
+            (Engine, "output", run),
         ):
             patched.enter_context(mock.patch.object(owner, name, function))
         found, _ = compared(rank, size, CONFIGS["small"].but(steps=5), "looked_at", 3, {}, False, False)

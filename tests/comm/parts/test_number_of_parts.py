@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fscomm.plan.number_of_parts import AUTO, ENOUGH, NOTHING, SPAN, NumberOfParts, Took
+from fscomm.parts.number_of_parts import AUTO, ENOUGH, NOTHING, SPAN, NumberOfParts, Took
 
 
 def tried_out(numbers: tuple[int, ...], step_us: Mapping[int, int], lost: frozenset[int] = frozenset()) -> int | None:

@@ -1,10 +1,11 @@
 """Measures steps while the number of their parts is still to be chosen. All ranks get the times with ids."""
 
 import logging
+from collections.abc import Sequence
 
 from fscomm.device import Device
 from fscomm.engine.step import Step
-from fscomm.plan.number_of_parts import NOTHING, NumberOfParts, Took
+from fscomm.parts.number_of_parts import NOTHING, NumberOfParts, Took
 from fscomm.report.recorder import Recorder
 
 log = logging.getLogger("fscomm")
@@ -24,20 +25,18 @@ class StepTimes:
         self._took = NOTHING  # not sent yet
 
     def begin_loop(self) -> None:
-        """The user begins a loop, or goes on with one after another one."""
+        """The user begins a loop, or continues one after another one."""
         self._steps = 0
-        self._recorder.begin_loop()
 
-    def begin(self, step: Step, left: Step | None, slowest: Took) -> None:
+    def begin(self, step: Step, left: Step | None, slowest: Sequence[int]) -> None:
         """The user gets `step`, and had `left` before; slowest: what the slowest rank took for an earlier one.
 
         Blocks until a device has done all that it was given, for as long as steps are measured.
         """
-        self._recorder.begin_step(step.number)
         steps, self._steps = self._steps, self._steps + 1
         if self._numbers.chosen is not None:
             return
-        self._numbers.add(slowest)
+        self._numbers.add(Took(*slowest))
         if self._numbers.chosen is not None:
             log.info("fscomm: %s", self._recorder.report().parts_line())
             return
@@ -48,10 +47,11 @@ class StepTimes:
         if left is None or (step.follows != left.number and steps < 2):
             self._steady = False
         else:
+            before = len(left.progress.parts)
             if self._steady and any(module.used for module in left.modules):
                 step_us, exposed_us = (round(1e6 * each) for each in (now - self._began, waited - self._waited))
-                self._took = Took(left.num_parts, step_us, exposed_us)
-            self._steady = left.num_parts == step.num_parts
+                self._took = Took(before, step_us, exposed_us)
+            self._steady = before == len(step.progress.parts)
         self._began, self._waited = now, waited
 
     def unsent(self) -> Took:

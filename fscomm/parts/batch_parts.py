@@ -28,7 +28,7 @@ class InParts(Generic[T]):
     """
 
     def __init__(self, batch: T, parts: Sequence[T], turn: Callable[[int | None], None]) -> None:
-        """turn: told which part's turn it is; None: none's."""
+        """turn: called with the part whose turn it is; None: it is none's any more."""
         self.batch = batch
         self._parts = parts
         self._turn = turn

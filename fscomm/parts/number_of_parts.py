@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fscomm.report.report import Tried
+
 AUTO = (1, 2, 4, 8)
 MOST_PARTS = 64  # twice as many pieces travel
 SPAN = 6  # steps in a row in one number of parts; what the first one waits for was sent in another number
@@ -28,15 +30,6 @@ class Took(NamedTuple):
 
 
 NOTHING = Took(0, 0, 0)
-
-
-class Tried(NamedTuple):
-    """Medians over the measured `steps` of one number of parts, of the slowest rank each, in milliseconds."""
-
-    parts: int
-    steps: int
-    step_ms: float
-    exposed_ms: float
 
 
 class NumberOfParts:
