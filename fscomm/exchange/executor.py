@@ -246,24 +246,19 @@ class Threads(Executor):
     def submit(
         self, operations: Sequence[Operation], due: Due = Due.BACKGROUND, *, expecting: Callable[[], bool] = _never
     ) -> list[Pending[None]]:
-        """The link is kept at once if neither the operations nor earlier work of the worker have to wait for another
-        worker, which may need the link itself, or for a device, which has to compute the gradients first. Otherwise it
-        is kept when the waiting is over.
-        """
-        if due is Due.BACKGROUND:
-            return [self._hand_over(operation) for operation in operations]
-        of_class = operations[-1].of_class
-        worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
-        after = [each for operation in operations for each in operation.after]
-        if due is Due.NOW:
-            self.wire_gate.release_up_to(self._awaited())
-        waits = due is Due.NEXT or self._device.runs_ahead or not all(each.done() for each in after)
-        if waits or not (held_up is None or held_up.done()):
-            self._held_up[of_class] = worker.submit(partial(self._enter_after, after, less_urgent=due is Due.NEXT))
-        else:
-            self.wire_gate.enter()
-        done = [self._hand_over(operation) for operation in operations]
-        worker.submit(partial(self._leave, done[-1], of_class, expecting if due is Due.NOW else _never))
+        if due is not Due.BACKGROUND:
+            self._keep_link(operations, due)
+        done = []
+        for operation in operations:
+            is_exclusive = operation.of_class is Class.EXCLUSIVE
+            self._exclusive += is_exclusive
+            number = self._exclusive if is_exclusive else 0
+            done.append(self._workers[operation.of_class.name].submit(partial(self._run, operation, number)))
+            done[-1].number = number
+        if due is not Due.BACKGROUND:
+            of_class = operations[-1].of_class
+            leave = partial(self._leave, done[-1], of_class, expecting if due is Due.NOW else _never)
+            self._workers[of_class.name].submit(leave)
         return done
 
     def release_all(self) -> None:
@@ -276,15 +271,21 @@ class Threads(Executor):
     def _policy(self, of_class: Class) -> SendPolicy:
         return self.wire_gate if of_class is Class.EXCLUSIVE else OpenWire()
 
-    def _hand_over(self, operation: Operation) -> Pending[None]:
-        """To its worker."""
-        worker = self._workers[operation.of_class.name]
-        if operation.of_class is not Class.EXCLUSIVE:
-            return worker.submit(partial(self._run, operation))
-        self._exclusive += 1
-        done = worker.submit(partial(self._run, operation, self._exclusive))
-        done.number = self._exclusive
-        return done
+    def _keep_link(self, operations: Sequence[Operation], due: Due) -> None:
+        """The link is kept at once if neither the operations nor earlier work of the worker have to wait for another
+        worker, which may need the link itself, or for a device, which has to compute the gradients first. Otherwise it
+        is kept when the waiting is over.
+        """
+        of_class = operations[-1].of_class
+        worker, held_up = self._workers[of_class.name], self._held_up.get(of_class)
+        after = [each for operation in operations for each in operation.after]
+        if due is Due.NOW:
+            self.wire_gate.release_up_to(self._awaited())
+        waits = due is Due.NEXT or self._device.runs_ahead or not all(each.done() for each in after)
+        if waits or not (held_up is None or held_up.done()):
+            self._held_up[of_class] = worker.submit(partial(self._enter_after, after, less_urgent=due is Due.NEXT))
+        else:
+            self.wire_gate.enter()
 
     def _awaited(self) -> int:
         """Releases all that were submitted: a rank that left out a backward pass has other numbers than this one."""

@@ -55,9 +55,9 @@ EDGES = (
         first=("ids",),
         then=("compute",),
         by="Step.arrived",
-        kept="Device.reads in Engine.run_part",
+        kept="Device.reads in Engine.output",
     ),
-    Edge(what="plan", first=("ids",), then=("compute",), by="Step.arrived", kept="Device.reads in Engine.run_part"),
+    Edge(what="plan", first=("ids",), then=("compute",), by="Step.arrived", kept="Device.reads in Engine.output"),
     Edge(what="plan", first=("ids",), then=CLASSES, by="Operation.ids", kept="the worker of the operation"),
     Edge(
         what="rows",  # received ahead of a step; `ids` makes their buffer
@@ -71,7 +71,7 @@ EDGES = (
         first=("wire",),
         then=("compute",),
         by="Handle.follow, then Fetched.done",
-        kept="Device.reads in Engine.run_part",
+        kept="Device.reads in Engine.output",
     ),
     Edge(
         what="gradients",  # and what else the update of a plain forward uses

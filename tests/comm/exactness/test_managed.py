@@ -278,21 +278,21 @@ def one_evicts(run: Run) -> None:
     collision rows of the same forward, as the step before had no backward pass."""
     maps = run.model.module.embeddings["b"]._managed_collision_collection._managed_collision_modules
     maps["m"]._eviction_interval = 1000 if run.rank else 1
-    send_back, fetch_collision, fetched = RowExchange.send_back, Program.fetch_collision, threading.Event()
+    send_back, fetch, fetched = RowExchange.send_back, Program.fetch, threading.Event()
 
-    def sending(self: RowExchange, gradients: Gradients, ids: Any, groups: Any, piece: int) -> None:
-        if run.rank and piece == EXCLUSIVE and gradients.number == WITHOUT_BACKWARD - 1:
+    def sending(self: RowExchange, gradients: Gradients, ids: Any, groups: Any, number: int) -> None:
+        if run.rank and number == EXCLUSIVE and gradients.number == WITHOUT_BACKWARD - 1:
             assert fetched.wait(PATIENCE_S)
-        send_back(self, gradients, ids, groups, piece)
+        send_back(self, gradients, ids, groups, number)
 
-    def fetching(self: Program, step: Step, m: int) -> None:
-        fetch_collision(self, step, m)
-        if step.number == WITHOUT_BACKWARD + 1:
+    def fetching(self: Program, step: Step, modules: Any, *, background: bool) -> None:
+        fetch(self, step, modules, background=background)
+        if not background and step.number == WITHOUT_BACKWARD + 1:
             fetched.set()
 
     with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
         patch.setattr(RowExchange, "send_back", sending)
-        patch.setattr(Program, "fetch_collision", fetching)
+        patch.setattr(Program, "fetch", fetching)
         for step, batch in enumerate(comm.lookahead(run.loader())):
             if step == WITHOUT_BACKWARD:
                 run.set_rate(step)
