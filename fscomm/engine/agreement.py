@@ -116,6 +116,7 @@ def agree_on_modules(
         )
         same |= {"modules": ", ".join(found)} | {name: sys.modules[name].__version__ for name in _VERSIONS}
         said = [json.loads(of_rank) for of_rank in all_ranks.agree(same, tell=json.dumps(here))]
+    # A problem of one rank is one of all: a module that some serve and others run plainly would exchange other things.
     groups = {name: group_names(name, module) for name, module in found.items()}
     problems = _in_whole(_of_all_ranks(said), groups)
 
@@ -151,6 +152,7 @@ def agree_on_modules(
             make=make_features,
             **_search(make_features),
         )
+        # Plans are made from layouts without an exchange, so ranks whose layouts differ must not begin.
         all_ranks.agree({f"module {module.name}": _layout(module) for module in modules})
     return Agreement(found=found, problems=problems, modules=modules, finder=finder, forward_size=forward_size)
 

@@ -119,6 +119,8 @@ def decide(
     elsewhere = None if step.modules[m].warms_up else "another rank could not announce its features"
     outside = "its tables may be read or written through a numpy array, or other memory that torch does not watch"
     often = f"it is called more often for one batch than enable(calls={calls}) says"
+    # From what ends the service of a module for good to what only makes this forward fetch more: the first reason is
+    # the one that the user should act on.
     rules = (
         (call.inside_backward, of_step(mode=plain, why=again, lasting=True)),
         (module.used, of_step(mode=plain, why=often, lasting=True)),

@@ -112,6 +112,7 @@ class Program:
                 fetches = [self._fetch_ahead(successor, to_fetch, each) for each in due_now]
             if not operations and not fetches:
                 continue
+            # In one call, so that nothing comes between the update of a class and the look-up of the next step in it.
             done = self._executor.submit([*operations, *fetches], due, expecting=expecting)
             for of_class, update in zip(rows, done[1 : len(operations) : 2], strict=True):
                 self._note_updated(of_class, update)
@@ -209,7 +210,7 @@ class Program:
             for m, of_module in rows.items():
                 for call in self._served.calls[m]:
                     module = step.modules[call]
-                    if not module.used:
+                    if not module.used:  # a forward that has its rows has had its place in program order
                         stale = [each for each, fetched in module.fetched.items() if fetched.rows.may_meet(of_module)]
                         for number in stale:
                             del module.fetched[number]

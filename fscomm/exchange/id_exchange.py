@@ -207,6 +207,7 @@ class IdExchange:
             plan.numbers(request) if request is not None else np.zeros(each.sum(), np.int64)
             for plan, request, each in zip(self._plans, requests, numbers_to[1:], strict=True)
         ]
+        # The status goes to every rank in front of the numbers for it, so it takes no round of its own.
         mine = numbers_to[:, self._rank]
         incoming = np.full(self._world_size, mine.sum())
         words = np.tile(np.array(status, np.int64), self._world_size)
@@ -261,6 +262,7 @@ class IdExchange:
                 for plan, request, of_group in zip(self._plans, given, numbers, strict=True)
             ]
         )
+        # All sizes follow from the numbers of the round before.
         received = self._all_to_all_first(_by_peer([words for words, _ in asked], out), out.sum(0), into.sum(0))
         served: list[Any] = []
         for g, words in enumerate(_by_group(received, into)):
@@ -303,6 +305,7 @@ class IdExchange:
         old = [ahead.served if ahead is not None else None for ahead in aheads]
         classes_back = [self._unshared(g, each, served, goes_on, back=True) for g, each in enumerate(old)]
         classes = [self._unshared(g, each, old, before is not None, back=False) for g, each in enumerate(served)]
+        # One pass marks both sides: a row of the new step that the old one uses, too, is urgent in both directions.
         for g, new in enumerate(served):
             for other in self._same_tables[g]:
                 last = old[other]
@@ -317,7 +320,7 @@ class IdExchange:
                 sides.append(_Side(g, True, plan, ahead.request, ahead.served, shared))
         for g, (plan, new) in enumerate(zip(self._plans, served, strict=True)):
             if new is not None:
-                if plan.layout.reassigns:
+                if plan.layout.reassigns:  # after the marks: a reassigned row that both steps use is not shared
                     classes[g][new.reassigned] = REASSIGNED
                 sides.append(_Side(g, False, plan, given[g], new, plan.shared(new, classes[g], back=False)))
         return sides
@@ -350,6 +353,7 @@ class IdExchange:
                 [side.request.ids.units for side in sides],
             )
         )
+        # Classes travel as bits: a reply of a byte for each unit would take eight times as long on a slow link.
         sent = pack_masks(head, [mask for of_side in masks for mask in of_side], out_units, self._world_size)
         out_sizes, sizes = (mask_sizes(len(head), units, self._world_size) for units in (out_units, in_units))
         received = self._all_to_all_first(sent, out_sizes, sizes)
@@ -439,6 +443,7 @@ def _modules_of(requests: Sequence[Any], modules: Sequence[int]) -> int:
 def judge(words: np.ndarray) -> Verdict:
     """What the words int64[W, n] of all ranks amount to, the same on each: status, step number, bits of the modules
     served, pace of the link, and what was measured."""
+    # Every rank judges the same words, so all raise, or none does, without another exchange.
     status, numbers, served, pace = words.T[:4]
     if len(set(numbers.tolist())) > 1:
         return Verdict(stop=f"the ranks are at different steps: {numbers.tolist()} by rank")

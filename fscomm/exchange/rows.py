@@ -84,6 +84,7 @@ class RowExchange:
         with self._recorder.span(f"{self._name} lookup", step=ids.number):
             mine = {g: self._tables[g].lookup(each.call, each.legs[0].index) for g, each in fetch.items()}
         with self._recorder.span(f"{self._name} rows", step=ids.number):
+            # Generators: a chunk is cut when it may be issued, so few copies of rows exist at a time.
             parts = (part for g, each in fetch.items() for part in self._rows(ids, g, each.legs[0], mine[g]))
             self._policy.exchange(self._of_rows, parts)
             # What is passed on has to be here first.
@@ -136,7 +137,7 @@ class RowExchange:
 
     def _gradient_parts(self, gradients: Gradients, group: int, way: Back, number: int) -> Iterator[Part]:
         leg, given = way.legs[number], gradients.strips(group, way, number, self._layouts[group].dim)
-        if given is None:
+        if given is None:  # the other ranks expect as many strips of this rank as their plans say
             mine = self._new_gradients(group, len(leg.index)).zero_()
         else:
             mine = self._tables[group].codecs.gradients.encode(given.index_select(0, leg.index))

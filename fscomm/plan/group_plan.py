@@ -126,6 +126,8 @@ class Leg:
 
 def share(counts: Sequence[int], chunk: int, chunks: int) -> list[int]:
     """Of each count what travels in one of several exchanges: as `kernels.bucket` has it."""
+    # Differences of rounded multiples: they add up to the count, and differ by one at most. Both sides of a pair know
+    # the count, so splits need not be exchanged.
     return [count * (chunk + 1) // chunks - count * chunk // chunks for count in counts]
 
 
@@ -320,6 +322,8 @@ class GroupPlan(ABC):
         units = self.units(served, rows)
         strips = served.ids.back(units) if back else served.ids.ahead(units)
         counts = counts_of(strips, self.classes(served.ids.parts, back=back))
+        # What a rank sends to all others sets the number of chunks. A bound from the most strips of one pair would be
+        # far above it where ids are skewed: 128 such ranks would cut four times as many chunks.
         others = counts[-1].sum() - counts[-1, self.layout.rank]
         return Shared(rows, units, strips, [*counts.max(1).tolist(), int(others)])
 
@@ -336,6 +340,7 @@ class GroupPlan(ABC):
         classes = np.full(len(masks[0]), len(masks), np.uint8)
         for of, mask in enumerate(masks):  # a unit is in one of them at most
             classes -= mask.view(np.uint8) * np.uint8(len(masks) - of)
+        # Of all owners, not of those of this rank's units: so every rank cuts the same number of chunks.
         return OwnerReply(classes, bounds.max(0).tolist())
 
     def ahead(self, request: Request, served: Served, shared: Shared, reply: OwnerReply) -> Ahead:
@@ -352,6 +357,7 @@ class GroupPlan(ABC):
     def back(self, request: Request, served: Served, shared: Shared, reply: OwnerReply) -> Back:
         """How gradients travel after it: those of all items."""
         classes, chunks = self.classes(request.ids.parts, back=True), self.chunks(reply.bounds)
+        # The mirror image of `ahead`: the requester sends, so its items take the place of the owner's strips.
         sent = bucket(request.ids.back(reply.units), classes, chunks)
         received = bucket(shared.strips, classes, chunks)
         local = request.local if len(request.local) else np.arange(len(sent.places))

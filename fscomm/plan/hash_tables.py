@@ -51,6 +51,7 @@ def first_occurrences(
         for i in range(at, at + lengths[s]):
             key = keys[i]
             place = _mix(key) & mask
+            # Half of the places are empty, so a probe ends after about two of them, whatever the keys are.
             while table[place, 1] >= floor and table[place, 0] != key:
                 place = (place + np.uint64(1)) & mask
             if table[place, 1] < floor:
@@ -113,7 +114,7 @@ def number_rows(
         for w in range(world_size):
             for i in range(starts[w, t], starts[w, t] + lengths[w, t]):
                 row = asked[i]
-                if row < 0 or row >= limit:
+                if row < 0 or row >= limit:  # memory beyond the table must not be touched, in whatever thread
                     outside = True
                     row = 0
                 head = _find(heads, first, places, limit, ids, row)

@@ -16,6 +16,7 @@ def count(classes: np.ndarray, by_peer: np.ndarray, counts: np.ndarray) -> None:
     [C, W]."""
     of_peer = np.empty(len(counts), np.int64)
     at = 0
+    # Into a short array that stays in registers or L1: `counts` has a stride of W between the classes of a peer.
     for w in range(len(by_peer)):
         of_peer[:] = 0
         for i in range(at, at + by_peer[w]):
@@ -32,6 +33,7 @@ def bucket(classes: np.ndarray, by_peer: np.ndarray, counts: np.ndarray, chunks:
     classes, by_peer: as `count` takes them; counts: int64 [C, W], as it writes them. Written: places int32 [n].
     """
     world_size, last = len(by_peer), len(counts) - 1
+    # Where each bucket begins, a chunk of the last class being a bucket: an exchange sends consecutive places.
     firsts = np.empty((last + chunks, world_size), np.int64)
     total = 0
     for of in range(last):
@@ -47,6 +49,7 @@ def bucket(classes: np.ndarray, by_peer: np.ndarray, counts: np.ndarray, chunks:
     for w in range(world_size):
         next_place[:] = firsts[: last + 1, w]
         exclusive = counts[last, w]
+        # Strips of a peer are in the order of its units on both sides, so a chunk ends at the same one on both.
         chunk, left = 0, exclusive // chunks
         for i in range(at, at + by_peer[w]):
             while left == 0 and chunk + 1 < chunks:
@@ -56,7 +59,7 @@ def bucket(classes: np.ndarray, by_peer: np.ndarray, counts: np.ndarray, chunks:
             of = classes[i]
             places[i] = next_place[of]
             next_place[of] += 1
-            left -= int(of == last)
+            left -= int(of == last)  # no branch on the class
         at += by_peer[w]
 
 
@@ -145,6 +148,8 @@ def rows_to_read(
     ends_read int64 [C, T + 1] of each table in the class, behind a zero.
     """
     total = 0
+    # Rows of a class are marked, then walked in the order of their numbers: a fused kernel wants ids by table, and rows
+    # have numbers table after table. `read` need not be cleared between classes: only marks are below zero.
     for of in range(len(starts) - 1):
         for i in range(starts[of], starts[of + 1]):
             read[rows[i]] = -1
@@ -152,7 +157,7 @@ def rows_to_read(
         start = 0
         for t in range(len(ends)):
             for r in range(start, ends[t]):
-                ids[total] = asked[r]
+                ids[total] = asked[r]  # in any case, and overwritten by the next one if it is not wanted
                 wanted = int(read[r] < 0)
                 read[r] = (total - first) * wanted
                 total += wanted

@@ -42,6 +42,7 @@ def row_ids(
     runs: int64, by peer and table, how many features read the table.
     """
     found = first_occurrences(ids, sums(counts, runs * parts))
+    # Ids of a feature stand part after part, so parts follow from the counts.
     of_each = np.tile(np.arange(parts, dtype=np.uint8), len(counts) // parts)
     return RowIds(
         ids=ids,
@@ -115,6 +116,7 @@ class RowPlan(GroupPlan):
         world_size, mine = self.layout.world_size, np.array(self.layout.runs[self.layout.rank], np.int64)
         features, tables = (np.full(world_size, of_one, np.int64) for of_one in (mine.sum(), len(mine)))
         found = row_ids(words, numbers.ravel(), features, np.tile(mine, world_size), tables, parts)
+        # Rows are numbered from units, not from ids: a popular row is hashed once for each rank that wants it.
         by_table = found.by_table.reshape(world_size, len(mine))
         if mapped is not None:
             found = replace(found, ids=mapped.rows)
@@ -176,6 +178,7 @@ class RowPlan(GroupPlan):
 
     def applies(self, served: ServedRows, shared: Shared, received: Buckets) -> list[Apply]:
         ids, layout = served.ids, self.layout
+        # Gradients are not added up here: the fused kernel does that, in the order in which TorchRec would give them.
         ends = np.zeros((unit_classes_back(ids.parts) + 1, served.counts.shape[1] + 1), np.int64)
         index, rows = (np.empty(len(ids.ids), np.int64) for _ in range(2))
         classes = take(shared.units, ids.slots)
