@@ -328,7 +328,7 @@ BREAKS: tuple[Break, ...] = (
         why="an update that TorchRec loses, as hooks on saved tensors gave its backward a copy of the table, is done",
     ),
     Break(
-        file="fscomm/engine/modes.py",
+        file="fscomm/engine/choice.py",
         before="(served and m in step.ids.irregular,",
         after="(False,",
         tests=("tests/comm/engine/test_fallbacks.py",),

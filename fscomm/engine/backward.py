@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from fscomm.device import not_compiled
-from fscomm.engine.modes import in_backward
+from fscomm.engine.choice import in_backward
 from fscomm.engine.program import Program
 from fscomm.engine.step import Step
 from fscomm.exchange.executor import Executor

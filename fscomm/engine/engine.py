@@ -21,14 +21,13 @@ import torch
 
 from fscomm.device import Device, Mark
 from fscomm.engine.backward import Backward
-from fscomm.engine.modes import Call, Decision, in_backward, this_call
+from fscomm.engine.choice import Call, Choices, Decision, in_backward, this_call
+from fscomm.engine.plain_runs import EVALUATES, TWO_THREADS, PlainRuns
 from fscomm.engine.program import Program
 from fscomm.engine.schedule import StepSchedule
 from fscomm.engine.step import Step
-from fscomm.engine.steps.choice import Choices
-from fscomm.engine.steps.in_loop import WAITING, Steps
-from fscomm.engine.steps.plain_runs import EVALUATES, TWO_THREADS, PlainRuns
-from fscomm.engine.steps.to_announce import ToAnnounce
+from fscomm.engine.steps_in_loop import WAITING, Steps
+from fscomm.engine.to_announce import ToAnnounce
 from fscomm.exchange.control_word import NO_STEP, Agreed, Mode
 from fscomm.exchange.executor import executor_of
 from fscomm.exchange.handed_over import ExchangedIds

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from fscomm.engine.backward import Backward
-from fscomm.engine.modes import Call
+from fscomm.engine.choice import Call
 from fscomm.engine.step import Step
 from fscomm.exchange.handed_over import Gradients
 from fscomm.loop.feature_finder import FeatureFinder

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fscomm.engine.steps.in_loop import OUTERMOST
+from fscomm.engine.steps_in_loop import OUTERMOST
 from fscomm.managed.maps import UNKNOWN, MapsAhead, Record
 from fscomm.report.report import Managed
 from fscomm.tables.forward_guard import ForwardGuard

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fscomm.device import Device
-from fscomm.engine.modes import Call
+from fscomm.engine.choice import Call
 from fscomm.engine.schedule import Forwards, StepSchedule
 from fscomm.engine.step import Step
 from fscomm.errors import NotServedError

@@ -19,7 +19,7 @@ from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCo
 
 from fscomm import comm
 from fscomm.engine import engine
-from fscomm.engine.modes import in_backward
+from fscomm.engine.choice import in_backward
 from fscomm.engine.program import Program
 from fscomm.exchange.operations import EXCLUSIVE, REASSIGNED
 from fscomm.exchange.rows import RowExchange

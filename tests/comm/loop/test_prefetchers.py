@@ -20,7 +20,7 @@ from prefetchers import PREFETCHERS, lightning, queued
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.engine.steps.in_loop import Steps
+from fscomm.engine.steps_in_loop import Steps
 from fscomm.exchange.control_word import ControlWords, Mode
 
 STEPS = 18

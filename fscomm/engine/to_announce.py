@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from fscomm.engine.plain_runs import NOT_LOOKED_FOR
 from fscomm.engine.step import ModuleInStep
-from fscomm.engine.steps.in_loop import IDLE, TOO_MANY, WAITING, Steps
-from fscomm.engine.steps.plain_runs import NOT_LOOKED_FOR
+from fscomm.engine.steps_in_loop import IDLE, TOO_MANY, WAITING, Steps
 from fscomm.exchange.control_word import NO_STEP
 from fscomm.exchange.id_exchange import Parts
 from fscomm.loop.kjt_paths import Snapshot

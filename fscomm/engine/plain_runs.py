@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fscomm.engine.modes import Decision
+from fscomm.engine.choice import Decision
 from fscomm.engine.step import Step
 from fscomm.errors import INSTEAD, NotServedError
 from fscomm.loop.lookahead import ASKED_FOR
