@@ -1,8 +1,7 @@
 """Records the events of the engine, on all its threads.
 
-An event costs a few microseconds, and memory is bounded: `step_table.py` keeps the last steps, and the sums of all.
-`host_times.py` finds which times are exposed, inline or hidden; `stream_times.py` does so for a device that the host
-runs ahead of.
+An event costs a few microseconds, and memory is bounded: the last steps are kept, and the sums of all. `event_times.py`
+finds which times are exposed, inline or hidden.
 """
 
 import sys
@@ -18,15 +17,53 @@ import torch
 
 from fscomm.device import Device
 from fscomm.plan.number_of_parts import NumberOfParts
-from fscomm.report.host_times import HostTimes
-from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report
-from fscomm.report.step_table import STEP, StepTable
-from fscomm.report.stream_times import StreamTimes
+from fscomm.report.event_times import EventTimes
+from fscomm.report.report import ATOMICS, TOTAL, Collisions, Forwards, Managed, Report, StepReport, Traffic
+from fscomm.report.verdict import AGREEMENT
 from fsranks.observers import observers
 
 _NOT_OBSERVED = nullcontext()
 _OURS = "fscomm"
 _NOT_THE_USERS = (_OURS, "torch", "torchrec", "fbgemm_gpu")
+Column = tuple[str, ...]
+"""A field of `StepReport`, then the keys in its dicts: ("exposed_ms", kind), ("bytes", module, kind), ("step_ms",)."""
+
+
+class _Steps:
+    """The values of the last `keep` steps, and the sums over all steps. Not thread-safe: the caller holds a lock.
+
+    Attributes:
+        num_steps: that anything was added to.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._last: dict[int, dict[Column, Any]] = {}
+        self._total: dict[Column, Any] = {}
+        self.num_steps = 0
+
+    def add(self, step: int | None, column: Column, value: Any) -> None:
+        """To `step` and to the total; to the total only where `step` is None, negative, or no longer kept."""
+        values = [self._total]
+        if step is not None and step >= 0:
+            if step not in self._last:
+                self._begin(step)
+            values += [self._last[step]] if step in self._last else []
+        for each in values:
+            each[column] = each[column] + value if column in each else value
+
+    def _begin(self, step: int) -> None:
+        if len(self._last) == self._keep:
+            oldest = min(self._last)
+            if step < oldest:
+                return
+            del self._last[oldest]
+        self._last[step] = {}
+        self.num_steps += 1
+
+    def copied(self) -> list[tuple[int, dict[Column, Any]]]:
+        """The total, then the steps in ascending order; a copy, so that reports are made without the lock."""
+        return [(TOTAL, dict(self._total)), *((step, dict(self._last[step])) for step in sorted(self._last))]
 
 
 class Recorder:
@@ -39,7 +76,7 @@ class Recorder:
         self.rank = rank
         self.clock = clock
         self._lock = threading.Lock()
-        self._table = StepTable(keep)
+        self._steps = _Steps(keep)
         self._held: int | None = None  # the step whose batch the loop has
         self._held_since = 0.0
         self._trained = False  # it had a forward in training
@@ -51,7 +88,7 @@ class Recorder:
         self._parts: NumberOfParts | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
-        self._times: Any = HostTimes(clock, self._add)
+        self._times = EventTimes(clock, self._add)
 
     def begin_loop(self) -> None:
         """A loop begins, or resumes after another one: the time until its first batch belongs to no step."""
@@ -63,7 +100,7 @@ class Recorder:
         now = self.clock()
         with self._lock:
             if self._held is not None and self._trained:
-                self._table.add(self._held, STEP, 1e3 * (now - self._held_since))
+                self._steps.add(self._held, ("step_ms",), 1e3 * (now - self._held_since))
             self._held, self._held_since, self._trained = step, now, False
 
     def span(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
@@ -77,25 +114,24 @@ class Recorder:
     def runs_on(self, device: Device) -> None:
         """Tables are on `device`. To be called before anything is timed."""
         if device.runs_ahead:
-            self._times = StreamTimes(device, self.clock, self._add)
+            self._times = EventTimes(self.clock, self._add, device)
 
     def count(self, module: str, step: int, found: Collisions) -> None:
         """Add the rows that this rank owns and `step` uses."""
         with self._lock:
-            self._table.add_counts(step, "collisions", module, found)
+            self._steps.add(step, ("collisions", module), found)
 
     def managed(self, table: str, step: int, found: Managed) -> None:
         """Add what the maps of a table behind managed collision did with the ids of `step`."""
         with self._lock:
-            self._table.add_counts(step, "managed", table, found)
+            self._steps.add(step, ("managed", table), found)
 
     def bytes(self, module: str, step: int, kind: str, sent: int, received: int) -> None:
         """Add the bytes of an exchange with other ranks."""
         for observer in tuple(observers):
             observer.sent(kind, sent)
         with self._lock:
-            self._table.add(step, ("bytes", module, kind, "sent"), sent)
-            self._table.add(step, ("bytes", module, kind, "received"), received)
+            self._steps.add(step, ("bytes", module, kind), Traffic(sent=sent, received=received))
 
     def late(self, rank: int, ms: float) -> None:
         """Add what this rank waited for another one that began its forward later."""
@@ -128,8 +164,7 @@ class Recorder:
         """Exposed time so far; on a device, up to the work that it has done."""
         with self._lock:
             self._times.settle()
-            waited: float = self._times.waited_s
-            return waited
+            return self._times.waited_s
 
     def travels_by(self, transport: str, where: torch.device) -> None:
         """Note how rows are sent, `where` the tables are, and whether the plain loop repeats itself bitwise there."""
@@ -145,10 +180,9 @@ class Recorder:
         """All events so far, but for spans that are still open."""
         with self._lock:
             self._times.settle()
-            snapshot = self._table.snapshot()
-            num_steps = self._table.num_steps
+            copied, num_steps = self._steps.copied(), self._steps.num_steps
             forwards, fallbacks, late_ms = dict(self._forwards), dict(self._fallbacks), dict(self._late_ms)
-        total, *steps = snapshot.reports()
+        total, *steps = (_step_report(step, values) for step, values in copied)
         return Report(
             rank=self.rank,
             num_steps=num_steps,
@@ -179,10 +213,20 @@ class Recorder:
     def _add(self, what: str, kind: str, step: int | None, seconds: float) -> None:
         """what: "exposed", "inline" or "hidden". The caller holds the lock."""
         ms = 1e3 * seconds
-        self._table.add(step, (what, kind), ms)
+        self._steps.add(step, (f"{what}_ms", kind), ms)
         # A flush waits for the updates of several steps. It is in none of them, but the verdict counts it all the same.
         if what == "exposed" and (step is None or step < 0) and self._held is not None:
-            self._table.add(self._held, ("unassigned", kind), ms)
+            self._steps.add(self._held, ("unassigned_ms", kind), ms)
+
+
+def _step_report(step: int, values: dict[Column, Any]) -> StepReport:
+    fields: dict[str, Any] = {}
+    for (*names, last), value in values.items():
+        inner = fields
+        for name in names:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return StepReport(step=step, straggler_ms=fields.get("exposed_ms", {}).get(AGREEMENT, 0.0), **fields)
 
 
 def _observed(kind: str, step: int | None, *, waiting: bool) -> AbstractContextManager[object]:

@@ -17,6 +17,7 @@ from fscomm.plan.number_of_parts import Tried
 from fscomm.report.verdict import AGREEMENT, Plain, Setting, typical, verdict
 
 VERSION = 1
+TOTAL = -1  # the number of the step that sums all
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
 _STRAGGLER = "straggler (control word)"
 ATOMICS = (
