@@ -39,25 +39,24 @@ class _Steps:
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._last: dict[int, dict[Column, Any]] = {}
+        self._dropped = -1  # the newest step that is no longer kept
         self._total: dict[Column, Any] = {}
         self.num_steps = 0
 
     def add(self, step: int | None, column: Column, value: Any) -> None:
         """To `step` and to the total; to the total only where `step` is None, negative, or no longer kept."""
-        values = [self._total]
-        if step is not None and step >= 0:
+        added_to = [self._total]
+        if step is not None and step > self._dropped:
             if step not in self._last:
                 self._begin(step)
-            values += [self._last[step]] if step in self._last else []
-        for each in values:
-            each[column] = each[column] + value if column in each else value
+            added_to.append(self._last[step])
+        for values in added_to:
+            values[column] = values[column] + value if column in values else value
 
     def _begin(self, step: int) -> None:
         if len(self._last) == self._keep:
-            oldest = min(self._last)
-            if step < oldest:
-                return
-            del self._last[oldest]
+            self._dropped = min(self._last)
+            del self._last[self._dropped]
         self._last[step] = {}
         self.num_steps += 1
 
