@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from fscomm.device import not_compiled
@@ -164,9 +165,7 @@ class Lookahead(Generic[T]):
         with self._draws.of_loader():
             iterator = iter(self._loader)
         self.ahead.value = None
-        self._epoch = _Epoch(
-            iterator, self._loader, self._listener, self._moving, self._draws, self._early, fetched=self.ahead
-        )
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early, self.ahead)
         self._opened(self._epoch)
         return self._epoch
 
@@ -205,9 +204,8 @@ class Lookahead(Generic[T]):
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
         saved = None if self._epoch is None else self._epoch.saved
-        if saved is None:  # nothing was fetched ahead: the loader itself knows
-            return copy.deepcopy(_method(self._loader, "state_dict")())
-        return copy.deepcopy(saved.result())
+        # Where nothing was fetched ahead, or it was without a state, the loader itself is asked.
+        return copy.deepcopy(_method(self._loader, "state_dict")() if saved is None else saved.result())
 
     def load_state_dict(self, state: Any) -> None:
         """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
@@ -220,12 +218,9 @@ class Lookahead(Generic[T]):
     def close(self) -> None:
         """End the epoch and close its iterator. An iterator that was given as the loader is only let go: where nothing
         else refers to it, Python closes it, and else one may go on with it. Idempotent."""
-        if not self._closed:
-            self._give_up()
-            if self._epoch is not None and self._epoch.iterator is self._loader:
-                self._epoch.close()
-                if not hasattr(self._loader, "state_dict"):
-                    self._loader = iter(())
+        if self._epoch is not None and not self._closed:
+            self._epoch.close()
+            self._loader = self._epoch.loader
         self._closed = True
 
     def _give_up(self) -> None:
@@ -240,38 +235,29 @@ class Lookahead(Generic[T]):
             )
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Epoch(Generic[T]):
-    """One pass over the loader's iterator.
+    """One pass over the loader's iterator. It does not refer to its look-ahead: a cycle would keep the loader until
+    Python collects it.
 
     Attributes:
-        saved: the loader's state before it was asked for the batch that was fetched ahead; None if none was.
+        saved: the loader's state before it was asked for the batch that was fetched ahead; None if none was, or the
+            loader has no state.
     """
 
-    def __init__(
-        self,
-        iterator: Iterator[T],
-        loader: Iterable[T],
-        listener: Listener,
-        moving: Moving,
-        draws: Draws,
-        early: bool,
-        *,
-        fetched: Ahead[T],
-    ) -> None:
-        """fetched: keeps what is fetched ahead."""
-        self.iterator = iterator
-        self._loader = loader
-        self._listener = listener
-        self._moving = moving
-        self._draws = draws
-        self._early = early
-        self.saved: Future[Any] | None = None
-        self._first = True
-        self._steady = False  # the loader has made its first batches: what it holds was looked at
-        self._trained: int | None = None  # forwards in training, when the first batch was handed out
-        self._fetched = fetched
-        self._left = False
-        self._reads = self._read_early = False  # served tables, while the loader made a batch; that was pulled early
+    iterator: Iterator[T]
+    loader: Iterable[T]
+    _listener: Listener
+    _moving: Moving
+    _draws: Draws
+    _early: bool
+    _fetched: Ahead[T]
+    saved: Future[Any] | None = None
+    _handed_out: int = 0  # batches
+    _trained: int | None = None  # forwards in training, when the first batch was handed out
+    _left: bool = False
+    _reads: bool = False  # served tables, while the loader made a batch
+    _read_early: bool = False  # that was pulled early
 
     @property
     def pending(self) -> bool:
@@ -315,9 +301,9 @@ class _Epoch(Generic[T]):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
             self._listener.end()
-        self._steady = not self._first
-        if self._first:
-            self._first, self._trained = False, self._listener.forwards()
+        if self._handed_out == 0:
+            self._trained = self._listener.forwards()
+        self._handed_out += 1
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._fetched.value = self.saved = None
@@ -333,7 +319,7 @@ class _Epoch(Generic[T]):
         untrained = self._trained is not None and self._listener.forwards() == self._trained
         if self._draws.early is None and untrained and not self._listener.elsewhere:
             return False
-        if self._draws.early is not False and not self._first:
+        if self._draws.early is not False and self._handed_out > 0:
             self._draws.early = not self._listener.depends()
         return bool(self._draws.early)
 
@@ -342,21 +328,21 @@ class _Epoch(Generic[T]):
         self._left = True
         close = getattr(self.iterator, "close", None)
         runs = getattr(self.iterator, "gi_running", False)  # in another thread, whose next pull is refused
-        if close is not None and self.iterator is not self._loader and not runs:
+        if close is not None and self.iterator is not self.loader and not runs:
             close()
 
     def close(self) -> None:
-        """Pull no more, and let go of an iterator that was given as the loader."""
+        """Pull no more, and release an iterator that was given as the loader."""
         if not self._left:
             self.leave()
-        if self.iterator is self._loader and not hasattr(self._loader, "state_dict"):
-            self.iterator = self._loader = iter(())
+        if self.iterator is self.loader and not hasattr(self.loader, "state_dict"):
+            self.iterator = self.loader = iter(())
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         looks = self._listener.looks()
         try:
             self._look_at_loader()
-            with self._draws.of_loader(early=early, again=self.iterator is self._loader):
+            with self._draws.of_loader(early=early, again=self.iterator is self.loader):
                 pulled = next(self.iterator)
                 self._look_at_loader()
             if self._listener.looks() > looks and not self._listener.elsewhere:
@@ -373,26 +359,24 @@ class _Epoch(Generic[T]):
         except BaseException as error:
             self._listener.fail(error)
             return error
-        self._announce(moved, depends=self._reads or (self._draws.both and (early or not self._first)))
+        self._announce(moved, depends=self._reads or (self._draws.both and (early or self._handed_out > 0)))
         return moved
 
     def _look_at_loader(self) -> None:
-        """Its generators of random numbers may be made with its first batch."""
-        if not self._steady:
-            self._draws.look_at(self.iterator, self._loader)
+        """Its generators of random numbers may be made with its first batches."""
+        if self._handed_out < 2:
+            self._draws.look_at(self.iterator, self.loader)
 
     def _announce(self, moved: Moved[T], *, depends: bool) -> None:
         why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
         self._listener.announce(moved, depends=depends and self._early, in_turn=why)
 
-    def _save(self) -> Future[Any]:
+    def _save(self) -> Future[Any] | None:
         """The loader's state before it is asked for another batch; an error is raised when the state is asked for."""
+        save = getattr(self.loader, "state_dict", None)
+        if not callable(save):
+            return None
         saved: Future[Any] = Future()
-        try:
-            save = _method(self._loader, "state_dict")
-        except TypeError as error:
-            saved.set_exception(error.with_traceback(None))  # its frames would keep this loop, and its loader
-            return saved
         try:
             saved.set_result(copy.deepcopy(save()))
         except Exception as error:

@@ -1,2 +1,2 @@
-"""All threads of the engine write to the `recorder`; users read the `report`, which begins with a `verdict`. Which times
-are exposed is found by `event_times`."""
+"""All threads of the engine write to the `recorder`; `event_times` finds which times are exposed. Users read the
+`report`, which begins with a `verdict`."""

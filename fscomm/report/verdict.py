@@ -75,7 +75,7 @@ def verdict(
             "collide": f"{100 * collision_rate:.0f} %",
             "or_parts": f", or {more_parts}" if more_parts else "",
             "or_kernels": ", or a transport that uses no SMs (copy-engine, nccl-ce)" if transport == "nccl" else "",
-            "parts_or_order": f"{more_parts} overlaps most of their rows" if more_parts else "shuffle over more samples",
+            "remedy": f"{more_parts} overlaps most of their rows" if more_parts else "shuffle over more samples",
         }
         ranked = sorted(means.waits.items(), key=lambda item: -item[1])
         named = {kind: ms for kind, ms in ranked if ms >= _NAMED * waited}
@@ -99,7 +99,7 @@ _CAUSES = {
     ),
     "collision rows": (
         "collision rows (sent after the update of the step before)",
-        "{collide} of the ids collide with the step before: {parts_or_order}",
+        "{collide} of the ids collide with the step before: {remedy}",
     ),
     "exclusive gradients": (
         "exclusive gradients (tables are read while their updates are pending)",
