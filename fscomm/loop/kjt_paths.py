@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fscomm.loop.tensors import all_equal, contents, equal, inner, stored
 
 DEEPEST = 6
 _MOST_NODES = 10_000
-_PARTS = ("values", "lengths", "weights")
+_TENSORS = ("values", "lengths", "weights")
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
 NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
@@ -39,27 +39,21 @@ Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
 """Gives a KJT of keys, values, lengths, weights and a stride."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attribute:
-    name: str
+class Access(NamedTuple):
+    """From a container to one of its items, or from an object to one of its attributes."""
 
-    def __str__(self) -> str:
-        return f".{self.name}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
     key: Any
+    is_item: bool
 
     def __str__(self) -> str:
-        return f"[{self.key!r}]"
+        return f"[{self.key!r}]" if self.is_item else f".{self.key}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """The way from a batch to one of its parts; `str` gives it as Python would: batch.features, batch['x'][0].y."""
+    """The way from a batch to something in it; `str` gives it as Python would: batch.features, batch['x'][0].y."""
 
-    steps: tuple[Attribute | Item, ...] = ()
+    steps: tuple[Access, ...] = ()
 
     def __str__(self) -> str:
         return "batch" + "".join(map(str, self.steps))
@@ -81,7 +75,7 @@ class Path:
         value = batch
         for depth, step in enumerate(self.steps):
             try:
-                value = value[step.key] if isinstance(step, Item) else getattr(value, step.name)
+                value = value[step.key] if step.is_item else getattr(value, step.key)
             except (AttributeError, LookupError, TypeError) as error:
                 at = Path(steps=self.steps[:depth])
                 raise ValueError(
@@ -165,10 +159,10 @@ class Snapshot:
         for name, was, now in zip(("keys", "stride", "strides"), self._shape, _shape(kjt), strict=True):
             if was != now:
                 return name
-        parts = list(zip(_PARTS, self._tensors, _tensors(kjt), strict=True))
-        same = all_equal([(was, now) for _, was, now in parts])
-        for (name, was, now), held in zip(parts, self._contents, strict=True):
-            if not (same or equal(was, now)) or held != contents(was):
+        now = _tensors(kjt)
+        same = all_equal(list(zip(self._tensors, now, strict=True)))  # by one wait for a device in most steps
+        for name, was, held, other in zip(_TENSORS, self._tensors, self._contents, now, strict=True):
+            if not (same or equal(was, other)) or held != contents(was):
                 return name
         return None
 
@@ -191,15 +185,15 @@ class BatchSnapshot:
         return not same or self._contents != [contents(tensor) for tensor in now]
 
 
-def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
+def _children(value: Any) -> Iterator[tuple[Access, Any]]:
     if isinstance(value, Mapping):
-        yield from ((Item(key=key), child) for key, child in value.items())
+        yield from ((Access(key, True), child) for key, child in value.items())
     elif isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
-        yield from ((Attribute(name=name), child) for name, child in zip(names, value, strict=True))
+        yield from ((Access(name, False), child) for name, child in zip(names, value, strict=True))
     elif isinstance(value, list | tuple):
-        yield from ((Item(key=index), child) for index, child in enumerate(value))
+        yield from ((Access(index, True), child) for index, child in enumerate(value))
     found = inner(value) if isinstance(value, Tensor) else stored(value)
-    yield from ((Attribute(name=name), child) for name, child in found)
+    yield from ((Access(name, False), child) for name, child in found)
 
 
 def is_kjt(value: Any) -> bool:

@@ -45,11 +45,11 @@ class Moving:
 
     def __init__(self, where: torch.device | None) -> None:
         self._where = where
-        self._device = None if where is None else device_of(where)
+        self._device = device_of(where or torch.device("cpu"))
         self._entering = threading.Lock()  # torch's context of a stream knows one way back: that of one thread
 
     def begin(self, batch: T) -> Moved[T]:
-        if self._where is None or self._device is None:
+        if self._where is None:
             return Moved(batch=batch, pulled=batch)
         with self._issuing():
             moved = to_device(batch, self._where)
@@ -57,15 +57,14 @@ class Moving:
 
     def end(self, moved: Moved[T]) -> T:
         """What the calling thread issues from now on finds the batch there."""
-        if self._where is not None and self._device is not None:
+        if moved.mark is not None:
             self._device.after(moved.mark)
-            self._device.reads(*memory_on(self._where, moved.batch))
+            self._device.reads(*memory_on(self._device.where, moved.batch))
         return moved.batch
 
     def close(self) -> None:
         """No batch begins any more; those that did may still be waited for."""
-        if self._device is not None:
-            self._device.release()
+        self._device.release()
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
@@ -75,7 +74,6 @@ class Moving:
 
     @cached_property
     def _stream(self) -> Any:
-        assert self._device is not None
         return self._device.stream()
 
 

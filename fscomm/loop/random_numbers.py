@@ -61,7 +61,7 @@ def _global_generators() -> list[Any]:
     return [torch.default_generator, random._inst, np.random.mtrand._rand]
 
 
-def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """The functions that give a copy of its state, and that set it. They keep the generator alive, and so its `id`."""
     if isinstance(generator, random.Random):
         return generator.getstate, generator.setstate

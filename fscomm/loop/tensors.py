@@ -81,32 +81,25 @@ def as_plain(tensor: Tensor) -> Tensor:
 def equal(a: Tensor | None, b: Tensor | None) -> bool:
     """Is it one tensor, or have both the same contents, which off the CPU waits for the device. Tensors on different
     devices or of different types are not equal, nor are those that torch cannot compare."""
-    if a is b:
-        return True
-    if a is None or b is None:
-        return False
-    with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
-        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-    return False
+    return all_equal([(a, b)])
 
 
 def all_equal(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> bool:
     """Is each pair `equal`. Off the CPU this waits for the device once, and not once for each."""
     compared = []
-    for a, b in pairs:
-        if a is b:
-            continue
-        if a is None or b is None or a.device != b.device or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        if a.device.type == "cpu":
-            if not equal(a, b):
-                return False
-        else:
-            with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
-                compared.append((a == b).all())
+    with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
+        for a, b in pairs:
+            if a is b:
                 continue
-            return False
-    return not compared or bool(torch.stack(compared).all())
+            if a is None or b is None or a.device != b.device or a.dtype != b.dtype:
+                return False
+            if a.device.type == "cpu" or a.shape != b.shape:
+                if not torch.equal(a, b):
+                    return False
+            else:
+                compared.append((a == b).all())
+        return not compared or bool(torch.stack(compared).all())
+    return False
 
 
 def contents(tensor: Tensor | None) -> tuple[Any, ...]:
