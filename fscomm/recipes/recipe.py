@@ -119,24 +119,16 @@ class Origin:
 
     @property
     def place(self) -> Key | None:
-        """Among the keys that one tensor has, if there is one."""
+        """The key, or the number of the row or column, where one KJT or tensor has several keys."""
         if isinstance(self.source, Whole) or self.source.keys > 1:
             return self.key
         return self.source.values.index
 
     @property
-    def slices(self) -> int:
-        """How many single rows or columns of tensors it consists of."""
-        return sum(each is not None and each.index is not None for each in self._tensors)
-
-    @property
-    def scattered(self) -> bool:
-        """Whether its tensors lie in several containers of a batch."""
-        return len({each.path.steps[:-1] for each in self._tensors if each is not None}) > 1
-
-    @property
-    def _tensors(self) -> tuple[Slice | None, ...]:
-        return () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
+    def tensors(self) -> list[Slice]:
+        """Those that it is made of; of a key of a KJT none."""
+        given = () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
+        return [each for each in given if each is not None]
 
     def read(self, batch: Any, seen: Seen) -> Jagged:
         """Raises ValueError where the batch does not have it."""

@@ -74,8 +74,11 @@ class _Search:
         for number in self._alike.get(_marks(jagged.values), ()):
             at_home, fitting = origin.key == self._keys[number] or origin.place == number, self._fitting[number]
             if (at_home or len(fitting) < _MOST_FITTING) and jagged.equals(self._wanted[number]):
-                # In a batch of few samples much fits by chance: most of all, single rows and columns of tensors.
-                fitting.append(((origin.slices, not at_home, origin.scattered), origin))
+                # In a batch of few samples much fits by chance: most of all single rows and columns of tensors, then
+                # keys of another name or number, then tensors of several containers.
+                slices = sum(each.index is not None for each in origin.tensors)
+                containers = len({each.path.steps[:-1] for each in origin.tensors})
+                fitting.append(((slices, not at_home, containers), origin))
 
     def found(self) -> list[tuple[Origin, ...]]:
         ordered = (sorted(fitting, key=lambda each: each[0]) for fitting in self._fitting)
