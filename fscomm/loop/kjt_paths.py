@@ -97,6 +97,8 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
     Enters mappings, lists, tuples and what instances store; not modules, functions, classes. Of a tensor that consists
     of others, those follow. A container that is met again, cycles included, is entered once.
     """
+    # Breadth first, as a model more often reads what is near. An object at several paths is given with each of them:
+    # only later batches show which one is meant.
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
     for _ in range(_MOST_NODES):
@@ -107,6 +109,7 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
             yield path, value
         if not is_kjt(value) and len(path.steps) < DEEPEST and id(value) not in entered:
             entered.add(id(value))
+            # Numbers and strings count for nothing: a list of a million of them must not hide what is beside it.
             within = ((step, child) for step, child in _children(value) if not isinstance(child, NOT_ENTERED))
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(within, _MOST_NODES))
 
@@ -129,6 +132,7 @@ def find(batch: Any, kjt: KJT) -> list[Path]:
     Off the CPU, comparing contents waits for the device.
     """
     held = list(walk(batch))
+    # A model may wrap tensors of the batch in a new KJT, and equal contents may be a coincidence: surest first.
     for alike in (operator.is_, partial(same, alike=operator.is_), same):
         if found := [path for path, other in held if alike(other, kjt)]:
             return found
@@ -197,6 +201,7 @@ def _children(value: Any) -> Iterator[tuple[Access, Any]]:
 
 
 def is_kjt(value: Any) -> bool:
+    # By its type: an instance may answer any name by a `__getattr__` of the user.
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 

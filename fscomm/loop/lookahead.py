@@ -153,6 +153,7 @@ class Lookahead(Generic[T]):
         self._check_open()
         epoch = self._epoch
         if epoch is not None and epoch.iterator is self._loader and epoch.pending:
+            # Generators and other iterators written in C resume; what a method written in Python does is not known.
             if inspect.isfunction(type(self._loader).__iter__):
                 raise RuntimeError(
                     f"a second loop over the lookahead, but {type(self._loader).__name__}.__iter__ returns itself: it "
@@ -285,14 +286,16 @@ class _Epoch(Generic[T]):
         if isinstance(self._fetched.value, StopIteration):
             self.saved = None
             self._listener.finish()
-            raise StopIteration
+            raise StopIteration  # a new one: a traceback that is raised again grows, and keeps its frames
         if isinstance(self._fetched.value, BaseException):
             error, self._fetched.value, self.saved = self._fetched.value, None, None
             raise error
         moved = self._fetched.value
         early = self._pulls_early()
         if early:
-            saved = self._save()
+            saved = self._save()  # a loader counts a batch as consumed once it gives it
+            # Prefetchers keep several batches that are not trained on yet, and a loader may write into any of them.
+            # Another thread that trains may write into them meanwhile, too: there only this batch is looked at.
             untrained = [moved.pulled, *([] if self._listener.elsewhere else self._listener.waiting())]
             as_it_was = [BatchSnapshot(batch) for batch in untrained]
             self._fetched.value = self._pull(early=True)  # interrupted, the batch before it is still there
@@ -300,10 +303,14 @@ class _Epoch(Generic[T]):
             if any(batch.changed() for batch in as_it_was):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
+            # Rows that this step shares with the next one are found with the ids of the next one. These are exchanged
+            # after this step, which must not wait for them.
             self._listener.end()
         if self._handed_out == 0:
             self._trained = self._listener.forwards()
         self._handed_out += 1
+        # Compute waits for the copies only here, after the next batch's were issued. What `hold` raises leaves a batch
+        # that was not pulled early in its place, so that it is not lost.
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._fetched.value = self.saved = None
@@ -326,6 +333,7 @@ class _Epoch(Generic[T]):
     def leave(self) -> None:
         """Pull no more; what was fetched stays to be asked for."""
         self._left = True
+        # As when the plain loop drops its iterator. An iterator that was given as the loader is the user's.
         close = getattr(self.iterator, "close", None)
         runs = getattr(self.iterator, "gi_running", False)  # in another thread, whose next pull is refused
         if close is not None and self.iterator is not self.loader and not runs:
@@ -351,13 +359,12 @@ class _Epoch(Generic[T]):
         except StopIteration:
             self._listener.end()
             return StopIteration()
-        except PeerError as error:  # the batch before it could not be trained on either
-            self._listener.fail(error)
-            raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._listener.fail(error)
+            if isinstance(error, PeerError):  # the batch before it could not be trained on either
+                raise
             return error
         self._announce(moved, depends=self._reads or (self._draws.both and (early or self._handed_out > 0)))
         return moved

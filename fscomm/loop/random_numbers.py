@@ -167,6 +167,8 @@ class Draws:
         if self._handed_out is not None:
             self._user_drew = frozenset() if elsewhere else self._handed_out.drawn(self._now())
         if self._after_early is not None:
+            # From one generator the order matters, and this time the loader was first. From different ones it does not:
+            # then each is set to where its last user left it.
             if self._user_drew & self._drew_early:
                 raise RuntimeError(DREW_EARLY)
             self._after_early.restore(self._drew_early)
@@ -197,6 +199,7 @@ class Draws:
                 drew = before.drawn(after)
                 self.both = bool(self._user_drew & (drew | self._loader_drew if again else drew))
                 self._loader_drew |= drew
+                # The training step that comes next draws what it draws in the plain loop: before this batch was made.
                 if early and drew and not self._elsewhere:
                     self._after_early, self._drew_early = after, drew
                     before.restore(drew)

@@ -91,6 +91,7 @@ class _Search:
 
     def compare_padded(self, source: Tensors, values: Tensor, by: Tensor, lengths: Tensor) -> None:
         """values [B, L], lengths [B]. Decodes all rows only where the longest is that of a key."""
+        # Many features may have the same lengths. To decode all of each would take the square of their number.
         row = int(lengths.argmax())
         end = int(lengths[: row + 1].sum())
         longest = source.decode(values[row : row + 1], by[row : row + 1])[0].values
